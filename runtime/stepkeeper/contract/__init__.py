@@ -1,0 +1,60 @@
+"""What the operator and the pods agree on: exit codes, identity, settings, termination message, reports.
+
+Standard library only. Every value here has one writer and one reader on the two sides of a process
+boundary, and both sides use this code: nothing else in the project spells one of these names again.
+"""
+
+from stepkeeper.contract.exits import Cause, ExitCode
+from stepkeeper.contract.identity import Identity
+from stepkeeper.contract.places import (
+    CA_FILE_NAME,
+    CONTAINER_NAME,
+    NOTICE_FILE,
+    RUN_FOLDER,
+    SETTINGS_FILE_NAME,
+    SETTINGS_FOLDER,
+    TERMINATION_FILE,
+    TOKEN_FILE,
+    token_audience,
+)
+from stepkeeper.contract.report import Commit, Directive, Head, Ranks, Report, ReportPhase, Restored
+from stepkeeper.contract.settings import (
+    Endpoint,
+    Interval,
+    IntervalType,
+    OnDisruption,
+    Retention,
+    Settings,
+)
+from stepkeeper.contract.termination import Termination
+from stepkeeper.contract.wire import ContractError
+
+__all__ = [
+    "CA_FILE_NAME",
+    "CONTAINER_NAME",
+    "NOTICE_FILE",
+    "RUN_FOLDER",
+    "SETTINGS_FILE_NAME",
+    "SETTINGS_FOLDER",
+    "TERMINATION_FILE",
+    "TOKEN_FILE",
+    "Cause",
+    "Commit",
+    "ContractError",
+    "Directive",
+    "Endpoint",
+    "ExitCode",
+    "Head",
+    "Identity",
+    "Interval",
+    "IntervalType",
+    "OnDisruption",
+    "Ranks",
+    "Report",
+    "ReportPhase",
+    "Restored",
+    "Retention",
+    "Settings",
+    "Termination",
+    "token_audience",
+]

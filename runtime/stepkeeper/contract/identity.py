@@ -1,0 +1,94 @@
+"""Who a process is: what the operator puts in the environment of the trainer container, and nothing else."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from stepkeeper.contract.wire import ContractError
+
+__all__ = ["Identity"]
+
+_PREFIX: Final = "STEPKEEPER_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """One process of one attempt of one job. The variable of field ``x`` is ``STEPKEEPER_X``."""
+
+    namespace: str
+    job: str
+    job_uid: str
+    pod: str
+    """Downward API: metadata.name."""
+
+    pod_uid: str
+    node: str
+    """Downward API: spec.nodeName."""
+
+    jobset_number: int
+    """How many JobSets the operator had made for this job before this one."""
+
+    restart_attempt: int
+    """JobSet's label jobset.sigs.k8s.io/restart-attempt."""
+
+    slice_index: int
+    """JobSet's label jobset.sigs.k8s.io/job-index."""
+
+    host_index: int
+    """The index within the slice: label batch.kubernetes.io/job-completion-index."""
+
+    n_slices: int
+    hosts_per_slice: int
+    coordinator: str
+    """DNS name of rank 0's host."""
+
+    grace_s: int
+    """The pod's termination grace period as far as it can be counted on (15 on Spot)."""
+
+    @property
+    def ordinal(self) -> tuple[int, int]:
+        """Grows with every start of the gang, over all JobSets of the job."""
+        return (self.jobset_number, self.restart_attempt)
+
+    @property
+    def rank(self) -> int:
+        """Index of this host over all slices."""
+        return self.slice_index * self.hosts_per_slice + self.host_index
+
+    @property
+    def n_hosts(self) -> int:
+        return self.n_slices * self.hosts_per_slice
+
+    @staticmethod
+    def variable(field: str) -> str:
+        """Name of the environment variable that carries ``field``."""
+        return _PREFIX + field.upper()
+
+    @classmethod
+    def variables(cls) -> tuple[str, ...]:
+        """Every variable that a template must not set itself."""
+        return tuple(cls.variable(field.name) for field in dataclasses.fields(cls))
+
+    @classmethod
+    def present(cls, environ: Mapping[str, str]) -> bool:
+        """True if the operator made this container."""
+        return cls.variable("job_uid") in environ
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Self:
+        """The identity in ``environ``. Raises ContractError naming the variable that is missing or no number."""
+        values: dict[str, str | int] = {}
+        for field in dataclasses.fields(cls):
+            name = cls.variable(field.name)
+            if name not in environ:
+                raise ContractError(f"environment variable {name} is missing; the operator sets it in the trainer container")
+            text = environ[name]
+            if field.type is int and not text.isdecimal():
+                raise ContractError(f"environment variable {name}={text!r} is no whole number")
+            values[field.name] = int(text) if field.type is int else text
+        return cls(**values)  # type: ignore[arg-type]  # types follow the fields, one by one, above
+
+    def to_env(self) -> dict[str, str]:
+        """The inverse of `from_env`."""
+        return {self.variable(f.name): str(getattr(self, f.name)) for f in dataclasses.fields(self)}

@@ -1,0 +1,56 @@
+"""The termination message: a process's last word, in a file that the kubelet copies into the pod's status."""
+
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from stepkeeper.contract.wire import decode_json, encode_json
+
+__all__ = ["Termination"]
+
+_LIMIT_BYTES: Final = 4096
+"""The kubelet cuts a message here."""
+
+_ERROR_LIMIT_BYTES: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Termination:
+    """Believed before the exit code: torchrun and shells replace exit codes, the file survives them."""
+
+    code: int
+    """The exit code the process meant (`ExitCode`, or the application's own)."""
+
+    step: int | None = None
+    """Last step that was finished."""
+
+    root: str | None = None
+    """Nonce of the log's first entry."""
+
+    sequence: int | None = None
+    """Newest commit of this process's claim, or what it restored."""
+
+    claim: int | None = None
+    cause: str | None = None
+    """A `Cause` where the process knows it."""
+
+    notice: str | None = None
+    """What asked it to stop: sigterm, directive, file, call."""
+
+    error: str | None = None
+    """The end of the traceback."""
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """Raises ContractError for a message that is somebody else's."""
+        return decode_json(cls, data)
+
+    def to_json(self) -> bytes:
+        """At most 4096 bytes: the error is cut from its front until it fits."""
+        error = self.error
+        if error is not None:
+            error = error.encode()[-_ERROR_LIMIT_BYTES:].decode(errors="ignore")
+        data = encode_json(replace(self, error=error))
+        while len(data) > _LIMIT_BYTES and error:
+            error = error[len(error) // 2 + 1 :]
+            data = encode_json(replace(self, error=error))
+        return data
