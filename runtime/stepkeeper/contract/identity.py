@@ -82,7 +82,9 @@ class Identity:
         for field in dataclasses.fields(cls):
             name = cls.variable(field.name)
             if name not in environ:
-                raise ContractError(f"environment variable {name} is missing; the operator sets it in the trainer container")
+                raise ContractError(
+                    f"environment variable {name} is missing; the operator sets it in the trainer container"
+                )
             text = environ[name]
             if field.type is int and not text.isdecimal():
                 raise ContractError(f"environment variable {name}={text!r} is no whole number")

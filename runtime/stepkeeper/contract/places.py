@@ -29,7 +29,7 @@ RUN_FOLDER: Final = "/run/stepkeeper"
 NOTICE_FILE: Final = f"{RUN_FOLDER}/notice"
 """Its existence is a notice: save and stop. The preStop hook touches it (a shell as PID 1 forwards no SIGTERM)."""
 
-TOKEN_FILE: Final = "/var/run/secrets/stepkeeper/token"
+TOKEN_FILE: Final = "/var/run/secrets/stepkeeper/token"  # noqa: S105  # a path, no secret
 """Projected service-account token for the endpoint."""
 
 TERMINATION_FILE: Final = "/dev/termination-log"

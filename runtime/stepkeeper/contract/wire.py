@@ -105,7 +105,7 @@ def _decode_dataclass(kind: Any, raw: object, path: str) -> object:
 def _decode_scalar(kind: Any, raw: object, path: str) -> object:
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         try:
-            return kind(raw)
+            return kind(str(raw))
         except ValueError:
             known = ", ".join(member.value for member in kind)
             raise ContractError(f"{path}: {raw!r} is none of {known}") from None

@@ -1,0 +1,91 @@
+# One target for each thing one does here; `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.stepkeeper-setup
+NAME ?= dev
+SOURCES := operator runtime planners tests examples
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+.PHONY: setup
+setup: $(STAMP) ## Make .venv/ with torch, torch_xla and all the rest, exactly as locked
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else f"Python 3.11 to 3.13 is needed (torch 2.9 has wheels for these), this is {v[0]}.{v[1]}: PYTHON=python3.11 make setup")'
+	@echo "setup: .venv (about 7.5 GB, most of it torch; a few minutes)"
+	$(PYTHON) -m venv .venv || { echo "setup: no venv module: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: lock
+lock: setup ## Write the lock files anew from pyproject.toml
+	$(BIN)/python -m pip install --quiet uv==0.13.8
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet --upgrade -o requirements.lock
+	grep -oE '^[A-Za-z0-9_.-]+==[^ ]+' requirements.lock > .venv/constraints
+	$(BIN)/uv pip compile pyproject.toml --extra operator --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -c .venv/constraints -o requirements-operator.lock
+
+.PHONY: build
+build: setup ## Build the binaries of the test cluster into the cache (once; about 10 minutes)
+	$(BIN)/python -m stepcluster build
+
+.PHONY: demo
+demo: build ## Run a training job on a real cluster, preempt it, cut its power, see it resume
+	$(BIN)/python examples/demo/run.py
+
+.PHONY: test
+test: build ## Run all tests but the exhaustive ones
+	$(BIN)/python -m pytest -m "not long" $(ARGS)
+
+.PHONY: test-long
+test-long: build ## Run all tests, the exhaustive ones too
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-unit
+test-unit: setup ## Run the tests that need no cluster, network or root: seconds
+	$(BIN)/python -m pytest tests/unit tests/property $(ARGS)
+
+.PHONY: cluster
+cluster: build ## Start the test cluster and print its kubeconfig (NAME=dev)
+	$(BIN)/python -m stepcluster up --name $(NAME)
+
+.PHONY: cluster-down
+cluster-down: setup ## End what `make cluster` started (NAME=dev)
+	$(BIN)/python -m stepcluster down --name $(NAME)
+
+.PHONY: generate
+generate: setup ## Write the CRDs, from the types, and their copy in the chart
+	$(BIN)/python -m stepkeeper_operator.crds
+
+.PHONY: fmt
+fmt: setup ## Format, and mend what can be mended
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+.PHONY: lint
+lint: setup ## Lint and check the format
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	@test ! -e operator/__init__.py || { echo "operator/__init__.py shadows Python's own operator module: delete it"; exit 1; }
+
+.PHONY: types
+types: setup ## Check the types, strictly, tests included
+	$(BIN)/mypy operator runtime planners tests examples
+
+.PHONY: imports
+imports: setup ## Check which package may import which
+	$(BIN)/lint-imports
+
+.PHONY: wheel
+wheel: setup ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+.PHONY: clean
+clean: ## Delete what was built in the tree (the cache of the cluster's binaries stays)
+	rm -rf .venv dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

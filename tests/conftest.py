@@ -1,0 +1,27 @@
+"""What every test shares: the table of where the time went."""
+
+import os
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seconds of each part of a CI run, then of each folder of tests, before the closing line."""
+    seconds: dict[str, float] = defaultdict(float)
+    times_file = os.environ.get("STEPKEEPER_TIMES")
+    if times_file:
+        for line in Path(times_file).read_text(encoding="utf-8").splitlines():
+            part, elapsed_s = line.split()
+            seconds[part] += float(elapsed_s)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = report.nodeid.split("/")[1]
+                seconds[f"tests/{folder}"] += report.duration
+    terminalreporter.section("where the time went")
+    for part, value in seconds.items():
+        terminalreporter.write_line(f"{value:8.1f} s  {part}")

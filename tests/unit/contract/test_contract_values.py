@@ -1,0 +1,143 @@
+"""The two sides of each process boundary read what the other wrote, and refuse anything else with its place."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stepkeeper.contract import (
+    Commit,
+    ContractError,
+    Directive,
+    Endpoint,
+    Identity,
+    Interval,
+    Report,
+    ReportPhase,
+    Restored,
+    Settings,
+    Termination,
+    token_audience,
+)
+
+IDENTITY = Identity(
+    namespace="team",
+    job="llm",
+    job_uid="7c1d",
+    pod="llm-w-1-0-x",
+    pod_uid="9f",
+    node="n1",
+    jobset_number=1,
+    restart_attempt=4,
+    slice_index=1,
+    host_index=3,
+    n_slices=2,
+    hosts_per_slice=4,
+    coordinator="llm-w-0-0.llm",
+    grace_s=15,
+)
+
+
+def test_an_identity_survives_the_environment() -> None:
+    assert Identity.from_env(IDENTITY.to_env()) == IDENTITY
+    assert set(IDENTITY.to_env()) == set(Identity.variables())
+
+
+def test_the_rank_counts_hosts_over_all_slices() -> None:
+    assert IDENTITY.rank == 7
+    assert IDENTITY.n_hosts == 8
+    assert IDENTITY.ordinal == (1, 4)
+
+
+def test_a_missing_variable_is_named() -> None:
+    environ = IDENTITY.to_env()
+    del environ["STEPKEEPER_POD_UID"]
+    with pytest.raises(ContractError, match="STEPKEEPER_POD_UID is missing"):
+        Identity.from_env(environ)
+
+
+def test_a_variable_that_is_no_number_is_named() -> None:
+    with pytest.raises(ContractError, match="STEPKEEPER_GRACE_S='soon' is no whole number"):
+        Identity.from_env(IDENTITY.to_env() | {"STEPKEEPER_GRACE_S": "soon"})
+
+
+def test_settings_survive_json_and_equal_settings_give_equal_bytes() -> None:
+    settings = Settings(
+        uri="gs://b/x", interval=Interval(steps=50), endpoint=Endpoint(url="https://s:8443/v1")
+    )
+    assert Settings.from_json(settings.to_json()) == settings
+    assert settings.to_json() == Settings.from_json(settings.to_json()).to_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Settings: not JSON"),
+        ("[]", "Settings: expected an object, got list"),
+        ('{"interval": {"steps": 1}}', "Settings: key 'uri' is missing"),
+        ('{"uri": 3, "interval": {"steps": 1}}', "Settings.uri: expected str, got int"),
+        ('{"uri": "gs://b", "interval": {"steps": true}}', "Settings.interval.steps: expected int, got bool"),
+        ('{"uri": "gs://b", "interval": {}}', "interval needs steps or seconds"),
+        (
+            '{"uri": "gs://b", "interval": {"steps": 1}, "uril": 1}',
+            "Settings: unknown key 'uril'; known: uri",
+        ),
+        (
+            '{"uri": "gs://b", "interval": {"steps": 1}, "on_disruption": "Wait"}',
+            "'Wait' is none of Save, Skip",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_place(text: str, message: str) -> None:
+    with pytest.raises(ContractError, match=message.replace("[", "\\[")):
+        Settings.from_json(text)
+
+
+def test_a_report_survives_json() -> None:
+    commit = Commit(
+        sequence=4, step=100, uri="gs://b/x/100/3-ab", size_bytes=9, duration_millis=8, time_unix_s=7
+    )
+    report = Report(
+        phase=ReportPhase.TRAINING,
+        root="ab",
+        tail=4,
+        step=101,
+        commits=(commit,),
+        restored=Restored(sequence=2, step=50),
+        metrics={"loss": "2.5"},
+    )
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_a_report_over_the_limit_is_refused_unread() -> None:
+    with pytest.raises(ContractError, match="at most 65536 bytes"):
+        Report.from_json(b"{" * 65537)
+
+
+def test_metrics_are_bounded() -> None:
+    raw = {"phase": "Training", "metrics": {str(i): "1" for i in range(17)}}
+    with pytest.raises(ContractError, match="at most 16 metrics"):
+        Report.from_json(json.dumps(raw))
+
+
+def test_a_directive_survives_json() -> None:
+    directive = Directive(checkpoint_now="a", stop=True, report_interval_s=3)
+    assert Directive.from_json(directive.to_json()) == directive
+
+
+@pytest.mark.parametrize("error", ["x" * 100_000, "é" * 9000, '"\\\n' * 4000])
+def test_a_termination_message_fits_what_the_kubelet_keeps_and_keeps_the_end(error: str) -> None:
+    data = Termination(code=1, step=3, error=error + "ValueError: no").to_json()
+    assert len(data) <= 4096
+    assert Termination.from_json(data).error is not None
+    assert str(Termination.from_json(data).error).endswith("ValueError: no")
+
+
+def test_the_audience_names_one_job() -> None:
+    assert token_audience("7c1d") == "stepkeeper.dev/jobs/7c1d"
+
+
+def test_importing_the_contract_brings_no_torch() -> None:
+    code = "import sys, stepkeeper, stepkeeper.contract; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
