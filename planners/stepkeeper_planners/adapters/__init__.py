@@ -1,0 +1,95 @@
+"""What differs between kinds of tensors: where their parts lie, how those are read and filled. One module for each kind."""
+
+import sys
+from collections.abc import Mapping
+from typing import Protocol, cast
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from stepkeeper_planners.adapters import plain
+from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.layout import Ranks, TensorLayout
+
+
+class _Adapter(Protocol):
+    def describe(self, fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout: ...
+    def local_shards(self, tensor: torch.Tensor) -> list[torch.Tensor]: ...
+    def fill(self, tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None: ...
+    def identity(self, tensor: torch.Tensor) -> object: ...
+
+
+def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
+    """Where every part of the tensor lies, on all ranks. Only metadata is looked at: no computation, no transfer.
+
+    An XLA tensor whose computation is still pending may get its sharding only when that has run: a save
+    describes after `materialize`.
+
+    Raises:
+        UnsupportedShardingError: the placement doesn't say which device holds what.
+    """
+    return _adapter(tensor, fqn).describe(fqn, tensor, ranks)
+
+
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """All local shards as contiguous CPU tensors without padding, by local index, moved once.
+
+    CPU tensors may share memory with the tensor. On XLA the transfer holds the GIL, and moves every copy of a
+    partially replicated tensor.
+
+    Raises:
+        UnsupportedShardingError: as `describe`.
+    """
+    return _adapter(tensor).local_shards(tensor)
+
+
+def local_shard(tensor: torch.Tensor, local_index: int) -> torch.Tensor:
+    """One local shard, as `local_shards`; on XLA each call moves all of the tensor's."""
+    return local_shards(tensor)[local_index]
+
+
+def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
+    """The tensor has these elements, bit for bit, in place, with the sharding it had; other copies on this rank too.
+
+    `pieces` holds a CPU tensor for each of `TensorLayout.local_boxes(rank)`, by its local index, of that box's sizes.
+
+    Raises:
+        ValueError: a piece is lacking, or has another shape or dtype.
+        UnsupportedShardingError: as `describe`.
+    """
+    _adapter(tensor).fill(tensor, pieces)
+
+
+def identity(tensor: torch.Tensor) -> object:
+    """Equal for tied tensors: the same elements of the same memory. None where that can't be told."""
+    return _adapter(tensor).identity(tensor)
+
+
+def materialize(tensors: Mapping[str, torch.Tensor]) -> None:
+    """No tensor has a computation pending; without XLA tensors nothing is done."""
+    if "torch_xla" in sys.modules:
+        from stepkeeper_planners.adapters import xla
+
+        xla.materialize(tensors.values())
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether the tensor lies in parts on several devices."""
+    if tensor.device.type != "xla":
+        return False
+    from stepkeeper_planners.adapters import xla
+
+    return xla.is_sharded(tensor)
+
+
+def _adapter(tensor: torch.Tensor, fqn: str = "tensor") -> _Adapter:
+    if tensor.device.type == "xla":
+        # Such a tensor means that torch_xla was imported already.
+        from stepkeeper_planners.adapters import xla
+
+        return cast("_Adapter", xla)
+    if isinstance(tensor, DTensor):
+        raise UnsupportedShardingError(
+            f"{fqn}: DTensor isn't handled yet; use full_tensor(), or stock torch.distributed.checkpoint"
+        )
+    return cast("_Adapter", plain)

@@ -1,0 +1,69 @@
+"""Tensors that every rank holds whole."""
+
+from collections.abc import Mapping
+
+import torch
+
+from stepkeeper_planners.dtypes import dtype_name
+from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.layout import Ranks, TensorLayout, whole_tensor
+
+
+def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
+    """One chunk, held by all ranks.
+
+    Raises:
+        UnsupportedShardingError: the tensor has no elements in memory, or isn't strided.
+    """
+    if tensor.is_meta:
+        raise UnsupportedShardingError(f"{fqn}: a tensor on the meta device has no data; materialise it first")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise UnsupportedShardingError(f"{fqn}: a {kind} tensor can't be stored; make it a dense one")
+    return whole_tensor(fqn, dtype_name(tensor.dtype), tensor.shape, ranks)
+
+
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensor on the CPU, contiguous; its own memory where it is that already."""
+    return [plain_data(tensor)]
+
+
+def plain_data(tensor: torch.Tensor) -> torch.Tensor:
+    """The bare elements: no gradient, no lazy negation or conjugation, contiguous."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
+    """The tensor has the piece's elements.
+
+    Raises:
+        ValueError: the piece has another shape or dtype.
+    """
+    piece = checked_piece(pieces, 0, tuple(tensor.shape), tensor.dtype)
+    with torch.no_grad():
+        tensor.detach().copy_(piece)
+
+
+def checked_piece(
+    pieces: Mapping[int, torch.Tensor], local_index: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """The piece for this local shard.
+
+    Raises:
+        ValueError: it is lacking, or has another shape or dtype.
+    """
+    piece = pieces.get(local_index)
+    if piece is None:
+        raise ValueError(f"no piece for local shard {local_index} among {sorted(pieces)}")
+    if tuple(piece.shape) != shape or piece.dtype != dtype:
+        raise ValueError(
+            f"local shard {local_index} is {dtype} of shape {shape}, the piece {piece.dtype} of {tuple(piece.shape)}"
+        )
+    return piece
+
+
+def identity(tensor: torch.Tensor) -> object:
+    """Which memory, seen how; None for a tensor without any."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return None
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())

@@ -1,0 +1,66 @@
+"""Axis-aligned boxes of elements: the arithmetic under every plan."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Self
+
+from stepkeeper_planners.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Box:
+    """Part of a tensor: where it starts and how far it goes, per dimension. Of a 0-dim tensor: both empty."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.offsets) != len(self.sizes):
+            raise LayoutError(f"a box has one size per offset, got offsets {self.offsets}, sizes {self.sizes}")
+        if any(value < 0 for value in (*self.offsets, *self.sizes)):
+            raise LayoutError(f"a box has no negative numbers, got offsets {self.offsets}, sizes {self.sizes}")
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Self:
+        """The box of all elements of a tensor of this shape."""
+        return cls(offsets=(0,) * len(shape), sizes=tuple(shape))
+
+    @property
+    def volume(self) -> int:
+        """The number of elements; 1 for the box of a 0-dim tensor."""
+        return prod(self.sizes)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The first index behind the box, per dimension."""
+        return tuple(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """What indexes this box in a tensor or array."""
+        return tuple(slice(start, end) for start, end in zip(self.offsets, self.ends, strict=True))
+
+    def intersect(self, other: "Box") -> "Box | None":
+        """The common part, or None where there is no common element.
+
+        Raises:
+            LayoutError: the boxes have different numbers of dimensions.
+        """
+        if len(self.offsets) != len(other.offsets):
+            raise LayoutError(f"boxes of one tensor have the same number of dimensions, got {self} and {other}")
+        starts = tuple(map(max, self.offsets, other.offsets))
+        ends = tuple(map(min, self.ends, other.ends))
+        if any(end <= start for start, end in zip(starts, ends, strict=True)):
+            return None
+        return Box(offsets=starts, sizes=tuple(end - start for start, end in zip(starts, ends, strict=True)))
+
+    def contains(self, other: "Box") -> bool:
+        """Whether no part of the other box is outside this one."""
+        return all(map(int.__le__, self.offsets, other.offsets)) and all(map(int.__ge__, self.ends, other.ends))
+
+    def shifted(self, origin: tuple[int, ...]) -> "Box":
+        """The same box, counted from this origin."""
+        return Box(
+            offsets=tuple(offset - start for offset, start in zip(self.offsets, origin, strict=True)),
+            sizes=self.sizes,
+        )

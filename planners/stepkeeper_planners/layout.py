@@ -1,0 +1,102 @@
+"""How a tensor lies over ranks: which boxes, and who holds a copy of each. Pure; every rank computes the same."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.errors import LayoutError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Who am I among how many processes that save and load together."""
+
+    rank: int
+    world_size: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise LayoutError(f"rank {self.rank} is not one of {self.world_size} ranks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Owner:
+    """A copy of a chunk: the rank that holds it, and which of that rank's local shards it is."""
+
+    rank: int
+    local_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A part of a tensor with all its copies, at least one."""
+
+    box: Box
+    owners: tuple[Owner, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLayout:
+    """A whole tensor: its chunks are disjoint and cover it."""
+
+    fqn: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+    def local_boxes(self, rank: int) -> dict[int, Box]:
+        """What this rank holds: the lowest local index of each distinct box that it has a copy of.
+
+        Further copies on the same rank are left out: they are never read or written separately.
+        """
+        boxes: dict[int, Box] = {}
+        for chunk in self.chunks:
+            local = [owner.local_index for owner in chunk.owners if owner.rank == rank]
+            if local:
+                boxes[min(local)] = chunk.box
+        return boxes
+
+
+@lru_cache(maxsize=8)
+def one_copy_per_rank(world_size: int) -> tuple[Owner, ...]:
+    """The owners of what every rank holds whole. One shared tuple: there may be many such tensors and ranks."""
+    return tuple(Owner(rank=rank, local_index=0) for rank in range(world_size))
+
+
+def whole_tensor(fqn: str, dtype: str, shape: Sequence[int], ranks: Ranks) -> TensorLayout:
+    """The layout of a tensor that every rank holds whole."""
+    chunk = Chunk(box=Box.whole(tuple(shape)), owners=one_copy_per_rank(ranks.world_size))
+    return TensorLayout(fqn=fqn, dtype=dtype, global_shape=tuple(shape), chunks=(chunk,))
+
+
+def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
+    """The boxes are inside the tensor, disjoint, and leave no element out.
+
+    Raises:
+        LayoutError: they are not; it names the tensor and the boxes.
+    """
+    whole = Box.whole(global_shape)
+    for box in boxes:
+        if len(box.offsets) != len(global_shape) or not whole.contains(box):
+            raise LayoutError(f"{fqn}: chunk {box} is not inside the shape {global_shape}")
+    _check_disjoint(fqn, [box for box in boxes if box.volume])
+    covered = sum(box.volume for box in boxes)
+    if covered != whole.volume:
+        raise LayoutError(f"{fqn}: the chunks hold {covered} of {whole.volume} elements of shape {global_shape}")
+
+
+def _check_disjoint(fqn: str, boxes: list[Box]) -> None:
+    """Sweep along the axis with the most distinct starts; only boxes alive at once are compared."""
+    if len(boxes) < 2:
+        return
+    axis = max(range(len(boxes[0].offsets)), key=lambda a: len({box.offsets[a] for box in boxes}), default=None)
+    if axis is None:
+        raise LayoutError(f"{fqn}: a 0-dim tensor has one chunk, got {len(boxes)}")
+    alive: list[Box] = []
+    for box in sorted(boxes, key=lambda b: b.offsets[axis]):
+        alive = [other for other in alive if other.ends[axis] > box.offsets[axis]]
+        for other in alive:
+            if box.intersect(other) is not None:
+                raise LayoutError(f"{fqn}: chunks {other} and {box} overlap")
+        alive.append(box)

@@ -1,0 +1,153 @@
+"""A tree of state, flat and back. Names are those that torch.distributed.checkpoint gives: keys joined with dots."""
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.stateful import Stateful
+
+from stepkeeper_planners.adapters import identity
+from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatState:
+    """The leaves of a state by name. Tensors are the state's own, to be read or filled in place."""
+
+    tensors: dict[str, torch.Tensor]
+    """Each tensor once: of tied ones, the first that was met."""
+    values: dict[str, object]
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Further names of tied tensors → the name in `tensors`."""
+    paths: dict[str, Path] = field(default_factory=dict)
+    """Name → the keys that lead to it, as torch.distributed.checkpoint's planner data has them."""
+    tree: Any = None
+    """The nested state with every Stateful replaced by what its state_dict() gave."""
+
+
+def gather_state(state: Mapping[str, object]) -> FlatState:
+    """The flat form of a nested state. state_dict() of every Stateful was called once.
+
+    Raises:
+        DuplicateNameError: two entries get the same name.
+        UnsupportedValueError: a Stateful holds itself.
+    """
+    tree = _resolve(state, ())
+    flat = FlatState(tensors={}, values={}, tree=tree)
+    seen: dict[object, str] = {}
+    for path, leaf in _leaves(tree, ()):
+        fqn = _name(path)
+        if fqn in flat.paths:
+            raise DuplicateNameError(
+                f"{path} and {flat.paths[fqn]} are both named {fqn!r} once keys are joined with dots; rename one"
+            )
+        flat.paths[fqn] = path
+        if not isinstance(leaf, torch.Tensor):
+            flat.values[fqn] = leaf
+            continue
+        first = seen.setdefault(identity(leaf) or fqn, fqn)
+        if first == fqn:
+            flat.tensors[fqn] = leaf
+        else:
+            flat.aliases[fqn] = first
+    return flat
+
+
+def scatter_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
+    """The values are in the state, in place; every Stateful got its part by load_state_dict().
+
+    Tensors of `flat` are expected to be filled already. A name that `values` lacks keeps its present value.
+
+    Raises:
+        UnsupportedValueError: a value would have to be put into a container that can't be changed.
+    """
+    _scatter(state, flat.tree, (), values)
+
+
+def _name(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _resolve(node: object, path: Path) -> object:
+    """Statefuls replaced by their state, containers copied, leaves kept."""
+    if len(path) > 100:
+        raise UnsupportedValueError(f"{_name(path[:5])}…: nested more than 100 deep, or holding itself")
+    if _is_stateful(node):
+        assert isinstance(node, Stateful)
+        return _resolve(node.state_dict(), path)
+    if isinstance(node, Mapping):
+        return {key: _resolve(value, (*path, str(key))) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_resolve(value, (*path, index)) for index, value in enumerate(node)]
+    return node
+
+
+def _is_stateful(node: object) -> bool:
+    return isinstance(node, Stateful) and not isinstance(node, torch.Tensor)
+
+
+def _leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _leaves(value, (*path, str(key)))
+    elif _is_leaf(node):
+        yield path, node
+    else:
+        assert isinstance(node, list)
+        for index, value in enumerate(node):
+            yield from _leaves(value, (*path, index))
+
+
+def _is_leaf(node: object) -> bool:
+    """As stock: a list is opened only where a tensor or a mapping is in it, possibly in further lists; a tuple never."""
+    if isinstance(node, Mapping):
+        return False
+    if not isinstance(node, list):
+        return True
+    return not any(
+        isinstance(item, torch.Tensor) or (isinstance(item, Mapping | list) and not _is_leaf(item)) for item in node
+    )
+
+
+def _scatter(node: object, tree: object, path: Path, values: Mapping[str, object]) -> None:
+    if _is_stateful(node):
+        assert isinstance(node, Stateful)
+        node.load_state_dict(_rebuilt(tree, path, values))
+        return
+    items: Iterator[tuple[Any, Any]]
+    if isinstance(node, Mapping):
+        assert isinstance(tree, Mapping)
+        items = iter([(key, tree[key]) for key in node])
+    elif isinstance(node, list):
+        assert isinstance(tree, list)
+        items = iter(enumerate(tree))
+    else:
+        return
+    container: Any = node
+    for key, part in items:
+        below = (*path, key if isinstance(node, list) else str(key))
+        if _is_stateful(container[key]) or not _is_leaf(part):
+            _scatter(container[key], part, below, values)
+        elif _name(below) in values:
+            _put(container, key, below, values[_name(below)])
+
+
+def _put(container: Any, key: Any, path: Path, value: object) -> None:
+    if not isinstance(container, MutableMapping | list):
+        raise UnsupportedValueError(
+            f"{_name(path)}: a {type(container).__name__} can't be changed in place; use a dict or a list"
+        )
+    container[key] = value
+
+
+def _rebuilt(tree: object, path: Path, values: Mapping[str, object]) -> Any:
+    """The sub-tree with its stored values: what load_state_dict() gets, keys of their first types."""
+    if isinstance(tree, Mapping):
+        return {key: _rebuilt(part, (*path, str(key)), values) for key, part in tree.items()}
+    if _is_leaf(tree):
+        return values.get(_name(path), tree)
+    assert isinstance(tree, list)
+    return [_rebuilt(part, (*path, index), values) for index, part in enumerate(tree)]
