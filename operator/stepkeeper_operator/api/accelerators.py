@@ -1,0 +1,57 @@
+"""What the TPU generations look like on Kubernetes: node label, shape of a topology, chips on a host."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["ACCELERATORS", "Accelerator", "AcceleratorFacts", "chips_per_host", "count_chips", "count_hosts"]
+
+
+class Accelerator(StrEnum):
+    """A TPU generation."""
+
+    V4 = "v4"
+    V5E = "v5e"
+    V5P = "v5p"
+    V6E = "v6e"
+    V7X = "v7x"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorFacts:
+    node_label: str
+    """Value of cloud.google.com/gke-tpu-accelerator on its nodes."""
+
+    dimensions: int
+    """Sides of a topology: 2 (4x4) or 3 (2x2x4)."""
+
+    host_sizes: tuple[int, ...]
+    """How many chips a host of some machine type has."""
+
+
+ACCELERATORS: Final = {
+    Accelerator.V4: AcceleratorFacts(node_label="tpu-v4-podslice", dimensions=3, host_sizes=(4,)),
+    Accelerator.V5E: AcceleratorFacts(node_label="tpu-v5-lite-podslice", dimensions=2, host_sizes=(1, 4, 8)),
+    Accelerator.V5P: AcceleratorFacts(node_label="tpu-v5p-slice", dimensions=3, host_sizes=(4,)),
+    Accelerator.V6E: AcceleratorFacts(node_label="tpu-v6e-slice", dimensions=2, host_sizes=(1, 4, 8)),
+    Accelerator.V7X: AcceleratorFacts(node_label="tpu7x", dimensions=3, host_sizes=(1, 4)),
+}
+"""Source: the machine types in GKE's TPU documentation and in the code of xpk and tpu-provisioner."""
+
+_USUAL_HOST: Final = 4
+
+
+def count_chips(topology: str) -> int:
+    """Chips of one slice: the product of the sides."""
+    return math.prod(int(side) for side in topology.split("x"))
+
+
+def chips_per_host(topology: str, asked: int | None) -> int:
+    """What the user asked for, else 4, the machine type that every generation has; 1 for a single chip."""
+    return asked if asked is not None else min(_USUAL_HOST, count_chips(topology))
+
+
+def count_hosts(topology: str, asked: int | None) -> int:
+    """Hosts of one slice."""
+    return max(1, count_chips(topology) // chips_per_host(topology, asked))

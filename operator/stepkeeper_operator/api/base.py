@@ -1,0 +1,54 @@
+"""What all resource types share: how a Python value stands for a piece of JSON in the API."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic.alias_generators import to_camel
+
+__all__ = ["CONFIG", "Resource", "SpecPart", "StatusPart", "Timestamp"]
+
+CONFIG: Final = ConfigDict(
+    frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+)
+
+
+class Resource(BaseModel):
+    """Base of all: read with `model_validate(raw)`, written with `to_raw()`."""
+
+    model_config = CONFIG
+
+    def to_raw(self) -> dict[str, Any]:
+        """Plain JSON types under the API's camelCase names; fields that are unset (None) are left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class SpecPart(Resource):
+    """What a user writes: a field that this version doesn't know is refused, not overlooked."""
+
+    model_config = CONFIG | ConfigDict(extra="forbid")
+
+
+class StatusPart(Resource):
+    """What the operator wrote, maybe a newer one: fields that this version doesn't know are passed over."""
+
+    model_config = CONFIG | ConfigDict(extra="ignore")
+
+
+def _to_unix_s(value: object) -> object:
+    if isinstance(value, str):
+        return int(datetime.fromisoformat(value).timestamp())
+    return int(value) if isinstance(value, float) else value
+
+
+def _to_rfc3339(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Timestamp = Annotated[
+    int,
+    BeforeValidator(_to_unix_s),
+    PlainSerializer(_to_rfc3339, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""Whole Unix seconds in Python (fractions are cut off), RFC 3339 in the API."""
