@@ -3,14 +3,23 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue, PlainSerializer, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-__all__ = ["CONFIG", "Resource", "SpecPart", "StatusPart", "Timestamp"]
+__all__ = ["CONFIG", "SET", "Resource", "SpecPart", "StatusPart", "Timestamp", "map_by"]
 
 CONFIG: Final = ConfigDict(
     frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
 )
+
+
+SET: Final[dict[str, JsonValue]] = {"x-kubernetes-list-type": "set"}
+"""Schema of a list without duplicates."""
+
+
+def map_by(key: str) -> dict[str, JsonValue]:
+    """Schema of a list whose items are told apart, and can be owned, by that field of theirs."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 class Resource(BaseModel):

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from stepkeeper.contract import IntervalType, OnDisruption
 from stepkeeper_operator.api.accelerators import Accelerator, chips_per_host, count_chips, count_hosts
-from stepkeeper_operator.api.base import Resource, SpecPart, StatusPart, Timestamp
+from stepkeeper_operator.api.base import SET, Resource, SpecPart, StatusPart, Timestamp
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 
 __all__ = [
@@ -182,7 +182,9 @@ class RestartsSpec(SpecPart):
     reset_on_new_checkpoint: bool = True
     """A newly committed checkpoint sets the count of failures back to 0: a job that makes progress goes on."""
 
-    fatal_exit_codes: Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], Field(max_length=64)] = ()
+    fatal_exit_codes: Annotated[
+        tuple[Annotated[int, Field(ge=0, le=255)], ...], Field(max_length=64, json_schema_extra=SET)
+    ] = ()
     """Exit codes of the trainer after which the job fails at once."""
 
     backoff: BackoffSpec = BackoffSpec()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from stepkeeper_operator.api.base import StatusPart, Timestamp
+from stepkeeper_operator.api.base import StatusPart, Timestamp, map_by
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -274,7 +274,7 @@ class TrainingJobStatus(StatusPart):
     phase: Phase | None = None
     """One word for the conditions."""
 
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16)] = ()
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=map_by("type"))] = ()
     """What is true of the job, and why."""
 
     checkpoint: CheckpointStatus | None = None

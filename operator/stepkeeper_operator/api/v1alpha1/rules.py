@@ -1,0 +1,146 @@
+"""What a schema can't say about a CheckpointedTrainingJob, in CEL, each with a message that says what to write.
+
+Lists and strings that a rule reads are bounded in the schema: the API server refuses rules that could cost too much.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from stepkeeper.contract import CONTAINER_NAME, ExitCode, Identity
+from stepkeeper_operator.api.accelerators import ACCELERATORS
+
+__all__ = ["RULES", "Rule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    at: str
+    """Path of the field that is `self`, from the root of the object; empty for the object."""
+
+    cel: str
+    message: str
+
+
+_ENV_PREFIX: Final = Identity.variable("")
+_FLAT: Final = tuple(a.value for a, facts in ACCELERATORS.items() if facts.dimensions == 2)
+_CUBIC: Final = tuple(a.value for a, facts in ACCELERATORS.items() if facts.dimensions == 3)
+_FLAT_SHAPES: Final = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_SMALL_SHAPES: Final = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+_ONE_CHIP: Final = ("1x1", "1x1x1")
+_ONE_HOST: Final = ("1x1", "1x1x1", "2x2", "2x2x1")
+
+
+def _cel(values: tuple[str, ...] | tuple[int, ...]) -> str:
+    return "[" + ", ".join(f"'{v}'" if isinstance(v, str) else str(v) for v in values) + "]"
+
+
+def _host_sizes() -> str:
+    """CEL for the sizes of hosts of `self.accelerator`."""
+    sizes = ", ".join(f"'{a.value}': {_cel(facts.host_sizes)}" for a, facts in ACCELERATORS.items())
+    return f"{{{sizes}}}[self.accelerator]"
+
+
+def _words(values: tuple[str, ...] | tuple[int, ...]) -> str:
+    *most, last = map(str, values)
+    return f"{', '.join(most)} and {last}"
+
+
+_META: Final = (
+    Rule(
+        at="",
+        cel="self.metadata.name.matches('^[a-z]([-a-z0-9]{0,36}[a-z0-9])?$')",
+        message="metadata.name: use 1 to 38 lower-case letters, digits and '-', beginning with a letter and not ending"
+        " with '-'; the names of the job's pods are made from it",
+    ),
+)
+
+_PLACEMENT: Final = (
+    Rule(
+        at="spec.placement",
+        cel="has(self.tpu) != has(self.hosts)",
+        message="give exactly one of tpu: {accelerator, topology} and hosts: {count}",
+    ),
+    Rule(
+        at="spec.placement.tpu",
+        cel=f"!(self.accelerator in {_cel(_FLAT)}) || self.topology in {_cel(_FLAT_SHAPES)}",
+        message=f"topology: {_words(_FLAT)} have two sides: use one of {', '.join(_FLAT_SHAPES)}",
+    ),
+    Rule(
+        at="spec.placement.tpu",
+        cel=f"!(self.accelerator in {_cel(_CUBIC)}) || self.topology in {_cel(_SMALL_SHAPES)}"
+        " || (self.accelerator == 'v7x' && self.topology == '1x1x1')"
+        " || (self.topology.matches('^[1-9][0-9]{0,3}x[1-9][0-9]{0,3}x[1-9][0-9]{0,3}$')"
+        " && self.topology.split('x').all(side, int(side) % 4 == 0)"
+        " && self.topology.split('x').map(side, int(side)).isSorted())",
+        message=f"topology: {_words(_CUBIC)} have three sides: use {', '.join(_SMALL_SHAPES)}, or multiples of 4 in"
+        " ascending order like 4x4x8",
+    ),
+    Rule(
+        at="spec.placement.tpu",
+        cel=f"!has(self.chipsPerHost) || self.chipsPerHost in {_host_sizes()}",
+        message="chipsPerHost: "
+        + "; ".join(f"{', '.join(map(str, f.host_sizes))} for {a.value}" for a, f in ACCELERATORS.items()),
+    ),
+    Rule(
+        at="spec.placement.tpu",
+        cel=f"!has(self.chipsPerHost) || self.chipsPerHost == 1 || (!(self.topology in {_cel(_ONE_CHIP)})"
+        " && (self.chipsPerHost <= 4 || self.topology != '2x2'))",
+        message="chipsPerHost: a host has more chips than the whole topology; use a smaller one, or leave it out",
+    ),
+    Rule(
+        at="spec.placement.tpu",
+        cel=f"self.slices == 1 || (!(self.topology in {_cel(_ONE_HOST)})"
+        " && !(self.topology == '2x4' && has(self.chipsPerHost) && self.chipsPerHost == 8))",
+        message="slices: more than one slice needs a topology of several hosts; use a larger topology, or slices: 1",
+    ),
+    Rule(
+        at="spec.placement.tpu",
+        cel="!has(self.reservationName) || self.provisioning == 'Reserved'",
+        message="reservationName: goes with provisioning: Reserved; set that, or leave reservationName out",
+    ),
+)
+
+_TEMPLATE: Final = (
+    Rule(
+        at="spec.template.spec",
+        cel=f"self.containers.exists(c, c.name == '{CONTAINER_NAME}')",
+        message=f"containers: name the container that trains '{CONTAINER_NAME}'",
+    ),
+    Rule(
+        at="spec.template.spec",
+        cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
+        message="restartPolicy: leave it out or use Never; all hosts of the job are restarted together",
+    ),
+    Rule(
+        at="spec.template.spec",
+        cel=f"self.containers.all(c, c.name != '{CONTAINER_NAME}' || !has(c.env)"
+        f" || c.env.all(e, !e.name.startsWith('{_ENV_PREFIX}')))",
+        message=f"env: variables that begin with {_ENV_PREFIX} are set by the operator; use another name",
+    ),
+)
+
+_POLICIES: Final = (
+    Rule(
+        at="spec.checkpoint",
+        cel=r"self.uri.matches('^(gs://[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9](/[^/\\s?#]+)*|file://(/[^/\\s?#]+)+)$')"
+        r" && !self.uri.matches('/[.][.]?(/|$)')",
+        message="uri: write gs://bucket/prefix or file:///absolute/path, without '/' at the end",
+    ),
+    Rule(
+        at="spec.checkpoint.interval",
+        cel="has(self.steps) || has(self.seconds)",
+        message="interval: set steps, seconds or both",
+    ),
+    Rule(
+        at="spec.restarts.fatalExitCodes",
+        cel=f"self.all(code, !(code in {_cel(tuple(map(int, ExitCode)))}))",
+        message=f"fatalExitCodes: {_words(tuple(map(int, ExitCode)))} have meanings of their own; use others",
+    ),
+    Rule(
+        at="spec.restarts.backoff",
+        cel="self.initialSeconds <= self.maxSeconds",
+        message="backoff: initialSeconds is greater than maxSeconds; use a greater maxSeconds",
+    ),
+)
+
+RULES: Final = _META + _PLACEMENT + _TEMPLATE + _POLICIES

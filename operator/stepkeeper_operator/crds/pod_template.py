@@ -1,0 +1,80 @@
+"""The schema of a pod template: the one of the pinned JobSet's CRD, kept in pod_template.yaml.
+
+That file is written anew, when another JobSet or Kubernetes is pinned, from the CRD in JobSet's Go module:
+``python -m stepkeeper_operator.crds.pod_template $(go list -m -f '{{.Dir}}' sigs.k8s.io/jobset)/charts/jobset/crds/*``
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+__all__ = ["pod_template_schema", "trim_pod_template"]
+
+_FILE: Final = Path(__file__).with_name("pod_template.yaml")
+_IN_JOBSET: Final = (
+    "properties.spec.properties.replicatedJobs.items.properties.template.properties.spec.properties.template"
+)
+_MAX_CONTAINERS: Final = 32
+_MAX_VARIABLES: Final = 512
+_MAX_NAME: Final = 256
+"""The API server estimates the cost of rules from these; rules over env fit its budget up to here."""
+
+
+def pod_template_schema() -> dict[str, Any]:
+    """The schema for spec.template, as committed."""
+    schema: dict[str, Any] = yaml.safe_load(_FILE.read_text())
+    return schema
+
+
+def trim_pod_template(jobset_crd: Mapping[str, Any]) -> dict[str, Any]:
+    """What a pod template is in a CRD of JobSet, small enough for client-side apply and bounded for CEL.
+
+    Descriptions are left out, and what only a running pod can have.
+    """
+    schema: Any = jobset_crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for key in _IN_JOBSET.split("."):
+        schema = schema[key]
+    template: dict[str, Any] = _without_descriptions(schema)
+    template["required"] = ["spec"]
+    meta, spec = template["properties"]["metadata"], template["properties"]["spec"]
+    meta["properties"] = {name: meta["properties"][name] for name in ("annotations", "labels")}
+    del spec["properties"]["ephemeralContainers"]
+    spec["properties"]["restartPolicy"]["maxLength"] = _MAX_NAME
+    for kind in ("containers", "initContainers"):
+        _bound_containers(spec["properties"][kind])
+    return template
+
+
+def _bound_containers(containers: dict[str, Any]) -> None:
+    containers["maxItems"] = _MAX_CONTAINERS
+    properties = containers["items"]["properties"]
+    properties["name"]["maxLength"] = _MAX_NAME
+    properties["env"]["maxItems"] = _MAX_VARIABLES
+    properties["env"]["items"]["properties"]["name"]["maxLength"] = _MAX_NAME
+
+
+def _without_descriptions(node: Any) -> Any:
+    """A deep copy without the keyword; a field may have that name."""
+    if isinstance(node, list):
+        return [_without_descriptions(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: {name: _without_descriptions(field) for name, field in value.items()}
+        if key == "properties"
+        else _without_descriptions(value)
+        for key, value in node.items()
+        if key != "description"
+    }
+
+
+def _main() -> None:
+    crd = yaml.safe_load(Path(sys.argv[1]).read_text())
+    _FILE.write_text(yaml.safe_dump(trim_pod_template(crd), sort_keys=True))
+
+
+if __name__ == "__main__":
+    _main()

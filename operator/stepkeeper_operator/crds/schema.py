@@ -1,0 +1,132 @@
+"""JSON schema, as pydantic writes it, to the structural schema that a CRD may have."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from pydantic import BaseModel
+
+from stepkeeper_operator.api.v1alpha1.rules import Rule
+from stepkeeper_operator.errors import GenerationError
+
+__all__ = ["Schema", "add_rules", "replace_at", "structural_schema", "without_defaults"]
+
+Schema: TypeAlias = dict[str, Any]
+
+_KEPT: Final = (
+    "description",
+    "type",
+    "format",
+    "enum",
+    "default",
+    "pattern",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "required",
+    "x-kubernetes-list-type",
+    "x-kubernetes-list-map-keys",
+)
+"""In the order in which they are written."""
+
+
+def structural_schema(model: type[BaseModel]) -> Schema:
+    """The schema of `model`: references resolved, optional fields without null, integers of 64 bits.
+
+    Raises:
+        GenerationError: A type has no structural schema: a float, a union, a tuple of fixed length.
+    """
+    raw = model.model_json_schema(by_alias=True)
+    return _convert(raw, raw.get("$defs", {}), model.__name__)
+
+
+def _convert(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Schema:
+    node = _resolve(node, defs, path)
+    kind = node.get("type")
+    if kind not in ("object", "array", "string", "integer", "boolean"):
+        raise GenerationError(
+            f"{path}: {kind or 'a union'} has no place in a CRD; use integers, strings or objects"
+        )
+    result: Schema = {key: node[key] for key in _KEPT if key in node}
+    if "description" in result:
+        result["description"] = " ".join(result["description"].split())
+    if kind == "integer":
+        result["format"] = "int64"
+    if kind == "array":
+        result["items"] = _convert(node["items"], defs, f"{path}[]")
+        result.setdefault("x-kubernetes-list-type", "atomic")
+    if kind == "object":
+        _convert_object(node, defs, path, result)
+    return result
+
+
+def _convert_object(node: Mapping[str, Any], defs: Mapping[str, Any], path: str, result: Schema) -> None:
+    if isinstance(extra := node.get("additionalProperties"), Mapping):
+        result["additionalProperties"] = _convert(extra, defs, f"{path}{{}}")
+    if properties := node.get("properties"):
+        result["properties"] = {name: _convert(p, defs, f"{path}.{name}") for name, p in properties.items()}
+    if "default" in result:
+        # Written out: the API server tries the rules on a default before it adds those of the fields.
+        fields = result.get("properties", {})
+        result["default"] = {name: field["default"] for name, field in fields.items() if "default" in field}
+
+
+def _resolve(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """`node` with its reference, or the type that isn't null, in place; what it says itself goes first."""
+    own = {key: value for key, value in node.items() if key not in ("$ref", "anyOf")}
+    if own.get("default", ...) is None:
+        del own["default"]
+    if "$ref" in node:
+        return _resolve({**defs[node["$ref"].rpartition("/")[2]], **own}, defs, path)
+    if "anyOf" not in node:
+        return own
+    options = [option for option in node["anyOf"] if option.get("type") != "null"]
+    if len(options) != 1:
+        raise GenerationError(
+            f"{path}: a union of {len(options)} types has no structural schema; use one type"
+        )
+    return _resolve({**options[0], **own}, defs, path)
+
+
+def without_defaults(schema: Schema) -> Schema:
+    """`schema` whose fields stay absent when nobody wrote them."""
+    result = {key: value for key, value in schema.items() if key != "default"}
+    if "items" in result:
+        result["items"] = without_defaults(result["items"])
+    if "properties" in result:
+        result["properties"] = {name: without_defaults(p) for name, p in result["properties"].items()}
+    return result
+
+
+def replace_at(schema: Schema, path: str, new: Schema) -> Schema:
+    """`schema` in which the field at `path` has `new`, and the description it had.
+
+    Raises:
+        GenerationError: There is no such field.
+    """
+    if not path:
+        kept = {"description": schema["description"]} if "description" in schema else {}
+        return kept | new
+    head, _, rest = path.partition(".")
+    properties = schema.get("properties", {})
+    if head not in properties:
+        raise GenerationError(f"no field {head!r} in the schema; known: {', '.join(properties)}")
+    return {**schema, "properties": {**properties, head: replace_at(properties[head], rest, new)}}
+
+
+def add_rules(schema: Schema, rules: Iterable[Rule]) -> Schema:
+    """`schema` with each rule at its field.
+
+    Raises:
+        GenerationError: A rule is for a field that isn't there.
+    """
+    for rule in rules:
+        found = schema
+        for name in rule.at.split(".") if rule.at else ():
+            found = found.get("properties", {}).get(name, {})
+        entry = {"rule": rule.cel, "message": rule.message}
+        with_rule = {**found, "x-kubernetes-validations": [*found.get("x-kubernetes-validations", []), entry]}
+        schema = replace_at(schema, rule.at, with_rule)
+    return schema
