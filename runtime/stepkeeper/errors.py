@@ -1,0 +1,109 @@
+"""Every error that stepkeeper raises by design, in one tree; each is also the builtin it is an instance of."""
+
+__all__ = [
+    "BadUriError",
+    "ClosedError",
+    "CompanionError",
+    "CompanionLostError",
+    "FencedError",
+    "ForeignRootError",
+    "GangError",
+    "LogFormatError",
+    "LogGapError",
+    "ManifestError",
+    "MissingObjectError",
+    "NotInPodError",
+    "ObjectExistsError",
+    "RestoreError",
+    "SaveError",
+    "StepkeeperError",
+    "StorageError",
+    "TornCheckpointError",
+    "TransientStorageError",
+    "UnknownOutcomeError",
+    "VerifyError",
+]
+
+
+class StepkeeperError(Exception):
+    """The base of all of them."""
+
+
+class BadUriError(StepkeeperError, ValueError):
+    """A checkpoint URI that names no store; the message says what to write instead."""
+
+
+class StorageError(StepkeeperError, OSError):
+    """A store refused for good: permission, no space, no such bucket. Doing it again changes nothing."""
+
+
+class TransientStorageError(StorageError):
+    """A store gave no answer, or one that says later. After a put the outcome is unknown. Never means bad bytes."""
+
+
+class MissingObjectError(StorageError, FileNotFoundError):
+    """A store says that an object isn't there."""
+
+
+class ObjectExistsError(StorageError, FileExistsError):
+    """A bulk write met other bytes under its name; nothing was overwritten."""
+
+
+class FencedError(StepkeeperError, RuntimeError):
+    """Another claim owns the root: nothing more may be written by this one. Exit code 77."""
+
+
+class ForeignRootError(FencedError):
+    """The root is another job's, and nobody said to take it over. Nothing was written."""
+
+
+class LogGapError(StepkeeperError, RuntimeError):
+    """A slot of the log is gone. The log can't be trusted before it is put back."""
+
+
+class LogFormatError(StepkeeperError, ValueError):
+    """An entry is of an unknown format, or says something that the entries before it don't allow."""
+
+
+class UnknownOutcomeError(StepkeeperError, TimeoutError):
+    """An entry may or may not be in the log. `Log.settle` or the next append finds out; nothing else may."""
+
+
+class ManifestError(StepkeeperError, ValueError):
+    """Manifests of one checkpoint don't fit together, or aren't manifests."""
+
+
+class VerifyError(StepkeeperError, RuntimeError):
+    """After the commit, an object in the store has another size or checksum than what was written."""
+
+
+class TornCheckpointError(StepkeeperError, RuntimeError):
+    """Bytes of a committed checkpoint were read bad, in several fresh reads. Names the object and the block."""
+
+
+class RestoreError(StepkeeperError, RuntimeError):
+    """A commit that was meant to be found isn't there or can't be used."""
+
+
+class NotInPodError(StepkeeperError, RuntimeError):
+    """`CheckpointManager.from_env` was called where no operator has said who this process is."""
+
+
+class ClosedError(StepkeeperError, RuntimeError):
+    """A manager was used after its `close`."""
+
+
+class CompanionError(StepkeeperError, RuntimeError):
+    """The companion process failed in a way that it has no name for; the message carries its traceback."""
+
+
+class CompanionLostError(StepkeeperError, ConnectionError):
+    """The companion process went away. What was asked of it failed; the next save starts another one."""
+
+
+class GangError(StepkeeperError, ConnectionError):
+    """Another rank did not answer in time: lost, or far behind."""
+
+
+class SaveError(StepkeeperError, RuntimeError):
+    """A save in the background failed; the message says which step and why. Its cause is chained."""

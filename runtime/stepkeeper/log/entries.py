@@ -1,0 +1,234 @@
+"""The entries of the log and their JSON. Pure; the order and the rules are in `state`."""
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stepkeeper.contract.wire import ContractError, decode, encode_json
+from stepkeeper.errors import LogFormatError
+
+__all__ = [
+    "FORMAT",
+    "Begin",
+    "Body",
+    "Commit",
+    "CommitRecord",
+    "Delete",
+    "Entry",
+    "Index",
+    "ManifestRef",
+    "Owner",
+    "Quarantine",
+    "Restored",
+    "StateAfter",
+    "Void",
+    "new_nonce",
+]
+
+FORMAT: Final = 1
+"""A reader refuses any other: an older stepkeeper must not guess at what a newer one wrote."""
+
+
+def new_nonce() -> str:
+    """128 random bits: an entry, or a save, that no other process can have named."""
+    return secrets.token_hex(16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The job that a claim acts for."""
+
+    name: str
+    """namespace/name"""
+
+    uid: str
+    jobset_number: int
+    restart_attempt: int
+
+    @property
+    def ordinal(self) -> tuple[int, int]:
+        return (self.jobset_number, self.restart_attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRef:
+    """Rank 0's manifest. Everything else of the checkpoint is reached, and checked, from it."""
+
+    path: str
+    """Relative to the checkpoint's folder."""
+
+    size_bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """A process claims the root; HEAD is `base` from here on."""
+
+    base: int | None = None
+    """Slot of the commit that it goes on from; None: from nothing."""
+
+    owner: Owner | None = None
+    """None: started by hand."""
+
+    host: str = ""
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """All ranks of the claim read `commit` whole, and every block was as its manifest says."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """A checkpoint is durable and whole; HEAD is this entry from here on."""
+
+    step: int
+    folder: str
+    """Relative to the root."""
+
+    size_bytes: int
+    manifest: ManifestRef
+    parent: int | None = None
+    """Slot of the commit that was HEAD."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    """These commits are no more; their data may go."""
+
+    commits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """The bytes of `commit` were read bad. Its data stays for people to look at."""
+
+    commit: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Void:
+    """A save was given up; this slot will never hold its commit."""
+
+    reason: str
+    folder: str | None = None
+
+
+Body = Begin | Restored | Commit | Delete | Quarantine | Void
+
+_KINDS: Final[dict[str, type[Body]]] = {
+    "begin": Begin,
+    "restored": Restored,
+    "commit": Commit,
+    "delete": Delete,
+    "quarantine": Quarantine,
+    "void": Void,
+}
+_KIND_OF: Final = {kind: name for name, kind in _KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRecord:
+    """A commit as later entries left it."""
+
+    slot: int
+    claim: int
+    step: int
+    folder: str
+    size_bytes: int
+    manifest: ManifestRef
+    parent: int | None = None
+    """The nearest live ancestor's slot: follows deletions and quarantines."""
+
+    verified: bool = False
+    """Restored whole by a later claim."""
+
+    quarantined: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """All that a reader needs to go on from an entry without reading any before it."""
+
+    commits: tuple[CommitRecord, ...]
+    """Live and quarantined, by slot."""
+
+    owners: tuple[Owner, ...]
+    """For each uid that ever began, its greatest ordinal; the last begin's owner is the last one."""
+
+    owner: Owner | None = None
+    """The last begin's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateAfter:
+    """What every entry says about the log up to and with itself."""
+
+    root: str
+    """Nonce of slot 0: the root's identity."""
+
+    claim: int
+    """Slot of the last begin."""
+
+    index: int
+    """Slot of the newest entry that carries an index: this one, or one before."""
+
+    head: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    claim: int
+    """Slot of the begin of the claim that wrote it; a begin's own slot."""
+
+    nonce: str
+    body: Body
+    after: StateAfter
+    index: Index | None = None
+
+    @property
+    def kind(self) -> str:
+        return _KIND_OF[type(self.body)]
+
+    def to_json(self) -> bytes:
+        envelope = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "claim": self.claim,
+            "nonce": self.nonce,
+            self.kind: self.body,
+            "after": self.after,
+        }
+        return encode_json(envelope if self.index is None else envelope | {"index": self.index})
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> "Entry":
+        """Raises LogFormatError that names `where`, the entry's object."""
+        try:
+            raw: Any = json.loads(data)
+            if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+                found = raw.get("format") if isinstance(raw, dict) else None
+                raise LogFormatError(
+                    f"{where} has format {found!r}, this stepkeeper knows {FORMAT}: "
+                    "use the release that wrote it, or a newer one"
+                )
+            kind = raw["kind"]
+            if unknown := sorted(set(raw) - {"format", "kind", "claim", "nonce", "after", "index", kind}):
+                raise LogFormatError(f"{where}: unknown key {unknown[0]!r}")
+            return cls(
+                claim=decode(int, raw["claim"]),
+                nonce=decode(str, raw["nonce"]),
+                body=decode(_KINDS[kind], raw[kind]),
+                after=decode(StateAfter, raw["after"]),
+                index=decode(Index, raw["index"]) if "index" in raw else None,
+            )
+        except LogFormatError:
+            raise
+        except (ContractError, ValueError, KeyError, TypeError) as error:
+            raise LogFormatError(f"{where} is no entry of the log: {error!r}") from error

@@ -1,0 +1,308 @@
+"""The log on a store: append, and what may be appended. For one thread at a time."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+from stepkeeper.contract import Identity
+from stepkeeper.errors import (
+    FencedError,
+    LogGapError,
+    MissingObjectError,
+    StorageError,
+    TransientStorageError,
+    UnknownOutcomeError,
+)
+from stepkeeper.log.entries import (
+    Begin,
+    Body,
+    Commit,
+    CommitRecord,
+    Delete,
+    Entry,
+    ManifestRef,
+    Owner,
+    Quarantine,
+    Restored,
+    Void,
+    new_nonce,
+)
+from stepkeeper.log.state import LogState, apply, check_owner, entry_for, resolve_base
+from stepkeeper.storage.base import Store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = ["LOG_PREFIX", "Claim", "Log", "slot_path"]
+
+LOG_PREFIX: Final = ".stepkeeper/log/"
+_NAME: Final = re.compile(r"(\d{8,})\.json")
+
+
+def slot_path(slot: int) -> str:
+    return f"{LOG_PREFIX}{slot:08d}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The right to append, until a later begin. Survives the process that got it."""
+
+    slot: int
+    nonce: str
+
+
+Build = Callable[[LogState], Body | None]
+"""What to append after a state; None: nothing any more. Raises where it is no longer allowed."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Order:
+    """An append under way."""
+
+    claim: Claim | None
+    """None: it is a begin."""
+
+    build: Build
+    rival: str | None = None
+    """Nonce of an entry of ours that was put without an answer and is given up: if it is in, so be it."""
+
+    entry: Entry | None = None
+    """Put at tail + 1 without an answer: the slot may be empty now and hold it later."""
+
+
+@final
+class Log:
+    """Reading needs `open` (or `refresh`) first. Appending needs a claim, from `begin` or `resume`."""
+
+    def __init__(self, store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+        self._store = store
+        self._patience = patience
+        self._state = LogState()
+        self._pending: _Order | None = None
+
+    @property
+    def state(self) -> LogState:
+        """As of the last call."""
+        return self._state
+
+    @property
+    def pending_slot(self) -> int | None:
+        """The slot whose content isn't known, after UnknownOutcomeError."""
+        return None if self._pending is None else self._state.tail + 1
+
+    def open(self) -> LogState:
+        """The state at the tail, from one listing and at most 17 reads.
+
+        Raises LogGapError, LogFormatError, StorageError.
+        """
+        self.settle()
+        tail = self._tail_slot()
+        state = LogState()
+        if tail >= 0:
+            last = self._read(tail)
+            for slot in range(last.after.index, tail):
+                state = apply(state, slot, self._read(slot))
+            state = apply(state, tail, last)
+        self._state = state
+        return self.refresh()
+
+    def refresh(self) -> LogState:
+        """The state with what was appended since; one read if nothing was."""
+        self.settle()
+        while True:
+            try:
+                entry = self._read(self._state.tail + 1)
+            except MissingObjectError:
+                return self._state
+            self._state = apply(self._state, self._state.tail + 1, entry)
+
+    def begin(
+        self,
+        identity: Identity | None = None,
+        *,
+        base: int | None = None,
+        scratch: bool = False,
+        take_over: str | bool | None = None,
+        host: str = "",
+    ) -> Claim:
+        """The root is claimed and every earlier claim stale. HEAD is `base`; without one as it was, or None if `scratch`.
+
+        Raises FencedError for an older start of the same job, ForeignRootError for a root of another name that
+        `take_over` (True, or that name) doesn't free, RestoreError if `base` isn't live. Source: the log.
+        """
+        owner = _owner_of(identity)
+
+        def build(state: LogState) -> Body:
+            check_owner(state, owner, take_over)
+            return Begin(base=resolve_base(state, base, scratch=scratch), owner=owner, host=host)
+
+        self.open()
+        entry = self._append(None, build)
+        assert entry is not None
+        return Claim(slot=entry.claim, nonce=entry.nonce)
+
+    def resume(self, claim: Claim) -> LogState:
+        """The state, `claim` being known to hold still. Raises FencedError if it doesn't, or isn't of this log."""
+        self.open()
+        _check_claim(self._state, claim)
+        if self._read(claim.slot).nonce != claim.nonce:
+            raise FencedError(
+                f"slot {claim.slot} is another process's claim: this is the log of another root"
+            )
+        return self._state
+
+    def commit(
+        self, claim: Claim, *, step: int, folder: str, size_bytes: int, manifest: ManifestRef
+    ) -> CommitRecord:
+        """The checkpoint in `folder`, durable before, is committed and HEAD.
+
+        Raises FencedError, StorageError (it is not committed), UnknownOutcomeError (then: `settle` or `void`).
+        """
+
+        def build(state: LogState) -> Body:
+            return Commit(
+                step=step, folder=folder, size_bytes=size_bytes, manifest=manifest, parent=state.head
+            )
+
+        self._append(claim, build)
+        return self._state.commits[self._state.tail]
+
+    def restored(self, claim: Claim, commit: int) -> None:
+        """The log says that `commit` was read whole, by all ranks."""
+        self._append(claim, lambda state: Restored(commit=state.live_commit(commit).slot))
+
+    def quarantine(self, claim: Claim, commit: int, reason: str) -> CommitRecord | None:
+        """`commit` is live no more. Answers what HEAD names now."""
+        self._append(claim, lambda state: Quarantine(commit=state.live_commit(commit).slot, reason=reason))
+        return self._state.latest
+
+    def delete(self, claim: Claim, choose: Callable[[LogState], Sequence[int]]) -> tuple[CommitRecord, ...]:
+        """What `choose` picks is live no more, and is answered: its data may go now.
+
+        `choose` is asked again whenever the state has changed; where it picks nothing, nothing is appended.
+        """
+        chosen: tuple[CommitRecord, ...] = ()
+
+        def build(state: LogState) -> Body | None:
+            nonlocal chosen
+            chosen = tuple(state.commits[slot] for slot in choose(state))
+            return Delete(commits=tuple(record.slot for record in chosen)) if chosen else None
+
+        self._append(claim, build)
+        return chosen
+
+    def void(self, claim: Claim, reason: str, folder: str | None = None) -> CommitRecord | None:
+        """The save in `folder` is given up and can't become a commit; or, where it has become one, that commit."""
+        unknown = self._pending
+        rival = None
+        if unknown is not None and unknown.entry is not None:
+            rival = unknown.rival or unknown.entry.nonce
+        self._pending = None
+        entry = self._run(
+            _Order(claim=claim, build=lambda _: Void(reason=reason, folder=folder), rival=rival)
+        )
+        return self._commit_of(entry)
+
+    def settle(self) -> CommitRecord | None:
+        """What had no answer is appended. Answers its commit, if it is one. Raises as the append did."""
+        return None if self._pending is None else self._commit_of(self._run(self._pending))
+
+    def _commit_of(self, entry: Entry | None) -> CommitRecord | None:
+        return None if entry is None else self._state.commits.get(self._state.tail)
+
+    def _append(self, claim: Claim | None, build: Build) -> Entry | None:
+        """The entry with what `build` answers is at the tail; nothing is appended where it answers None."""
+        self.settle()
+        return self._run(_Order(claim=claim, build=build))
+
+    def _run(self, order: _Order) -> Entry | None:
+        while True:
+            if order.entry is None:
+                if order.claim is not None:
+                    _check_claim(self._state, order.claim)
+                body = order.build(self._state)
+                if body is None:
+                    return None
+                claim = None if order.claim is None else order.claim.slot
+                order.entry = entry_for(self._state, body, claim=claim, nonce=new_nonce())
+            winner, mine = self._place(order), order.entry.nonce
+            order.entry = None
+            self._state = apply(self._state, self._state.tail + 1, winner)
+            if winner.nonce in (mine, order.rival):
+                return winner
+
+    def _place(self, order: _Order) -> Entry:
+        """What the slot after the tail holds, once it holds something: the order's entry, if it was empty."""
+        assert order.entry is not None
+        slot, data = self._state.tail + 1, order.entry.to_json()
+        unknown = self._pending is order or order.rival is not None
+        self._pending = order
+        pauses_s = self._patience.pauses_s()
+        while True:
+            try:
+                won = self._store.put_if_absent(slot_path(slot), data)
+                winner = order.entry if won else self._read_once(slot)
+                self._pending = None
+                return winner
+            except (TransientStorageError, MissingObjectError) as error:
+                # Missing: just now it was there. An empty slot resolves nothing: it may be filled yet.
+                unknown, cause = True, error
+            except StorageError as error:
+                if not unknown:
+                    self._pending = None
+                    raise
+                raise self._unknown_outcome(slot) from error
+            pause_s = next(pauses_s, None)
+            if pause_s is None:
+                raise self._unknown_outcome(slot) from cause
+            self._patience.sleep(pause_s)
+
+    def _unknown_outcome(self, slot: int) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"{self._store.uri}/{slot_path(slot)}: no answer; the entry may be in the log or come into it yet"
+        )
+
+    def _read(self, slot: int) -> Entry:
+        return self._patience.retry(lambda: self._read_once(slot))
+
+    def _read_once(self, slot: int) -> Entry:
+        path = slot_path(slot)
+        return Entry.from_json(self._store.read(path), f"{self._store.uri}/{path}")
+
+    def _tail_slot(self) -> int:
+        found = self._patience.retry(lambda: self._store.list(LOG_PREFIX))
+        names = (_NAME.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in found)
+        slots = sorted(int(name[1]) for name in names if name and f"{int(name[1]):08d}" == name[1])
+        for expected, slot in enumerate(slots):
+            if slot != expected:
+                self._check_no_gap(expected)
+                # It came while the listing was made: so may others have. The caller reads on from here.
+                return expected
+        return len(slots) - 1
+
+    def _check_no_gap(self, slot: int) -> None:
+        try:
+            self._read(slot)
+        except MissingObjectError:
+            raise LogGapError(
+                f"{self._store.uri}/{slot_path(slot)} is gone, later slots are there: something deletes from the "
+                "log (a lifecycle rule, a clean-up job?). Put it back, from object versions or soft delete"
+            ) from None
+
+
+def _check_claim(state: LogState, claim: Claim) -> None:
+    if state.claim != claim.slot:
+        raise FencedError(
+            f"claim {claim.slot} is stale: slot {state.claim} has claimed the root"
+            + (f" for {state.owner.name} {list(state.owner.ordinal)}" if state.owner else "")
+        )
+
+
+def _owner_of(identity: Identity | None) -> Owner | None:
+    if identity is None:
+        return None
+    return Owner(
+        name=f"{identity.namespace}/{identity.job}",
+        uid=identity.job_uid,
+        jobset_number=identity.jobset_number,
+        restart_attempt=identity.restart_attempt,
+    )

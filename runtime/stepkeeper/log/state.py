@@ -1,0 +1,229 @@
+"""The log replayed: what its entries, in their order, mean. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from stepkeeper.errors import FencedError, ForeignRootError, LogFormatError, RestoreError
+from stepkeeper.log.entries import (
+    Begin,
+    Body,
+    Commit,
+    CommitRecord,
+    Delete,
+    Entry,
+    Index,
+    Owner,
+    Quarantine,
+    Restored,
+    StateAfter,
+    Void,
+)
+
+__all__ = ["CommitRecord", "LogState", "apply", "check_owner", "entry_for", "resolve_base"]
+
+_INDEX_EVERY: Final = 16
+"""At most that many entries are read to open a log, whatever its length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    tail: int = -1
+    """Greatest slot; -1: the log is empty."""
+
+    root: str | None = None
+    head: int | None = None
+    claim: int | None = None
+    index: int = -1
+    commits: Mapping[int, CommitRecord] = field(default_factory=dict)
+    """Live and quarantined commits by slot, in the order of slots."""
+
+    owner: Owner | None = None
+    owners: Mapping[str, Owner] = field(default_factory=dict)
+
+    @property
+    def live(self) -> tuple[CommitRecord, ...]:
+        return tuple(record for record in self.commits.values() if not record.quarantined)
+
+    @property
+    def latest(self) -> CommitRecord | None:
+        """What HEAD names."""
+        return None if self.head is None else self.commits[self.head]
+
+    @property
+    def line(self) -> tuple[CommitRecord, ...]:
+        """HEAD and its live ancestors, newest first."""
+        found = []
+        slot = self.head
+        while slot is not None:
+            found.append(self.commits[slot])
+            slot = self.commits[slot].parent
+        return tuple(found)
+
+    def live_commit(self, slot: int) -> CommitRecord:
+        """Raises RestoreError, listing what there is."""
+        record = self.commits.get(slot)
+        if record is None or record.quarantined:
+            there = ", ".join(f"{r.slot} (step {r.step})" for r in self.live) or "none"
+            state = "is quarantined" if record else "doesn't exist or was deleted"
+            raise RestoreError(f"commit {slot} {state}; live commits: {there}")
+        return record
+
+    def commit_in(self, folder: str) -> CommitRecord | None:
+        """The commit whose data is in `folder`: how one learns whether a lost save went in."""
+        return next((record for record in self.commits.values() if record.folder == folder), None)
+
+
+def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | None) -> None:
+    """Nothing, if `owner` may claim the root. Raises FencedError or ForeignRootError."""
+    if owner is not None:
+        known = state.owners.get(owner.uid)
+        if known is not None and known.ordinal > owner.ordinal:
+            raise FencedError(
+                f"start {list(known.ordinal)} of {owner.name} has claimed this root; "
+                f"this is the older start {list(owner.ordinal)}"
+            )
+    last = state.owner
+    if last is None or (owner is not None and owner.name == last.name):
+        return
+    if take_over is True or take_over == last.name:
+        return
+    raise ForeignRootError(
+        f"this root belongs to {last.name}; to go on with it under "
+        f"{owner.name if owner else 'no job name'}, stop that job and take it over by that name"
+    )
+
+
+def resolve_base(state: LogState, base: int | None, *, scratch: bool) -> int | None:
+    """What a begin goes on from: `base` if given, nothing from scratch, else HEAD. Raises RestoreError."""
+    if base is not None:
+        return state.live_commit(base).slot
+    return None if scratch else state.head
+
+
+def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> Entry:
+    """The entry that says `body` at the slot after `state`; `claim` is None for a begin."""
+    slot = state.tail + 1
+    writer = slot if claim is None else claim
+    after = _applied(state, slot, writer, nonce, body)
+    indexed = isinstance(body, Begin) or slot - state.index >= _INDEX_EVERY
+    return Entry(
+        claim=writer,
+        nonce=nonce,
+        body=body,
+        after=_after(after, index=slot if indexed else state.index),
+        index=_index(after) if indexed else None,
+    )
+
+
+def apply(state: LogState, slot: int, entry: Entry) -> LogState:
+    """The state with `entry` at `slot`. Raises LogFormatError if the entry contradicts those before it."""
+    if state.tail < 0 < slot:
+        # Opened in the middle: an index stands for all before it.
+        return _from_index(slot, entry)
+    if slot != state.tail + 1:
+        raise LogFormatError(f"slot {slot} read after slot {state.tail}")
+    index = slot if entry.index is not None else state.index
+    after = replace(_applied(state, slot, entry.claim, entry.nonce, entry.body), index=index)
+    if _after(after, index=index) != entry.after or (entry.index and _index(after) != entry.index):
+        raise LogFormatError(
+            f"slot {slot} says {entry.after} after itself; the entries before it make it {_after(after, index=index)}"
+        )
+    return after
+
+
+def _after(state: LogState, *, index: int) -> StateAfter:
+    if state.root is None or state.claim is None:
+        raise LogFormatError("the first entry of a log is a begin")
+    return StateAfter(root=state.root, claim=state.claim, index=index, head=state.head)
+
+
+def _index(state: LogState) -> Index:
+    return Index(
+        commits=tuple(state.commits.values()), owners=tuple(state.owners.values()), owner=state.owner
+    )
+
+
+def _from_index(slot: int, entry: Entry) -> LogState:
+    if entry.index is None or entry.after.index != slot:
+        raise LogFormatError(f"slot {slot} carries no index")
+    return LogState(
+        tail=slot,
+        root=entry.after.root,
+        head=entry.after.head,
+        claim=entry.after.claim,
+        index=slot,
+        commits={record.slot: record for record in entry.index.commits},
+        owner=entry.index.owner,
+        owners={owner.uid: owner for owner in entry.index.owners},
+    )
+
+
+def _applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
+    if not isinstance(body, Begin) and claim != state.claim:
+        raise LogFormatError(f"slot {slot} is of claim {claim}, but claim {state.claim} owns the log there")
+    moved = replace(state, tail=slot, root=nonce if state.root is None else state.root)
+    match body:
+        case Begin():
+            return _begun(moved, slot, body)
+        case Commit():
+            return _committed(moved, slot, claim, body)
+        case Delete():
+            for commit in body.commits:
+                moved = _without(moved, commit, slot)
+            return moved
+        case Quarantine():
+            record = _record(moved, body.commit, slot)
+            without = _without(moved, body.commit, slot)
+            kept = replace(record, quarantined=True)
+            return replace(without, commits=dict(sorted({**without.commits, record.slot: kept}.items())))
+        case Restored():
+            record = replace(_record(moved, body.commit, slot), verified=True)
+            return replace(moved, commits={**moved.commits, record.slot: record})
+        case Void():
+            return moved
+
+
+def _begun(state: LogState, slot: int, body: Begin) -> LogState:
+    if body.base is not None:
+        _record(state, body.base, slot)
+    owners = dict(state.owners)
+    if body.owner is not None:
+        owners.pop(body.owner.uid, None)
+        owners[body.owner.uid] = body.owner
+    return replace(state, claim=slot, head=body.base, owner=body.owner, owners=owners)
+
+
+def _committed(state: LogState, slot: int, claim: int, body: Commit) -> LogState:
+    if body.parent != state.head:
+        raise LogFormatError(f"slot {slot} has parent {body.parent}, but HEAD is {state.head} there")
+    record = CommitRecord(
+        slot=slot,
+        claim=claim,
+        step=body.step,
+        folder=body.folder,
+        size_bytes=body.size_bytes,
+        manifest=body.manifest,
+        parent=body.parent,
+    )
+    return replace(state, head=slot, commits={**state.commits, slot: record})
+
+
+def _record(state: LogState, commit: int, slot: int) -> CommitRecord:
+    record = state.commits.get(commit)
+    if record is None or record.quarantined:
+        raise LogFormatError(f"slot {slot} names commit {commit}, which isn't live there")
+    return record
+
+
+def _without(state: LogState, commit: int, slot: int) -> LogState:
+    """`commit` is off every line: its children, and HEAD, go on from its parent."""
+    if commit not in state.commits:
+        raise LogFormatError(f"slot {slot} names commit {commit}, which isn't there")
+    parent = state.commits[commit].parent
+    commits = {
+        record.slot: replace(record, parent=parent) if record.parent == commit else record
+        for record in state.commits.values()
+        if record.slot != commit
+    }
+    return replace(state, commits=commits, head=parent if state.head == commit else state.head)

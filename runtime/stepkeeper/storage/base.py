@@ -1,0 +1,77 @@
+"""What the log and the checkpoints need of a store, and nothing more."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+__all__ = ["Buffer", "ObjectStat", "Store", "check_path", "joined_size_bytes"]
+
+Buffer = bytes | memoryview
+
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStat:
+    path: str
+    size_bytes: int
+    crc32c: int | None = None
+    """The server's own checksum of what it holds, where it has one."""
+
+
+class Store(Protocol):
+    """A root: objects under '/'-separated relative paths. Every method may be called by many threads at once.
+
+    Every method raises TransientStorageError when asking again may help, and StorageError when it won't.
+    """
+
+    @property
+    def uri(self) -> str:
+        """The root's normalised URI."""
+        ...
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """True: `data` is the object, durably, and was put by this call. False: an object was there already.
+
+        False may mean our own bytes, put by an earlier try that got no answer: read them to know.
+        Raises TransientStorageError when it is unknown whether `data` is, or will still become, the object.
+        """
+        ...
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        """The object holds `parts`, joined, durably. Raises ObjectExistsError if other bytes have that name."""
+        ...
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """The bytes of that range as the store holds them now; fewer, or none, where the object ends before.
+
+        Raises MissingObjectError.
+        """
+        ...
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        """Every object whose path starts with `prefix`, sorted by path."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """There is no such object (any more)."""
+        ...
+
+    def close(self) -> None:
+        """Connections are closed; the store is used no more."""
+        ...
+
+
+def check_path(path: str) -> str:
+    """`path`, if it stays inside a root on every back end. Raises ValueError."""
+    segments = path.split("/")
+    if not all(
+        _SEGMENT.fullmatch(s) and s not in (".", "..") and not s.startswith(".tmp-") for s in segments
+    ):
+        raise ValueError(f"{path!r} is no object path: segments of [A-Za-z0-9_.=-], '/' between, not '..'")
+    return path
+
+
+def joined_size_bytes(parts: Sequence[Buffer]) -> int:
+    return sum(len(p) if isinstance(p, bytes) else p.nbytes for p in parts)

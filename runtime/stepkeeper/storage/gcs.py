@@ -1,0 +1,223 @@
+"""A prefix of a Cloud Storage bucket as a store: generation 0 is the put-if-absent, the server checks every crc32c."""
+
+import base64
+import contextlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, final
+
+import google.auth
+import requests
+from google.api_core import exceptions as api_exceptions
+from google.api_core.retry import Retry
+from google.auth import exceptions as auth_exceptions
+from google.auth.credentials import AnonymousCredentials
+from google.auth.transport.requests import AuthorizedSession
+from google.cloud import storage
+from google.cloud.storage.exceptions import DataCorruption
+from google.cloud.storage.retry import DEFAULT_RETRY
+from requests.adapters import HTTPAdapter
+
+from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
+from stepkeeper.storage.base import Buffer, ObjectStat, check_path, joined_size_bytes
+from stepkeeper.storage.crc import crc32c_of_parts
+
+__all__ = ["GcsStore"]
+
+_SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
+_CONNECTIONS: Final = 64
+_RETRY_S: Final = 30.0
+"""Retries within one call; callers have their own patience beyond it."""
+
+_CALL_TIMEOUT_S: Final = (10.0, 60.0)
+"""To connect; between two pieces of an answer."""
+
+_TRANSIENT: Final = (
+    api_exceptions.TooManyRequests,
+    api_exceptions.ServerError,
+    api_exceptions.RetryError,
+    auth_exceptions.TransportError,
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+    DataCorruption,
+    ConnectionError,
+)
+
+
+@final
+class GcsStore:
+    """Honours STORAGE_EMULATOR_HOST (without credentials); else the application default credentials."""
+
+    def __init__(self, *, bucket: str, prefix: str, retry_s: float = _RETRY_S) -> None:
+        self._uri = f"gs://{bucket}/{prefix}".rstrip("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._client = _client()
+        self._bucket = self._client.bucket(bucket)
+        self._retry: Retry = DEFAULT_RETRY.with_timeout(retry_s)
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        with self._translated(path):
+            try:
+                self._upload(path, [data])
+            except api_exceptions.PreconditionFailed:
+                return False
+        return True
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        with self._translated(path):
+            try:
+                self._upload(path, parts)
+            except api_exceptions.PreconditionFailed:
+                # Also the answer to a retry of a request that had gone through: what is there decides.
+                self._check_same(path, parts)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        if length == 0:
+            return b""
+        end = None if length is None else offset + length - 1
+        with self._translated(path):
+            try:
+                data: bytes = self._blob(path).download_as_bytes(
+                    start=offset or None if end is None else offset,
+                    end=end,
+                    raw_download=True,
+                    checksum=None,
+                    retry=self._retry,
+                    timeout=_CALL_TIMEOUT_S,
+                )
+            except api_exceptions.RequestRangeNotSatisfiable:
+                return b""
+        return data
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        with self._translated(prefix):
+            blobs = self._client.list_blobs(
+                self._bucket,
+                prefix=self._prefix + prefix,
+                fields="items(name,size,crc32c),nextPageToken",
+                retry=self._retry,
+                timeout=_CALL_TIMEOUT_S,
+            )
+            found = [
+                ObjectStat(
+                    path=blob.name.removeprefix(self._prefix),
+                    size_bytes=int(blob.size or 0),
+                    crc32c=_decoded_crc32c(blob.crc32c),
+                )
+                for blob in blobs
+            ]
+        return sorted(found, key=lambda stat: stat.path)
+
+    def delete(self, path: str) -> None:
+        with self._translated(path), contextlib.suppress(api_exceptions.NotFound):
+            self._blob(path).delete(retry=self._retry, timeout=_CALL_TIMEOUT_S)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _blob(self, path: str) -> Any:
+        return self._bucket.blob(self._prefix + check_path(path))
+
+    def _upload(self, path: str, parts: Sequence[Buffer]) -> None:
+        """Raises PreconditionFailed if there is an object, perhaps our own from a try without an answer."""
+        blob = self._blob(path)
+        # Sent with the request: the server refuses bytes that don't agree, whatever the upload's kind.
+        blob.crc32c = _encoded_crc32c(crc32c_of_parts(parts))
+        blob.upload_from_file(
+            _PartsReader(parts),
+            size=joined_size_bytes(parts),
+            content_type="application/octet-stream",
+            if_generation_match=0,
+            checksum=None,
+            retry=self._retry,
+            timeout=_CALL_TIMEOUT_S,
+        )
+
+    def _check_same(self, path: str, parts: Sequence[Buffer]) -> None:
+        there = [stat for stat in self.list(path) if stat.path == path]
+        if not there:
+            raise TransientStorageError(
+                f"{self._uri}/{path}: the server said both that it exists and that not"
+            )
+        if (there[0].size_bytes, there[0].crc32c) != (joined_size_bytes(parts), crc32c_of_parts(parts)):
+            raise ObjectExistsError(f"{self._uri}/{path} exists with other bytes; it was not overwritten")
+
+    @contextlib.contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        """The client's errors leave as StorageErrors that name the object."""
+        where = f"{self._uri}/{path}"
+        try:
+            yield
+        except StorageError:
+            raise
+        except api_exceptions.NotFound as error:
+            if "bucket" in str(error.message).lower():
+                raise StorageError(f"{where}: there is no bucket {self._bucket.name!r}: {error}") from error
+            raise MissingObjectError(f"{where} does not exist") from error
+        except (api_exceptions.Forbidden, api_exceptions.Unauthorized) as error:
+            raise StorageError(
+                f"{where}: not allowed: {error.message}; the service account needs "
+                "roles/storage.objectUser on the bucket"
+            ) from error
+        except _TRANSIENT as error:
+            raise TransientStorageError(f"{where}: {error}") from error
+        except (api_exceptions.GoogleAPIError, auth_exceptions.GoogleAuthError) as error:
+            raise StorageError(f"{where}: {error}") from error
+
+
+def _client() -> storage.Client:
+    credentials: Any
+    if os.environ.get("STORAGE_EMULATOR_HOST"):
+        credentials, project = AnonymousCredentials(), None  # type: ignore[no-untyped-call]  # ships no types
+    else:
+        credentials, project = google.auth.default(scopes=[_SCOPE])
+    session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # ships no types
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=_CONNECTIONS, pool_block=False))
+    # A bucket's project is never asked for, but the client wants a name.
+    return storage.Client(project=project or "unknown", credentials=credentials, _http=session)
+
+
+def _encoded_crc32c(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
+
+
+def _decoded_crc32c(text: str | None) -> int | None:
+    return None if text is None else int.from_bytes(base64.b64decode(text), "big")
+
+
+@final
+class _PartsReader:
+    """Buffers as one seekable file, without joining them first."""
+
+    def __init__(self, parts: Sequence[Buffer]) -> None:
+        self._parts = [memoryview(part).cast("B") for part in parts if joined_size_bytes([part])]
+        self._starts: list[int] = []
+        self._size_bytes = 0
+        for part in self._parts:
+            self._starts.append(self._size_bytes)
+            self._size_bytes += part.nbytes
+        self._position = 0
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size_bytes if size < 0 else min(self._position + size, self._size_bytes)
+        pieces = []
+        for start, part in zip(self._starts, self._parts, strict=True):
+            if start < end and start + part.nbytes > self._position:
+                pieces.append(part[max(self._position - start, 0) : end - start])
+        self._position = max(self._position, end)
+        return b"".join(pieces)

@@ -1,0 +1,94 @@
+"""A store in this process's memory, with a hook before and after each operation: for tests and `memory://`."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, final
+
+import google_crc32c
+
+from stepkeeper.errors import MissingObjectError, ObjectExistsError
+from stepkeeper.storage.base import Buffer, ObjectStat, check_path
+
+__all__ = ["FaultHook", "MemoryBucket", "MemoryStore", "Operation"]
+
+Operation = Literal["put_if_absent", "write", "read", "list", "delete"]
+
+FaultHook = Callable[[Literal["before", "after"], Operation, str], None]
+"""Called around each operation; what it raises before, was not applied; what it raises after, was."""
+
+
+@final
+class MemoryBucket:
+    """The objects. Shared by the stores of several imagined processes."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.lock = threading.Lock()
+
+
+_BUCKETS: Final[dict[str, MemoryBucket]] = {}
+
+
+def named_bucket(name: str) -> MemoryBucket:
+    """The bucket of `memory://name`, one per process."""
+    return _BUCKETS.setdefault(name, MemoryBucket())
+
+
+@final
+class MemoryStore:
+    def __init__(
+        self, bucket: MemoryBucket | None = None, *, name: str = "", hook: FaultHook | None = None
+    ) -> None:
+        self.bucket = bucket if bucket is not None else MemoryBucket()
+        self.hook = hook
+        self._uri = f"memory://{name}"
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        self._fault("before", "put_if_absent", check_path(path))
+        with self.bucket.lock:
+            won = path not in self.bucket.objects
+            if won:
+                self.bucket.objects[path] = data
+        self._fault("after", "put_if_absent", path)
+        return won
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._fault("before", "write", check_path(path))
+        data = b"".join(parts)
+        with self.bucket.lock:
+            if self.bucket.objects.setdefault(path, data) != data:
+                raise ObjectExistsError(f"{self._uri}/{path} exists with other bytes; it was not overwritten")
+        self._fault("after", "write", path)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        self._fault("before", "read", check_path(path))
+        with self.bucket.lock:
+            if path not in self.bucket.objects:
+                raise MissingObjectError(f"{self._uri}/{path} does not exist")
+            data = self.bucket.objects[path]
+        self._fault("after", "read", path)
+        return data[offset:] if length is None else data[offset : offset + length]
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        self._fault("before", "list", prefix)
+        with self.bucket.lock:
+            found = sorted((p, d) for p, d in self.bucket.objects.items() if p.startswith(prefix))
+        self._fault("after", "list", prefix)
+        return [ObjectStat(path=p, size_bytes=len(d), crc32c=google_crc32c.value(d)) for p, d in found]
+
+    def delete(self, path: str) -> None:
+        self._fault("before", "delete", check_path(path))
+        with self.bucket.lock:
+            self.bucket.objects.pop(path, None)
+        self._fault("after", "delete", path)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _fault(self, moment: Literal["before", "after"], operation: Operation, path: str) -> None:
+        if self.hook is not None:
+            self.hook(moment, operation, path)

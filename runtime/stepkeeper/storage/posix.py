@@ -1,0 +1,203 @@
+"""A folder as a store: `link` is the put-if-absent, and nothing counts before files and folders are fsynced."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, final
+
+from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
+from stepkeeper.storage.base import Buffer, ObjectStat, check_path, joined_size_bytes
+
+__all__ = ["PosixStore"]
+
+_TRANSIENT: Final = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT})
+_NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_TEMPORARY: Final = ".tmp-"
+_MAX_PARTS: Final = 512
+"""Buffers in one writev; IOV_MAX is 1024 on Linux."""
+
+
+@final
+class PosixStore:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        """Absolute. It need not exist before the first write."""
+
+    @property
+    def uri(self) -> str:
+        return self._root.as_uri()
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        target = self._root / check_path(path)
+        temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(16)}")
+        with self._translated(target):
+            try:
+                self._write_new(temporary, [data])
+                won = self._link(temporary, target)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    temporary.unlink()
+            # Also where another was first: what the caller acts on next must outlive a power cut.
+            self._sync_folders(target.parent)
+        return won
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        target = self._root / check_path(path)
+        with self._translated(target):
+            try:
+                self._write_new(target, parts)
+            except FileExistsError:
+                self._check_same(target, parts)
+            self._sync_folders(target.parent)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        target = self._root / check_path(path)
+        with self._translated(target):
+            try:
+                with target.open("rb", buffering=0) as file:
+                    return _read_range(file.fileno(), offset, length)
+            except (FileNotFoundError, NotADirectoryError):
+                raise MissingObjectError(f"{target} does not exist") from None
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        folder = prefix.rpartition("/")[0]
+        with self._translated(self._root / folder):
+            found = _walk(self._root / folder, f"{folder}/" if folder else "")
+            return sorted(
+                (stat for stat in found if stat.path.startswith(prefix)), key=lambda stat: stat.path
+            )
+
+    def delete(self, path: str) -> None:
+        target = self._root / check_path(path)
+        with self._translated(target):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                target.unlink()
+            for folder in self._folders(target.parent)[:-1]:
+                try:
+                    folder.rmdir()
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                    break
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _folders(self, folder: Path) -> tuple[Path, ...]:
+        """`folder` and the folders above it, up to the root."""
+        above = (folder, *folder.parents)
+        return above[: above.index(self._root) + 1]
+
+    def _write_new(self, target: Path, parts: Sequence[Buffer]) -> None:
+        """Raises FileExistsError. Leaves nothing behind where it fails."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        while True:
+            try:
+                descriptor = os.open(target, flags, 0o644)
+                break
+            except FileNotFoundError:
+                # The folder is new, or a deletion took it away just now because it was empty.
+                target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            try:
+                _write_all(descriptor, parts)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    def _link(self, temporary: Path, target: Path) -> bool:
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in _NO_LINK:
+                raise StorageError(
+                    error.errno,
+                    f"{target.parent} can't link files ({error.strerror}): there is no way to write the log "
+                    "so that of two writers only one wins; put the root on another file system",
+                ) from error
+            raise
+        return True
+
+    def _check_same(self, target: Path, parts: Sequence[Buffer]) -> None:
+        """Nothing, if an earlier try of the same write got through. Raises ObjectExistsError."""
+        with target.open("rb", buffering=0) as file:
+            same = os.fstat(file.fileno()).st_size == joined_size_bytes(parts)
+            offset = 0
+            for part in parts:
+                size_bytes = joined_size_bytes([part])
+                same = same and _read_range(file.fileno(), offset, size_bytes) == bytes(part)
+                offset += size_bytes
+            os.fsync(file.fileno())
+        if not same:
+            raise ObjectExistsError(f"{target} exists with other bytes; it was not overwritten")
+
+    def _sync_folders(self, folder: Path) -> None:
+        """The entries of every folder from `folder` to the root, and the root's own, outlive a power cut."""
+        for each in (*self._folders(folder), self._root.parent):
+            descriptor = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _translated(self, target: Path) -> Iterator[None]:
+        """OSErrors leave as StorageErrors that name `target`."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            kind = TransientStorageError if error.errno in _TRANSIENT else StorageError
+            raise kind(error.errno, f"{target}: {error.strerror or error}") from error
+
+
+def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
+    waiting = [memoryview(part).cast("B") for part in parts if joined_size_bytes([part])]
+    first = 0
+    while first < len(waiting):
+        written = os.writev(descriptor, waiting[first : first + _MAX_PARTS])
+        while first < len(waiting) and written >= waiting[first].nbytes:
+            written -= waiting[first].nbytes
+            first += 1
+        if written:
+            waiting[first] = waiting[first][written:]
+
+
+def _read_range(descriptor: int, offset: int, length: int | None) -> bytes:
+    rest = os.fstat(descriptor).st_size - offset
+    rest = max(rest if length is None else min(rest, length), 0)
+    pieces: list[bytes] = []
+    while rest:
+        piece = os.pread(descriptor, rest, offset)
+        if not piece:
+            break
+        pieces.append(piece)
+        offset += len(piece)
+        rest -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _walk(folder: Path, prefix: str) -> Iterator[ObjectStat]:
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.name.startswith(_TEMPORARY):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/")
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                yield ObjectStat(path=prefix + entry.name, size_bytes=entry.stat().st_size)

@@ -1,0 +1,45 @@
+"""Asking a store again, with pauses that grow."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from stepkeeper.errors import TransientStorageError
+
+__all__ = ["DEFAULT_PATIENCE", "Patience"]
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long no answer is waited out. Equal jitter, so that many ranks don't come back at once."""
+
+    total_s: float = 90.0
+    sleep: Callable[[float], None] = time.sleep
+
+    def pauses_s(self) -> Iterator[float]:
+        """Pauses to sleep between tries, about `total_s` in all; empty if `total_s` is 0."""
+        slept_s, pause_s = 0.0, _FIRST_PAUSE_S
+        while slept_s < self.total_s:
+            jittered_s = pause_s * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+            yield jittered_s
+            slept_s += jittered_s
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def retry(self, operation: Callable[[], T]) -> T:
+        """What `operation` returns. Raises TransientStorageError once patience is at an end, all else at once."""
+        for pause_s in self.pauses_s():
+            try:
+                return operation()
+            except TransientStorageError:
+                self.sleep(pause_s)
+        return operation()
+
+
+DEFAULT_PATIENCE: Final = Patience()
