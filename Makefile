@@ -37,7 +37,7 @@ build: setup ## Build the binaries of the test cluster into the cache (once; abo
 
 .PHONY: demo
 demo: build ## Run a training job on a real cluster, preempt it, cut its power, see it resume
-	$(BIN)/python examples/demo/run.py
+	$(BIN)/python -m demo
 
 .PHONY: test
 test: build ## Run all tests but the exhaustive ones
