@@ -1,4 +1,4 @@
-"""Who writes what: each chunk exactly once, bytes spread over its holders. The same answer on every rank, without asking."""
+"""Who writes what: each chunk exactly once, bytes spread over its holders. All ranks compute the same."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,7 +77,9 @@ def _all_work(layouts: Iterable[TensorLayout], ranks: Ranks) -> Iterator[_Work]:
             if holders is None:
                 holders = known[id(chunk.owners)] = tuple(sorted({owner.rank for owner in chunk.owners}))
             if not holders or holders[-1] >= ranks.world_size:
-                raise LayoutError(f"{layout.fqn}: chunk {chunk.box} is held by ranks {holders} of {ranks.world_size}")
+                raise LayoutError(
+                    f"{layout.fqn}: chunk {chunk.box} is held by ranks {holders} of {ranks.world_size}"
+                )
             yield _Work(
                 layout=layout, chunk=chunk, holders=holders, size_bytes=chunk.box.volume * element_bytes
             )

@@ -16,9 +16,13 @@ class Box:
 
     def __post_init__(self) -> None:
         if len(self.offsets) != len(self.sizes):
-            raise LayoutError(f"a box has one size per offset, got offsets {self.offsets}, sizes {self.sizes}")
+            raise LayoutError(
+                f"a box has one size per offset, got offsets {self.offsets}, sizes {self.sizes}"
+            )
         if any(value < 0 for value in (*self.offsets, *self.sizes)):
-            raise LayoutError(f"a box has no negative numbers, got offsets {self.offsets}, sizes {self.sizes}")
+            raise LayoutError(
+                f"a box has no negative numbers, got offsets {self.offsets}, sizes {self.sizes}"
+            )
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Self:
@@ -47,7 +51,9 @@ class Box:
             LayoutError: the boxes have different numbers of dimensions.
         """
         if len(self.offsets) != len(other.offsets):
-            raise LayoutError(f"boxes of one tensor have the same number of dimensions, got {self} and {other}")
+            raise LayoutError(
+                f"boxes of one tensor have the same number of dimensions, got {self} and {other}"
+            )
         starts = tuple(map(max, self.offsets, other.offsets))
         ends = tuple(map(min, self.ends, other.ends))
         if any(end <= start for start, end in zip(starts, ends, strict=True)):
@@ -56,7 +62,9 @@ class Box:
 
     def contains(self, other: "Box") -> bool:
         """Whether no part of the other box is outside this one."""
-        return all(map(int.__le__, self.offsets, other.offsets)) and all(map(int.__ge__, self.ends, other.ends))
+        return all(map(int.__le__, self.offsets, other.offsets)) and all(
+            map(int.__ge__, self.ends, other.ends)
+        )
 
     def shifted(self, origin: tuple[int, ...]) -> "Box":
         """The same box, counted from this origin."""

@@ -45,7 +45,9 @@ class LoadMismatchError(PlannerError, ValueError):
     def _lines(self) -> list[str]:
         lines = ["The state doesn't fit the checkpoint; nothing was loaded."]
         if self.missing:
-            lines.append(f"In the state but not in the checkpoint ({len(self.missing)}): {', '.join(self.missing)}")
+            lines.append(
+                f"In the state but not in the checkpoint ({len(self.missing)}): {', '.join(self.missing)}"
+            )
         if self.unexpected:
             names = ", ".join(self.unexpected)
             lines.append(f"In the checkpoint but not in the state ({len(self.unexpected)}): {names}")

@@ -83,14 +83,18 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box]) -
     _check_disjoint(fqn, [box for box in boxes if box.volume])
     covered = sum(box.volume for box in boxes)
     if covered != whole.volume:
-        raise LayoutError(f"{fqn}: the chunks hold {covered} of {whole.volume} elements of shape {global_shape}")
+        raise LayoutError(
+            f"{fqn}: the chunks hold {covered} of {whole.volume} elements of shape {global_shape}"
+        )
 
 
 def _check_disjoint(fqn: str, boxes: list[Box]) -> None:
     """Sweep along the axis with the most distinct starts; only boxes alive at once are compared."""
     if len(boxes) < 2:
         return
-    axis = max(range(len(boxes[0].offsets)), key=lambda a: len({box.offsets[a] for box in boxes}), default=None)
+    axis = max(
+        range(len(boxes[0].offsets)), key=lambda a: len({box.offsets[a] for box in boxes}), default=None
+    )
     if axis is None:
         raise LayoutError(f"{fqn}: a 0-dim tensor has one chunk, got {len(boxes)}")
     alive: list[Box] = []

@@ -34,10 +34,13 @@ def plan_load(
     ranks: Ranks,
     *,
     value_keys: Collection[str] = (),
+    alias_keys: Collection[str] = (),
     stored_value_keys: Collection[str] = (),
     allow_unexpected: bool = False,
 ) -> tuple[PieceRead, ...]:
     """Every element of every local box is read exactly once; copies on this rank are read once too.
+
+    `alias_keys` are further names of tied tensors: a checkpoint may have them, nothing is read for them.
 
     Raises:
         LoadMismatchError: names are missing or unexpected, or shapes, dtypes or kinds differ; all in one report.
@@ -58,14 +61,18 @@ def plan_load(
             pieces, lacking = _pieces(layout, found, ranks)
             reads.extend(pieces)
             if lacking:
-                mismatched[layout.fqn] = f"the checkpoint's chunks lack {lacking} elements of what this rank holds"
+                mismatched[layout.fqn] = (
+                    f"the checkpoint's chunks lack {lacking} elements of what this rank holds"
+                )
     for key in value_keys:
         if key in stored:
             mismatched[key] = "the checkpoint holds a tensor, the state a plain value"
         elif key not in stored_value_keys:
             missing.append(key)
-    wanted = {layout.fqn for layout in layouts}.union(value_keys)
-    unexpected = [] if allow_unexpected else [name for name in (*stored, *stored_value_keys) if name not in wanted]
+    wanted = {layout.fqn for layout in layouts}.union(value_keys, alias_keys)
+    unexpected = (
+        [] if allow_unexpected else [name for name in (*stored, *stored_value_keys) if name not in wanted]
+    )
     if missing or unexpected or mismatched:
         raise LoadMismatchError(missing=sorted(missing), unexpected=sorted(unexpected), mismatched=mismatched)
     return tuple(reads)

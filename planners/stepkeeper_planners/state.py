@@ -1,5 +1,6 @@
 """A tree of state, flat and back. Names are those that torch.distributed.checkpoint gives: keys joined with dots."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +80,9 @@ def _resolve(node: object, path: Path) -> object:
         assert isinstance(node, Stateful)
         return _resolve(node.state_dict(), path)
     if isinstance(node, Mapping):
-        return {key: _resolve(value, (*path, str(key))) for key, value in node.items()}
+        resolved = _empty_like(node)
+        resolved.update({key: _resolve(value, (*path, str(key))) for key, value in node.items()})
+        return resolved
     if isinstance(node, list):
         return [_resolve(value, (*path, index)) for index, value in enumerate(node)]
     return node
@@ -102,13 +105,14 @@ def _leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
 
 
 def _is_leaf(node: object) -> bool:
-    """As stock: a list is opened only where a tensor or a mapping is in it, possibly in further lists; a tuple never."""
+    """As stock: a list is opened only where a tensor or a mapping is in it, or in its lists; a tuple never."""
     if isinstance(node, Mapping):
         return False
     if not isinstance(node, list):
         return True
     return not any(
-        isinstance(item, torch.Tensor) or (isinstance(item, Mapping | list) and not _is_leaf(item)) for item in node
+        isinstance(item, torch.Tensor) or (isinstance(item, Mapping | list) and not _is_leaf(item))
+        for item in node
     )
 
 
@@ -146,8 +150,19 @@ def _put(container: Any, key: Any, path: Path, value: object) -> None:
 def _rebuilt(tree: object, path: Path, values: Mapping[str, object]) -> Any:
     """The sub-tree with its stored values: what load_state_dict() gets, keys of their first types."""
     if isinstance(tree, Mapping):
-        return {key: _rebuilt(part, (*path, str(key)), values) for key, part in tree.items()}
+        rebuilt = _empty_like(tree)
+        rebuilt.update({key: _rebuilt(part, (*path, str(key)), values) for key, part in tree.items()})
+        return rebuilt
     if _is_leaf(tree):
         return values.get(_name(path), tree)
     assert isinstance(tree, list)
     return [_rebuilt(part, (*path, index), values) for index, part in enumerate(tree)]
+
+
+def _empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A dict to be filled; with the versions that torch.nn.Module.load_state_dict() looks for on a state dict."""
+    if not hasattr(mapping, "_metadata"):
+        return {}
+    empty: OrderedDict[Any, Any] = OrderedDict()
+    vars(empty)["_metadata"] = mapping._metadata  # noqa: SLF001 — where nn.Module.state_dict() puts it
+    return empty

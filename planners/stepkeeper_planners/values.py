@@ -11,7 +11,9 @@ import torch
 from stepkeeper_planners.errors import UnsupportedValueError, ValueDecodeError
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
-_LIST = "None, bool, int, float, complex, str, bytes, list, tuple, dict, numpy arrays and scalars, CPU tensors"
+_LIST = (
+    "None, bool, int, float, complex, str, bytes, list, tuple, dict, numpy arrays and scalars, CPU tensors"
+)
 
 
 def encode_value(fqn: str, value: object) -> bytes:
@@ -35,7 +37,15 @@ def decode_value(fqn: str, data: bytes) -> object:
     try:
         with torch.serialization.safe_globals(_numpy_globals()):
             value: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ) as error:
         raise ValueDecodeError(
             f"{fqn}: the stored value can't be read: damaged bytes, or a type other than {_LIST} ({error})"
         ) from error

@@ -1,4 +1,4 @@
-"""What differs between kinds of tensors: where their parts lie, how those are read and filled. One module for each kind."""
+"""What differs between kinds of tensors: where their parts lie, how those are read and filled."""
 
 import sys
 from collections.abc import Mapping

@@ -16,7 +16,9 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
         UnsupportedShardingError: the tensor has no elements in memory, or isn't strided.
     """
     if tensor.is_meta:
-        raise UnsupportedShardingError(f"{fqn}: a tensor on the meta device has no data; materialise it first")
+        raise UnsupportedShardingError(
+            f"{fqn}: a tensor on the meta device has no data; materialise it first"
+        )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise UnsupportedShardingError(f"{fqn}: a {kind} tensor can't be stored; make it a dense one")

@@ -1,0 +1,22 @@
+"""Planners for torch.distributed.checkpoint: each shard of every kind of tensor written once, read onto any layout."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepkeeper_planners.load import SPMDLoadPlanner
+    from stepkeeper_planners.save import SPMDSavePlanner
+
+__all__ = ["SPMDLoadPlanner", "SPMDSavePlanner"]
+
+
+def __getattr__(name: str) -> Any:
+    # The shells need all of torch.distributed.checkpoint, the core under them very little.
+    if name == "SPMDSavePlanner":
+        from stepkeeper_planners.save import SPMDSavePlanner
+
+        return SPMDSavePlanner
+    if name == "SPMDLoadPlanner":
+        from stepkeeper_planners.load import SPMDLoadPlanner
+
+        return SPMDLoadPlanner
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

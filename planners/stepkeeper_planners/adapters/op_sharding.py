@@ -1,0 +1,87 @@
+"""XLA's own text for a sharding, "{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", as boxes and devices. Pure."""
+
+import re
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.errors import UnsupportedShardingError
+
+_TILED = re.compile(
+    r"^\{devices=\[(?P<dims>[\d,]+)\]"
+    r"(?:(?P<ids>\d+(?:,\d+)*)|<=\[(?P<iota>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?)"
+    r"(?P<replicate>\s*last_tile_dim_replicate|\s*last_tile_dims=\{replicated\})?"
+    r"(?:\s*metadata=\{.*\})?\}$"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """Each dimension cut into so many tiles of one size; the last ones may be short, or empty."""
+
+    counts: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+    """For each tile, in row-major order, the devices with a copy of it."""
+
+    def padded_sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """What every device holds, padding included."""
+        return tuple(-(-size // count) for size, count in zip(shape, self.counts, strict=True))
+
+    def boxes(self, shape: tuple[int, ...]) -> list[Box]:
+        """The tiles without padding, in row-major order."""
+        tile = self.padded_sizes(shape)
+        boxes = []
+        for index in np.ndindex(*self.counts):
+            starts = [min(i * size, end) for i, size, end in zip(index, tile, shape, strict=True)]
+            sizes = [min(size, end - start) for size, end, start in zip(tile, shape, starts, strict=True)]
+            boxes.append(Box(offsets=tuple(starts), sizes=tuple(sizes)))
+        return boxes
+
+    def device_boxes(self, shape: tuple[int, ...]) -> dict[int, Box]:
+        """The box of each device."""
+        pairs = zip(self.groups, self.boxes(shape), strict=True)
+        return {device: box for group, box in pairs for device in group}
+
+
+def parse_sharding(fqn: str, text: str, ndim: int) -> Tiling | None:
+    """The tiling that the text describes; None if every device holds the whole tensor.
+
+    Raises:
+        UnsupportedShardingError: the text doesn't say which device holds what, or is of a kind unknown here.
+    """
+    if text in {"", "{replicated}"}:
+        return None
+    if text.startswith("{manual"):
+        raise UnsupportedShardingError(
+            f"{fqn}: its sharding is MANUAL: what each device holds is known only to the code that put it there. "
+            "Call disable_manual_sharding() and save what that returns"
+        )
+    match = _TILED.match(text)
+    if match is None:
+        raise UnsupportedShardingError(
+            f"{fqn}: sharding {text} isn't one that can be stored; use mark_sharding()"
+        )
+    dims = _numbers(match["dims"])
+    devices = _devices(match)
+    counts = dims[:-1] if match["replicate"] else dims
+    if len(counts) != ndim or prod(dims) != len(devices):
+        raise UnsupportedShardingError(f"{fqn}: sharding {text} is not one of a tensor of {ndim} dimensions")
+    copies = dims[-1] if match["replicate"] else 1
+    groups = tuple(tuple(devices[i : i + copies]) for i in range(0, len(devices), copies))
+    return None if len(groups) == 1 else Tiling(counts=tuple(counts), groups=groups)
+
+
+def _devices(match: re.Match[str]) -> list[int]:
+    if match["ids"]:
+        return _numbers(match["ids"])
+    shape = _numbers(match["iota"])
+    ids = np.arange(prod(shape)).reshape(shape)
+    if match["order"]:
+        ids = ids.transpose(_numbers(match["order"]))
+    return [int(device) for device in ids.flatten()]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

@@ -1,0 +1,172 @@
+"""Tensors of torch_xla: the only module that imports it. Shards are described from the sharding's text alone.
+
+torch_xla's own indices of a shard need the data to be there, and fail while a step is still running.
+"""
+
+# ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch_xla
+import torch_xla.runtime as xr
+from torch_xla.distributed.spmd import XLAShardedTensor
+
+from stepkeeper_planners.adapters import plain
+from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.dtypes import dtype_name
+from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+
+# torch_xla has shards, sharding specs and pending work nowhere but in its extension module.
+_C: Any = torch_xla._XLAC  # type: ignore[attr-defined]  # not exported, see above
+
+
+def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
+    """One chunk for each distinct tile, without padding, with all its copies.
+
+    Raises:
+        UnsupportedShardingError: MANUAL or unknown sharding, or ranks and devices don't fit together.
+    """
+    tiling = _tiling(_bare(tensor), fqn)
+    shape = tuple(tensor.shape)
+    if tiling is None:
+        return whole_tensor(fqn, dtype_name(tensor.dtype), shape, ranks)
+    owners = _owners(ranks)
+    chunks = tuple(
+        Chunk(box=box, owners=tuple(sorted(owner for device in group for owner in owners[device])))
+        for group, box in zip(tiling.groups, tiling.boxes(shape), strict=True)
+        if box.volume
+    )
+    return TensorLayout(fqn=fqn, dtype=dtype_name(tensor.dtype), global_shape=shape, chunks=chunks)
+
+
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The shards of this process's devices, in their order, on the CPU, contiguous, unpadded.
+
+    Raises:
+        UnsupportedShardingError: MANUAL or unknown sharding.
+    """
+    bare = _bare(tensor)
+    tiling = _tiling(bare)
+    if tiling is None:
+        return [plain.plain_data(bare)]
+    boxes = tiling.device_boxes(tuple(bare.shape))
+    by_device = {device: data for data, device in _C._get_local_shards([bare])[0]}
+    return [_unpadded(by_device[name], boxes[_ordinal(name)], bare.dtype) for name in _local_devices()]
+
+
+def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
+    """All local shards have the pieces' elements; a piece serves every local copy of its box.
+
+    Raises:
+        ValueError: a piece is lacking, or has another shape or dtype.
+        UnsupportedShardingError: MANUAL or unknown sharding.
+    """
+    bare = _bare(tensor)
+    tiling = _tiling(bare)
+    if tiling is None:
+        plain.fill(bare, pieces)
+        return
+    devices = _local_devices()
+    shape = tuple(bare.shape)
+    boxes = tiling.device_boxes(shape)
+    padded_sizes = tiling.padded_sizes(shape)
+    first: dict[Box, int] = {}
+    shards: list[torch.Tensor] = []
+    for index, name in enumerate(devices):
+        box = boxes[_ordinal(name)]
+        if box in first:
+            shards.append(shards[first[box]])
+            continue
+        first[box] = index
+        shards.append(_padded(pieces, index, box, padded_sizes, bare.dtype))
+    _C._load_local_shards(bare.detach(), shards, devices)
+
+
+def materialize(tensors: Iterable[torch.Tensor]) -> None:
+    """None of the XLA tensors has a computation pending: if one had, all pending work was started."""
+    bare = [_bare(tensor) for tensor in tensors if tensor.device.type == "xla"]
+    if bare and any(_C._check_tensor_need_materialization(bare)):
+        torch_xla.sync()
+
+
+def identity(tensor: torch.Tensor) -> object:
+    """torch_xla's number of the tensor, which detached aliases share; views have numbers of their own."""
+    return ("xla", _C._xla_get_tensor_id(_bare(tensor)))
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether different devices hold different parts."""
+    return _tiling(_bare(tensor)) is not None
+
+
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    bare: torch.Tensor = tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
+    return bare
+
+
+def _tiling(bare: torch.Tensor, fqn: str = "tensor") -> Tiling | None:
+    tiling = parse_sharding(fqn, _C._get_xla_sharding_spec(bare), bare.dim())
+    # There is nothing to tell apart in an empty tensor: one chunk for each rank.
+    return tiling if bare.numel() else None
+
+
+def _ordinal(name: str) -> int:
+    """The number in "TPU:5", by which shardings name the device."""
+    return int(name.rsplit(":", 1)[1])
+
+
+def _local_devices() -> list[str]:
+    names: list[str] = _C._xla_get_runtime_devices()
+    return names
+
+
+@lru_cache(maxsize=8)
+def _owners(ranks: Ranks) -> dict[int, tuple[Owner, ...]]:
+    """Each device's copies: who holds it, as which local shard.
+
+    Raises:
+        UnsupportedShardingError: the ranks aren't the processes of the SPMD program, in the order of their devices.
+    """
+    local = [_ordinal(name) for name in _local_devices()]
+    everywhere = [_ordinal(name) for name in _C._xla_get_all_runtime_devices()]
+    processes: int = xr.process_count()
+    if processes == 1:
+        # Each rank runs the whole program on devices of its own, numbered alike: copies of one another.
+        return {
+            device: tuple(Owner(rank=rank, local_index=index) for rank in range(ranks.world_size))
+            for index, device in enumerate(local)
+        }
+    share = len(everywhere) // processes
+    if processes != ranks.world_size or local != everywhere[ranks.rank * share : (ranks.rank + 1) * share]:
+        raise UnsupportedShardingError(
+            f"rank {ranks.rank} of {ranks.world_size} has devices {local} of {everywhere} in a program of {processes} "
+            "processes; needed is one rank for each process, in the order of the devices"
+        )
+    return {
+        device: (Owner(rank=position // share, local_index=position % share),)
+        for position, device in enumerate(everywhere)
+    }
+
+
+def _unpadded(data: torch.Tensor, box: Box, dtype: torch.dtype) -> torch.Tensor:
+    part = data[tuple(slice(0, size) for size in box.sizes)].contiguous()
+    # Unsigned integers of 16 bits and more come back as signed ones of the same bits.
+    return part if part.dtype == dtype else part.view(dtype)
+
+
+def _padded(
+    pieces: Mapping[int, torch.Tensor], index: int, box: Box, sizes: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    if not box.volume:
+        return torch.zeros(sizes, dtype=dtype)
+    piece = plain.checked_piece(pieces, index, box.sizes, dtype)
+    if box.sizes == sizes:
+        return piece.contiguous()
+    padded = torch.zeros(sizes, dtype=dtype)
+    padded[tuple(slice(0, size) for size in box.sizes)] = piece
+    return padded

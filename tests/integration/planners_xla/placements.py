@@ -1,0 +1,209 @@
+"""Every placement on 4 devices: described without a wait, read, filled, and the same through a clone."""
+
+from itertools import permutations, product
+
+import numpy as np
+import torch
+import torch_xla
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from stepkeeper_planners import adapters
+from stepkeeper_planners.assign import plan_save
+from stepkeeper_planners.layout import Ranks, check_cover
+
+ALONE = Ranks(rank=0, world_size=1)
+MESHES = [(4,), (1, 4), (4, 1), (2, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (4, 1, 1), (1, 4, 1), (1, 1, 4)]
+SHAPES = [(8,), (7,), (1,), (8, 6), (7, 5), (2, 3), (5, 1), (4, 3, 5), (3, 0)]
+
+
+def partition_specs(axes: int, dims: int) -> set[tuple[object, ...]]:
+    """Each mesh axis on some dimension or none; two axes on one dimension in either order."""
+    specs: set[tuple[object, ...]] = set()
+    for places in product(range(-1, dims), repeat=axes):
+        for order in permutations(range(axes)):
+            grouped = [tuple(a for a in order if places[a] == d) for d in range(dims)]
+            specs.add(tuple(None if not g else g[0] if len(g) == 1 else g for g in grouped))
+    return specs
+
+
+def filled(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    layout = adapters.describe("t", tensor, ALONE)
+    adapters.fill(tensor, {i: source[box.slices].clone() for i, box in layout.local_boxes(0).items()})
+
+
+def check(tensor: torch.Tensor, source: torch.Tensor) -> None:
+    layout = adapters.describe("t", tensor, ALONE)
+    check_cover("t", layout.global_shape, [chunk.box for chunk in layout.chunks])
+    shards = adapters.local_shards(tensor)
+    assert all(shard.is_contiguous() and shard.device.type == "cpu" for shard in shards)
+    for chunk in layout.chunks:
+        for owner in chunk.owners:
+            assert torch.equal(shards[owner.local_index], source[chunk.box.slices]), (layout, owner)
+    written = torch.full_like(source, -1)
+    writes = plan_save([layout], [], ALONE).tensors
+    for write in writes:
+        written[write.box.slices] = shards[write.local_index]
+    assert torch.equal(written, source)
+    assert sum(write.box.volume for write in writes) == source.numel()
+
+
+def every_placement() -> int:
+    count = 0
+    for mesh_shape, shape in product(MESHES, SHAPES):
+        mesh = xs.Mesh(np.arange(4), mesh_shape)
+        for spec in sorted(partition_specs(len(mesh_shape), len(shape)), key=str):
+            source = torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape)
+            tensor = torch.full(shape, -2.0).to("xla")
+            try:
+                xs.mark_sharding(tensor, mesh, spec)
+            except RuntimeError:
+                # torch_xla itself can't cut a dimension of no elements.
+                assert not source.numel()
+                continue
+            before = torch_xla._XLAC._get_xla_sharding_spec(tensor)
+            filled(tensor, source)
+            check(tensor, source)
+            assert torch_xla._XLAC._get_xla_sharding_spec(tensor) == before
+            count += 1
+    return count
+
+
+def odd_device_order() -> None:
+    source = torch.arange(35).reshape(7, 5)
+    for order in ([3, 1, 2, 0], [2, 3, 0, 1]):
+        mesh = xs.Mesh(np.array(order), (2, 2))
+        for spec in partition_specs(2, 2):
+            tensor = torch.zeros(7, 5, dtype=torch.int64).to("xla")
+            xs.mark_sharding(tensor, mesh, spec)
+            filled(tensor, source)
+            check(tensor, source)
+            assert torch.equal(tensor.cpu(), source)
+
+
+def every_dtype() -> None:
+    names = "float32 float64 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64 float8_e4m3fn float8_e5m2"
+    mesh = xs.Mesh(np.arange(4), (2, 2))
+    for name in names.split():
+        dtype = getattr(torch, name)
+        raw = torch.randint(0, 2, (6, 5)) if name == "bool" else torch.arange(30).reshape(6, 5)
+        source = raw.to(dtype)
+        for spec in ((0, 1), (0, None), (None, None)):
+            tensor = torch.zeros(6, 5, dtype=dtype).to("xla")
+            xs.mark_sharding(tensor, mesh, spec)
+            layout = adapters.describe("t", tensor, ALONE)
+            assert layout.dtype == name
+            filled(tensor, source)
+            for chunk in layout.chunks:
+                got = adapters.local_shard(tensor, chunk.owners[0].local_index)
+                assert got.dtype == dtype
+                want = source[chunk.box.slices].contiguous()
+                assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), name
+
+
+def special_floats() -> None:
+    bits = torch.tensor([0x7FC00001, 0x7F800000, -0x80000000, 1, 0x7F800001, 0x00400000, -1], dtype=torch.int32)
+    source = bits.view(torch.float32)
+    mesh = xs.Mesh(np.arange(4), (4,))
+    for spec in ((0,), (None,)):
+        tensor = torch.zeros(7).to("xla")
+        xs.mark_sharding(tensor, mesh, spec)
+        filled(tensor, source)
+        adapters.materialize({"t": tensor})
+        shards = adapters.local_shards(tensor)
+        for index, box in adapters.describe("t", tensor, ALONE).local_boxes(0).items():
+            assert torch.equal(shards[index].view(torch.int32), bits[box.slices]), (spec, index)
+
+
+def clones() -> None:
+    mesh = xs.Mesh(np.arange(4), (2, 2))
+    for spec in ((0, 1), (0, None), (None, 1), (None, None)):
+        source = torch.arange(35, dtype=torch.float32).reshape(7, 5)
+        tensor = torch.zeros(7, 5).to("xla")
+        xs.mark_sharding(tensor, mesh, spec)
+        filled(tensor, source)
+        torch_xla.sync()
+        for original in (tensor, xs.wrap_if_sharded(tensor), torch.nn.Parameter(tensor)):
+            clone = original.detach().clone()
+            assert adapters.describe("t", clone, ALONE) == adapters.describe("t", original, ALONE)
+            torch_xla.sync()
+            # At once after the sync, when torch_xla's own shard indices may not be there yet.
+            assert adapters.describe("t", clone, ALONE) == adapters.describe("t", tensor, ALONE)
+            with torch.no_grad():
+                tensor.add_(1)
+            check(clone, source)
+            with torch.no_grad():
+                tensor.sub_(1)
+
+
+def unsharded() -> None:
+    source = torch.arange(6.0).reshape(3, 2)
+    placed = torch.zeros(3, 2).to("xla")
+    pending = torch.zeros(3, 2, device="xla") + 1
+    scalar = torch.tensor(0.0).to("xla")
+    for tensor in (placed, pending):
+        filled(tensor, source)
+        check(tensor, source)
+        torch_xla.sync()
+        check(tensor, source)
+    filled(scalar, torch.tensor(2.5))
+    check(scalar, torch.tensor(2.5))
+    layer = torch.nn.Linear(3, 2).to("xla")
+    filled(layer.state_dict()["weight"], torch.ones(2, 3))
+    assert torch.equal(layer.weight.detach().cpu(), torch.ones(2, 3))
+
+
+def sharded_by_the_compiler() -> None:
+    """What the user left unsharded comes out of a step in parts."""
+    mesh = xs.Mesh(np.arange(4), (2, 2))
+    a = torch.ones(8, 8).to("xla")
+    xs.mark_sharding(a, mesh, (0, 1))
+    left = torch.zeros(8).to("xla")
+    torch_xla.sync()
+    left.add_((a @ a).sum(0) + torch.arange(8).to("xla"))
+    adapters.materialize({"left": left})
+    assert adapters.is_sharded(left)
+    check(left, torch.arange(8.0) + 64)
+
+
+def manual_is_refused() -> None:
+    mesh = xs.Mesh(np.arange(4), (2, 2))
+    manual = xs.enable_manual_sharding(torch.ones(8, 8).to("xla"), (0, 1), mesh=mesh)
+    try:
+        adapters.describe("layer.weight", manual, ALONE)
+    except ValueError as error:
+        assert "layer.weight" in str(error)
+        assert "MANUAL" in str(error)
+    else:
+        raise AssertionError("MANUAL sharding was described")
+
+
+def no_work_is_caused() -> None:
+    import torch_xla.debug.metrics as met
+
+    mesh = xs.Mesh(np.arange(4), (2, 2))
+    tensor = torch.ones(64, 64).to("xla")
+    xs.mark_sharding(tensor, mesh, (0, 1))
+    torch_xla.sync()
+    with torch.no_grad():
+        tensor.mul_(2)
+    met.clear_all()
+    layout = adapters.describe("t", tensor, ALONE)
+    assert len(layout.chunks) == 4
+    assert met.metric_data("ExecuteTime") is None
+    assert met.metric_data("ExecuteReplicatedTime") is None
+    assert met.metric_data("CompileTime") is None
+    assert met.metric_data("TransferFromDeviceTime") is None
+    assert torch_xla._XLAC._check_tensor_need_materialization([tensor]) == [True]
+
+
+if __name__ == "__main__":
+    xr.use_spmd()
+    assert every_placement() > 500
+    odd_device_order()
+    every_dtype()
+    special_floats()
+    clones()
+    unsharded()
+    sharded_by_the_compiler()
+    no_work_is_caused()
+    manual_is_refused()
