@@ -124,7 +124,7 @@ class Log:
         take_over: str | bool | None = None,
         host: str = "",
     ) -> Claim:
-        """The root is claimed and every earlier claim stale. HEAD is `base`; without one as it was, or None if `scratch`.
+        """The root is claimed, every earlier claim stale. HEAD is `base`; without one as it was, or None if `scratch`.
 
         Raises FencedError for an older start of the same job, ForeignRootError for a root of another name that
         `take_over` (True, or that name) doesn't free, RestoreError if `base` isn't live. Source: the log.

@@ -1,0 +1,1 @@
+"""torch.distributed.checkpoint's file format, written without torch: stock torch loads what is made here."""

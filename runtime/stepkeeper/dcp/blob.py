@@ -1,0 +1,155 @@
+"""One tensor as torch.save writes it: a zip file whose length and whose data's place follow from dtype and shape.
+
+A ranged read of the data gets the tensor's bytes, row-major, little endian: nobody need unzip to read a part.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from stepkeeper.dcp.dtypes import dtype_named, size_in_bytes
+from stepkeeper.dcp.pickling import Call, Global, Persistent, pickled
+from stepkeeper.storage.base import Buffer
+
+__all__ = ["BlobLayout", "blob_layout", "data_offset", "encode_blob"]
+
+_ALIGNMENT: Final = 64
+"""As torch aligns it, so that a mapped file can be used in place."""
+
+_ZIP64: Final = 45
+_UTF8: Final = 0x0800
+_IN_EXTRA: Final = 0xFFFFFFFF
+_DATA_NAME: Final = b"archive/data/0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobLayout:
+    data_offset_bytes: int
+    data_bytes: int
+    length_bytes: int
+    """Of the whole blob."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    name: bytes
+    crc32: int
+    size_bytes: int
+    header_offset_bytes: int
+
+
+def blob_layout(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
+    head, records = _head(dtype, sizes)
+    data_bytes = size_in_bytes(dtype, sizes)
+    offset = len(head) + _data_header_bytes(len(head))
+    # Fields have fixed widths: any checksum gives the same length.
+    tail = _tail([*records, _data_record(len(head), 0, data_bytes)], offset + data_bytes)
+    return BlobLayout(
+        data_offset_bytes=offset, data_bytes=data_bytes, length_bytes=offset + data_bytes + len(tail)
+    )
+
+
+def data_offset(dtype: str, sizes: tuple[int, ...]) -> int:
+    """Where in a blob the tensor's first byte is."""
+    return blob_layout(dtype, sizes).data_offset_bytes
+
+
+def encode_blob(dtype: str, sizes: tuple[int, ...], data: memoryview) -> list[Buffer]:
+    """The blob in parts; `data` is one of them, not copied. Raises ValueError if it isn't as long as it must be."""
+    expected_bytes = size_in_bytes(dtype, sizes)
+    if data.nbytes != expected_bytes:
+        raise ValueError(f"{dtype}{list(sizes)} has {expected_bytes} bytes, got {data.nbytes}")
+    head, records = _head(dtype, sizes)
+    flat = data.cast("B") if data.nbytes else memoryview(b"")
+    record = _data_record(len(head), zlib.crc32(flat), data.nbytes)
+    header = _local_header(record, padded_to=_data_header_bytes(len(head)))
+    end = len(head) + len(header) + data.nbytes
+    return [head + header, flat, _tail([*records, record], end)]
+
+
+@lru_cache(maxsize=4096)
+def _head(dtype: str, sizes: tuple[int, ...]) -> tuple[bytes, tuple[_Record, ...]]:
+    """All records before the data, each with its header."""
+    contents = {b"archive/data.pkl": _tensor_pickle(dtype, sizes), b"archive/byteorder": b"little"}
+    contents[b"archive/version"] = b"3\n"
+    head, records = b"", []
+    for name, content in contents.items():
+        record = _Record(
+            name=name, crc32=zlib.crc32(content), size_bytes=len(content), header_offset_bytes=len(head)
+        )
+        head += _local_header(record) + content
+        records.append(record)
+    return head, tuple(records)
+
+
+def _tensor_pickle(dtype: str, sizes: tuple[int, ...]) -> bytes:
+    kind = dtype_named(dtype)
+    n_items = size_in_bytes(dtype, sizes) // kind.item_bytes
+    strides, stride = [], 1
+    for size in reversed(sizes):
+        strides.append(stride)
+        stride *= max(size, 1)
+    if kind.storage is not None:
+        storage, version, n_stored = Global("torch", kind.storage), 2, n_items
+    else:
+        storage, version = Global("torch.storage", "UntypedStorage"), 3
+        n_stored = n_items * kind.item_bytes
+    identity = Persistent(("storage", storage, "0", "cpu", n_stored))
+    hooks = Call(Global("collections", "OrderedDict"), ())
+    arguments = (identity, 0, sizes, tuple(reversed(strides)), False, hooks)
+    if version == 3:
+        arguments = (*arguments, Global("torch", dtype))
+    return pickled(Call(Global("torch._utils", f"_rebuild_tensor_v{version}"), arguments))
+
+
+def _data_record(header_offset_bytes: int, crc32: int, size_bytes: int) -> _Record:
+    return _Record(
+        name=_DATA_NAME, crc32=crc32, size_bytes=size_bytes, header_offset_bytes=header_offset_bytes
+    )
+
+
+def _data_header_bytes(header_offset_bytes: int) -> int:
+    """Length of the data's header, such that the data is aligned; there is room for a padding field."""
+    least = 30 + len(_DATA_NAME) + 20 + 4
+    end = -(-(header_offset_bytes + least) // _ALIGNMENT) * _ALIGNMENT
+    return end - header_offset_bytes
+
+
+def _local_header(record: _Record, padded_to: int = 0) -> bytes:
+    """Sizes stand in the zip64 field, always: one way for small and for large."""
+    extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
+    if padded_to:
+        padding = padded_to - 30 - len(record.name) - len(extra) - 4
+        extra += struct.pack("<HH", 0x4246, padding) + b"\0" * padding
+    sizes = (_IN_EXTRA, _IN_EXTRA, len(record.name), len(extra))
+    return (
+        struct.pack("<4sHHHHHIIIHH", b"PK\3\4", _ZIP64, _UTF8, 0, 0, 0, record.crc32, *sizes)
+        + record.name
+        + extra
+    )
+
+
+def _tail(records: list[_Record], offset_bytes: int) -> bytes:
+    """The central directory, from `offset_bytes` on, and its end."""
+    directory = b"".join(_directory_entry(record) for record in records)
+    end = offset_bytes + len(directory)
+    place = (len(records), len(records), len(directory), offset_bytes)
+    return (
+        directory
+        + struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, _ZIP64, _ZIP64, 0, 0, *place)
+        + struct.pack("<4sIQI", b"PK\6\7", 0, end, 1)
+        + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, _IN_EXTRA, _IN_EXTRA, 0)
+    )
+
+
+def _directory_entry(record: _Record) -> bytes:
+    extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
+    lengths = (_IN_EXTRA, _IN_EXTRA, len(record.name), len(extra))
+    return (
+        struct.pack("<4sHHHHHHIIIHHH", b"PK\1\2", _ZIP64, _ZIP64, _UTF8, 0, 0, 0, record.crc32, *lengths, 0)
+        + struct.pack("<HHII", 0, 0, 0, record.header_offset_bytes)
+        + record.name
+        + extra
+    )

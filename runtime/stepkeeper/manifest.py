@@ -1,0 +1,202 @@
+"""manifest.<rank>.json: what one rank wrote of a checkpoint, object by object, and where each tensor and value is."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from stepkeeper.errors import ManifestError
+from stepkeeper.log.entries import ManifestRef
+from stepkeeper.storage.crc import combine_crc32c, crc32c
+
+__all__ = [
+    "BLOCK_BYTES",
+    "ChunkRecord",
+    "Manifest",
+    "ObjectRecord",
+    "TensorRecord",
+    "ValueRecord",
+    "checkpoint_folder",
+    "manifest_name",
+]
+
+FORMAT: Final = 1
+BLOCK_BYTES: Final = 16 * 1024 * 1024
+"""The unit of verification: a read is verified by whole blocks."""
+
+
+def checkpoint_folder(step: int, claim: int, nonce: str) -> str:
+    """Where a save's objects are, relative to the root; `claim` is the claim's slot, `nonce` the save's own."""
+    return f"{step}/{claim}-{nonce}"
+
+
+def manifest_name(rank: int) -> str:
+    return f"manifest.{rank}.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectRecord:
+    path: str
+    """Relative to the checkpoint's folder, as every path in a manifest."""
+
+    size_bytes: int
+    blocks: tuple[int, ...]
+    """crc32c of each BLOCK_BYTES; the last may be shorter."""
+
+    @property
+    def crc32c(self) -> int:
+        """Of the whole object."""
+        return combine_crc32c(self.blocks, BLOCK_BYTES, self.size_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRecord:
+    """One box of a tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    path: str
+    offset_bytes: int
+    """Of the blob, in the object."""
+
+    length_bytes: int
+    """Of the blob."""
+
+    data_offset_bytes: int
+    """Of the raw elements, in the blob."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRecord:
+    fqn: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    chunks: tuple[ChunkRecord, ...]
+    """Those that this rank wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRecord:
+    fqn: str
+    path: str
+    offset_bytes: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    rank: int
+    world_size: int
+    step: int
+    claim: int
+    nonce: str
+    objects: tuple[ObjectRecord, ...]
+    """Rank 0's: also `.metadata` and the other ranks' manifests."""
+
+    tensors: tuple[TensorRecord, ...]
+    values: tuple[ValueRecord, ...]
+
+    @property
+    def folder(self) -> str:
+        return checkpoint_folder(self.step, self.claim, self.nonce)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the objects that it lists."""
+        return sum(record.size_bytes for record in self.objects)
+
+    def ref(self) -> ManifestRef:
+        """What proves that these bytes are this manifest."""
+        data = self.to_json()
+        return ManifestRef(path=manifest_name(self.rank), size_bytes=len(data), crc32c=crc32c(data))
+
+    def to_json(self) -> bytes:
+        raw = {
+            "format": FORMAT,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "step": self.step,
+            "claim": self.claim,
+            "nonce": self.nonce,
+            "block_bytes": BLOCK_BYTES,
+            "objects": [
+                {"path": o.path, "size_bytes": o.size_bytes, "blocks": o.blocks} for o in self.objects
+            ],
+            "tensors": [
+                {
+                    "fqn": t.fqn,
+                    "dtype": t.dtype,
+                    "global_shape": t.global_shape,
+                    "chunks": [
+                        {
+                            "offsets": c.offsets,
+                            "sizes": c.sizes,
+                            "path": c.path,
+                            "offset_bytes": c.offset_bytes,
+                            "length_bytes": c.length_bytes,
+                            "data_offset_bytes": c.data_offset_bytes,
+                        }
+                        for c in t.chunks
+                    ],
+                }
+                for t in self.tensors
+            ],
+            "values": [
+                {
+                    "fqn": v.fqn,
+                    "path": v.path,
+                    "offset_bytes": v.offset_bytes,
+                    "length_bytes": v.length_bytes,
+                }
+                for v in self.values
+            ],
+        }
+        return json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Self:
+        """Raises ManifestError that names `where`, the manifest's object."""
+        try:
+            raw = json.loads(data)
+            if (raw["format"], raw["block_bytes"]) != (FORMAT, BLOCK_BYTES):
+                raise ManifestError(
+                    f"{where} has format {raw['format']!r} with blocks of {raw['block_bytes']!r} bytes, this "
+                    f"stepkeeper knows {FORMAT} with {BLOCK_BYTES}: use the release that wrote it, or a newer one"
+                )
+            return cls(
+                rank=raw["rank"],
+                world_size=raw["world_size"],
+                step=raw["step"],
+                claim=raw["claim"],
+                nonce=raw["nonce"],
+                objects=tuple(_object(item) for item in raw["objects"]),
+                tensors=tuple(_tensor(item) for item in raw["tensors"]),
+                values=tuple(ValueRecord(**item) for item in raw["values"]),
+            )
+        except ManifestError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            raise ManifestError(f"{where} is no manifest: {error!r}") from error
+
+
+def _object(raw: Any) -> ObjectRecord:
+    return ObjectRecord(path=raw["path"], size_bytes=raw["size_bytes"], blocks=tuple(raw["blocks"]))
+
+
+def _tensor(raw: Any) -> TensorRecord:
+    return TensorRecord(
+        fqn=raw["fqn"],
+        dtype=raw["dtype"],
+        global_shape=tuple(raw["global_shape"]),
+        chunks=tuple(_chunk(item) for item in raw["chunks"]),
+    )
+
+
+def _chunk(raw: Any) -> ChunkRecord:
+    return ChunkRecord(
+        offsets=tuple(raw["offsets"]),
+        sizes=tuple(raw["sizes"]),
+        path=raw["path"],
+        offset_bytes=raw["offset_bytes"],
+        length_bytes=raw["length_bytes"],
+        data_offset_bytes=raw["data_offset_bytes"],
+    )
