@@ -1,0 +1,100 @@
+"""The demo exits non-zero if something it claims did not happen: each claim, broken once."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from demo.picture import draw
+from demo.story import Attempt, Commit, Disruption, Resume, StepSeen, Story, broken_claims, lost_steps
+
+FAULTS = ["Spot preemption", "Power cut"]
+
+
+def _steps(first: int, last: int, *, begin_s: float) -> list[StepSeen]:
+    return [
+        StepSeen(
+            at_s=begin_s + 0.2 * (step - first), step=step, epoch=0, loss=1 / step, exact=(1 / step).hex()
+        )
+        for step in range(first, last + 1)
+    ]
+
+
+def _story() -> Story:
+    at_notice, periodic = Commit(at_s=3, sequence=2, step=9), Commit(at_s=12, sequence=4, step=15)
+    return Story(
+        total_steps=25,
+        attempts=[
+            Attempt(pod="a", node="n1", steps=_steps(1, 9, begin_s=1)),
+            Attempt(pod="b", node="n2", steps=_steps(10, 18, begin_s=10), resume=_resume(at_notice)),
+            Attempt(pod="c", node="n1", steps=_steps(16, 25, begin_s=20), resume=_resume(periodic)),
+        ],
+        commits=[at_notice, periodic],
+        disruptions=[
+            Disruption(at_s=2.5, name="Spot preemption", node="n1"),
+            Disruption(at_s=12, name="Power cut", node="n2"),
+        ],
+        complete_at_s=25,
+    )
+
+
+def _resume(commit: Commit) -> Resume:
+    return Resume(at_s=commit.at_s + 5, restored=commit, named=commit)
+
+
+def test_a_run_as_it_should_be_breaks_no_claim() -> None:
+    assert broken_claims(_story(), disruptions=FAULTS) == []
+
+
+def test_lost_are_the_steps_behind_the_commit_that_was_resumed() -> None:
+    assert [[s.step for s in lost_steps(_story(), i)] for i in range(3)] == [[], [16, 17, 18], []]
+
+
+def _not_complete(story: Story) -> None:
+    story.complete_at_s = None
+
+
+def _one_fault_only(story: Story) -> None:
+    story.disruptions.pop()
+
+
+def _older_commit(story: Story) -> None:
+    old = story.commits[0]
+    story.attempts[2].resume = Resume(at_s=17, restored=old, named=story.commits[1])
+
+
+def _gap_behind_restore(story: Story) -> None:
+    del story.attempts[2].steps[0]
+
+
+def _unseen_step(story: Story) -> None:
+    del story.attempts[0].steps[3]
+
+
+def _other_loss(story: Story) -> None:
+    step = story.attempts[2].steps[1]
+    story.attempts[2].steps[1] = dataclasses.replace(step, exact="0x1.8p+0")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_not_complete, "did not become Complete"),
+        (_one_fault_only, "the disruptions were"),
+        (_older_commit, "the log named"),
+        (_gap_behind_restore, "went on with 17"),
+        (_unseen_step, "no line was seen of steps"),
+        (_other_loss, "step 17 had loss"),
+    ],
+)
+def test_each_claim_is_checked(spoil: Callable[[Story], None], said: str) -> None:
+    story = _story()
+    spoil(story)
+    assert any(said in line for line in broken_claims(story, disruptions=FAULTS))
+
+
+def test_the_picture_is_a_png(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "story.png"
+    draw(_story(), path, title="a run")
+    assert path.read_bytes().startswith(b"\x89PNG")
