@@ -252,6 +252,9 @@ class Bookkeeping(StatusPart):
     job_sets: Count = 0
     """JobSets made so far; the current one's number is this minus 1."""
 
+    started: bool = False
+    """The current JobSet had an attempt."""
+
     restarts_seen: Count = 0
     """Restarts of the current JobSet that attempts already account for."""
 

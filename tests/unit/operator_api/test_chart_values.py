@@ -1,0 +1,40 @@
+"""The chart's values and what the operator reads: no name in one that is missing in the other."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stepkeeper_operator.settings import OperatorSettings
+
+CHART = Path(__file__).parents[3] / "charts/stepkeeper"
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+
+
+def field_of(value_name: str) -> str:
+    """reportIntervalSeconds → report_interval_s, as the template of the Deployment does it."""
+    return re.sub(r"_seconds$", "_s", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", value_name).lower())
+
+
+@pytest.mark.parametrize("name", VALUES["settings"])
+def test_each_setting_is_one_of_the_operators_with_the_same_default(name: str) -> None:
+    assert field_of(name) in OperatorSettings.model_fields
+    assert OperatorSettings.model_fields[field_of(name)].default == VALUES["settings"][name]
+
+
+def test_the_schema_of_the_values_knows_every_value() -> None:
+    assert set(SCHEMA["properties"]) == set(VALUES) | {"global"}
+    for name, value in VALUES.items():
+        inner = SCHEMA["properties"][name].get("properties")
+        if inner is not None:
+            assert set(inner) == set(value), name
+
+
+def test_the_versions_are_the_packages() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    pyproject = (CHART.parents[1] / "pyproject.toml").read_text()
+    assert f'\nversion = "{chart["appVersion"]}"\n' in pyproject

@@ -1,0 +1,146 @@
+"""The values that stand for a CheckpointedTrainingJob."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from stepkeeper.contract import OnDisruption
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob, PlacementSpec, Provisioning
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    Attempt,
+    Condition,
+    ConditionStatus,
+    TrainingJobStatus,
+)
+
+ACCEPTED = sorted((Path(__file__).parents[2] / "data/crd/accepted").glob("*.yaml"))
+
+
+def raw_job() -> dict[str, Any]:
+    return {
+        "apiVersion": "stepkeeper.dev/v1alpha1",
+        "kind": "CheckpointedTrainingJob",
+        "metadata": {
+            "name": "text-lm",
+            "namespace": "default",
+            "uid": "u-1",
+            "creationTimestamp": "2026-11-21T08:55:00Z",
+            "managedFields": [],
+        },
+        "spec": {
+            "placement": {"hosts": {"count": 2}},
+            "template": {"spec": {"containers": [{"name": "trainer"}]}},
+            "checkpoint": {"uri": "gs://bucket/x", "interval": {"steps": 5}},
+        },
+    }
+
+
+@pytest.mark.parametrize("path", ACCEPTED, ids=lambda path: path.stem)
+def test_what_the_api_server_accepts_the_operator_can_read(path: Path) -> None:
+    raw = yaml.safe_load(path.read_text())
+    raw["metadata"] |= {"namespace": "default", "uid": "u-1"}
+    job = CheckpointedTrainingJob.model_validate(raw)
+    assert job.spec.placement.n_hosts >= 1
+    assert job.to_raw()["spec"]["template"] == raw["spec"]["template"]
+
+
+def test_defaults_are_those_of_a_careful_user() -> None:
+    spec = CheckpointedTrainingJob.model_validate(raw_job()).spec
+    assert not spec.suspend
+    assert spec.checkpoint.retention.last == 3
+    assert spec.checkpoint.on_disruption is OnDisruption.SAVE
+    assert (spec.restarts.max_failures, spec.restarts.max_disruptions) == (3, None)
+    assert spec.restarts.reset_on_new_checkpoint
+    assert (spec.restarts.backoff.initial_seconds, spec.restarts.backoff.max_seconds) == (10, 600)
+    assert spec.ttl_seconds_after_finished is None
+
+
+def test_a_field_of_the_spec_that_is_not_known_is_refused_by_name() -> None:
+    raw = raw_job()
+    raw["spec"]["checkpoint"]["every"] = 5
+    with pytest.raises(ValidationError, match=r"spec\.checkpoint\.every"):
+        CheckpointedTrainingJob.model_validate(raw)
+
+
+def test_a_field_of_the_status_that_a_newer_operator_wrote_is_passed_over() -> None:
+    raw = raw_job()
+    raw["status"] = {"phase": "Running", "goodput": {"percent": 97}, "restarts": {"total": 2, "lost": 1}}
+    status = CheckpointedTrainingJob.model_validate(raw).status
+    assert (status.phase, status.restarts.total) == ("Running", 2)
+
+
+def test_reading_changes_nothing_that_was_passed_in() -> None:
+    raw = raw_job()
+    before = copy.deepcopy(raw)
+    CheckpointedTrainingJob.model_validate(raw)
+    assert raw == before
+
+
+def test_a_status_reads_back_as_it_was_written() -> None:
+    status = TrainingJobStatus(
+        observed_generation=3,
+        conditions=(
+            Condition(
+                type="Running",
+                status=ConditionStatus.TRUE,
+                reason="AllPodsRunning",
+                last_transition_time=1_795_251_300,
+            ),
+        ),
+        attempts=(Attempt(number=1, start=1_795_251_300, cause="SpotPreemption", from_step=0, to_step=7),),
+    )
+    raw = status.to_raw()
+    assert raw["conditions"][0]["lastTransitionTime"] == "2026-11-21T08:55:00Z"
+    assert raw["attempts"] == [
+        {
+            "number": 1,
+            "start": "2026-11-21T08:55:00Z",
+            "cause": "SpotPreemption",
+            "fromStep": 0,
+            "toStep": 7,
+        }
+    ]
+    assert TrainingJobStatus.model_validate(raw) == status
+
+
+def test_times_have_whole_seconds_so_that_writing_them_again_writes_nothing() -> None:
+    assert Attempt.model_validate({"number": 1, "start": 1_795_251_300.75}).start == 1_795_251_300
+    assert (
+        Attempt.model_validate({"number": 1, "start": "2026-11-21T09:55:00.75+01:00"}).start == 1_795_251_300
+    )
+
+
+@pytest.mark.parametrize(
+    ("tpu", "chips", "hosts", "chips_on_a_host"),
+    [
+        ({"accelerator": "v5p", "topology": "2x2x1"}, 4, 1, 4),
+        ({"accelerator": "v5p", "topology": "4x4x4", "slices": 2}, 128, 32, 4),
+        ({"accelerator": "v6e", "topology": "2x4"}, 8, 2, 4),
+        ({"accelerator": "v6e", "topology": "2x4", "chipsPerHost": 8}, 8, 1, 8),
+        ({"accelerator": "v5e", "topology": "1x1"}, 1, 1, 1),
+        ({"accelerator": "v5e", "topology": "16x16"}, 256, 64, 4),
+        ({"accelerator": "v7x", "topology": "1x1x1"}, 1, 1, 1),
+    ],
+    ids=lambda value: value["topology"] if isinstance(value, dict) else None,
+)
+def test_a_topology_says_how_many_chips_and_hosts_there_are(
+    tpu: dict[str, Any], chips: int, hosts: int, chips_on_a_host: int
+) -> None:
+    placement = PlacementSpec.model_validate({"tpu": tpu})
+    assert (placement.n_chips, placement.n_hosts, placement.chips_per_host) == (chips, hosts, chips_on_a_host)
+    assert placement.n_hosts == placement.n_slices * placement.hosts_per_slice
+
+
+def test_hosts_without_a_tpu_are_one_slice() -> None:
+    placement = PlacementSpec.model_validate({"hosts": {"count": 3}})
+    assert (placement.n_slices, placement.hosts_per_slice, placement.n_chips) == (1, 3, 0)
+
+
+def test_machines_are_on_demand_unless_said_otherwise() -> None:
+    placement = PlacementSpec.model_validate({"tpu": {"accelerator": "v5p", "topology": "2x2x1"}})
+    assert placement.tpu is not None
+    assert placement.tpu.provisioning is Provisioning.ON_DEMAND
