@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from functools import partial
 from typing import Final
 
 from stepkeeper.contract import Retention
@@ -57,5 +58,4 @@ def garbage_folders(state: LogState, claim: int, paths: Collection[str]) -> tupl
 
 def _delete_folder(store: Store, folder: str, patience: Patience) -> None:
     for stat in patience.retry(lambda: store.list(f"{folder}/")):
-        path = stat.path
-        patience.retry(lambda path=path: store.delete(path))
+        patience.retry(partial(store.delete, stat.path))

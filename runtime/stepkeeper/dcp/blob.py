@@ -40,6 +40,7 @@ class _Record:
     header_offset_bytes: int
 
 
+@lru_cache(maxsize=4096)
 def blob_layout(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
     head, records = _head(dtype, sizes)
     data_bytes = size_in_bytes(dtype, sizes)
@@ -91,17 +92,15 @@ def _tensor_pickle(dtype: str, sizes: tuple[int, ...]) -> bytes:
     for size in reversed(sizes):
         strides.append(stride)
         stride *= max(size, 1)
+    # A storage class that older torch knows, or an untyped storage and, last, the dtype.
+    storage, n_stored, last = Global("torch.storage", "UntypedStorage"), n_items * kind.item_bytes, [dtype]
     if kind.storage is not None:
-        storage, version, n_stored = Global("torch", kind.storage), 2, n_items
-    else:
-        storage, version = Global("torch.storage", "UntypedStorage"), 3
-        n_stored = n_items * kind.item_bytes
+        storage, n_stored, last = Global("torch", kind.storage), n_items, []
     identity = Persistent(("storage", storage, "0", "cpu", n_stored))
     hooks = Call(Global("collections", "OrderedDict"), ())
     arguments = (identity, 0, sizes, tuple(reversed(strides)), False, hooks)
-    if version == 3:
-        arguments = (*arguments, Global("torch", dtype))
-    return pickled(Call(Global("torch._utils", f"_rebuild_tensor_v{version}"), arguments))
+    function = Global("torch._utils", "_rebuild_tensor_v3" if last else "_rebuild_tensor_v2")
+    return pickled(Call(function, (*arguments, *(Global("torch", name) for name in last))))
 
 
 def _data_record(header_offset_bytes: int, crc32: int, size_bytes: int) -> _Record:

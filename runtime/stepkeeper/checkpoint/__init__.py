@@ -1,0 +1,24 @@
+"""The objects of a checkpoint: written by each rank, finished by rank 0, read back verified."""
+
+from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
+from stepkeeper.checkpoint.writing import (
+    FinishedCheckpoint,
+    SaveOrder,
+    TensorOrder,
+    ValueOrder,
+    finish_checkpoint,
+    verify_objects,
+    write_checkpoint,
+)
+
+__all__ = [
+    "CheckpointReader",
+    "FinishedCheckpoint",
+    "SaveOrder",
+    "TensorOrder",
+    "ValueOrder",
+    "finish_checkpoint",
+    "read_manifests",
+    "verify_objects",
+    "write_checkpoint",
+]

@@ -1,0 +1,174 @@
+"""A checkpoint read back: nothing leaves here that isn't, block by block, what was written."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Final, final
+
+from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, TransientStorageError
+from stepkeeper.log.entries import CommitRecord, ManifestRef
+from stepkeeper.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
+from stepkeeper.storage.base import Store
+from stepkeeper.storage.crc import block_crcs, crc32c
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = ["CheckpointReader", "read_manifest", "read_manifests"]
+
+_READS: Final = 3
+"""The first and two fresh ones: bytes that went bad on the way are no bad bytes in the store."""
+
+_BLOCKS_AT_ONCE: Final = 4
+_CACHED_BLOCKS: Final = 8
+
+
+def read_manifests(
+    store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
+) -> tuple[Manifest, ...]:
+    """All ranks' manifests, by rank, proven by the commit entry. Raises TornCheckpointError, StorageError."""
+    first, _ = read_manifest(store, commit.folder, commit.manifest, patience=patience)
+    listed = {record.path: record for record in first.objects}
+    manifests = [first]
+    for rank in range(1, first.world_size):
+        record = listed.get(manifest_name(rank))
+        if record is None:
+            raise ManifestError(f"{store.uri}/{commit.folder}: rank 0's manifest doesn't list rank {rank}'s")
+        ref = ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
+        manifests.append(read_manifest(store, commit.folder, ref, patience=patience)[0])
+    return tuple(manifests)
+
+
+def read_manifest(
+    store: Store, folder: str, ref: ManifestRef, *, patience: Patience = DEFAULT_PATIENCE
+) -> tuple[Manifest, ObjectRecord]:
+    """The manifest that `ref` names, and its own record as an object. Raises TornCheckpointError, StorageError."""
+    path = f"{folder}/{ref.path}"
+
+    def bad(data: bytes) -> str | None:
+        same = len(data) == ref.size_bytes and crc32c(data) == ref.crc32c
+        return None if same else f"{len(data)} bytes, crc32c {crc32c(data):08x}"
+
+    where = f"{store.uri}/{path}"
+    data = _until_good(lambda: _read_there(store, path), bad, where, patience)
+    record = ObjectRecord(path=ref.path, size_bytes=len(data), blocks=block_crcs([data], BLOCK_BYTES))
+    return Manifest.from_json(data, where), record
+
+
+@final
+class CheckpointReader:
+    """Reads the objects of one checkpoint; many threads at once. Keeps the last 128 MiB of verified blocks."""
+
+    def __init__(
+        self, store: Store, manifests: Sequence[Manifest], *, patience: Patience = DEFAULT_PATIENCE
+    ) -> None:
+        self._store = store
+        self._patience = patience
+        self._folder = manifests[0].folder
+        self._objects = {record.path: record for m in manifests for record in m.objects}
+        self._lock = threading.Lock()
+        self._blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
+
+    def read_verified(self, path: str, offset: int, length: int) -> bytes:
+        """These bytes of the object, every block that holds one of them verified.
+
+        Raises TornCheckpointError naming object and block when they were read bad three times; StorageError.
+        """
+        record = self._objects[path]
+        if not 0 <= offset <= offset + length <= record.size_bytes:
+            raise ValueError(f"{path} has {record.size_bytes} bytes, not {offset} to {offset + length}")
+        if length == 0:
+            return b""
+        wanted = range(offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES + 1)
+        blocks = self._verified_blocks(record, wanted)
+        skipped = offset - wanted.start * BLOCK_BYTES
+        if len(blocks) == 1:
+            return blocks[0][skipped : skipped + length]
+        last = length - sum(len(block) for block in blocks[:-1]) + skipped
+        return b"".join([memoryview(blocks[0])[skipped:], *blocks[1:-1], memoryview(blocks[-1])[:last]])
+
+    def _verified_blocks(self, record: ObjectRecord, wanted: range) -> list[bytes]:
+        """The blocks; those that no other thread has, or is reading, are read here."""
+        with self._lock:
+            mine = {block: Future[bytes]() for block in wanted if (record.path, block) not in self._blocks}
+            self._blocks.update({(record.path, block): future for block, future in mine.items()})
+            futures = [self._blocks[record.path, block] for block in wanted]
+            for block in wanted:
+                self._blocks.move_to_end((record.path, block))
+        try:
+            for run in _runs(list(mine)):
+                self._read_run(record, run, [mine[block] for block in run])
+        except BaseException as error:
+            with self._lock:
+                # Forgotten, so that whoever asks again reads again.
+                for block in mine:
+                    self._blocks.pop((record.path, block))
+            for future in mine.values():
+                if not future.done():
+                    future.set_exception(error)
+            raise
+        found = [future.result() for future in futures]
+        self._forget_oldest()
+        return found
+
+    def _read_run(self, record: ObjectRecord, run: range, futures: Sequence[Future[bytes]]) -> None:
+        """The futures of blocks `run` have their blocks, by one read."""
+        start, expected = run.start * BLOCK_BYTES, record.blocks[run.start : run.stop]
+
+        def bad(data: bytes) -> str | None:
+            found = block_crcs([data], BLOCK_BYTES)
+            for place, crc in enumerate(expected):
+                if found[place : place + 1] != (crc,):
+                    return f"block {run.start + place} of {len(record.blocks)}"
+            return None
+
+        def read() -> bytes | None:
+            length = min(len(run) * BLOCK_BYTES, record.size_bytes - start)
+            return _read_there(self._store, path, start, length)
+
+        path = f"{self._folder}/{record.path}"
+        data = _until_good(read, bad, f"{self._store.uri}/{path}", self._patience)
+        for place, future in enumerate(futures):
+            future.set_result(data[place * BLOCK_BYTES : (place + 1) * BLOCK_BYTES])
+
+    def _forget_oldest(self) -> None:
+        with self._lock:
+            # A future under way is somebody's to resolve: it stays.
+            done = [key for key, future in self._blocks.items() if future.done()]
+            for key in done[: max(len(self._blocks) - _CACHED_BLOCKS, 0)]:
+                del self._blocks[key]
+
+
+def _runs(blocks: Sequence[int]) -> Iterator[range]:
+    """Neighbours together, a few at a time."""
+    first = 0
+    for index in range(1, len(blocks) + 1):
+        ends = index == len(blocks) or blocks[index] != blocks[index - 1] + 1
+        if ends or index - first == _BLOCKS_AT_ONCE:
+            yield range(blocks[first], blocks[index - 1] + 1)
+            first = index
+
+
+def _until_good(
+    read: Callable[[], bytes | None], bad: Callable[[bytes], str | None], where: str, patience: Patience
+) -> bytes:
+    """Bytes that `bad` finds nothing wrong with. Raises TornCheckpointError when it found something each time."""
+    found = ""
+    for _ in range(_READS):
+        data = patience.retry(read)
+        if data is None:
+            raise TornCheckpointError(f"{where} is missing")
+        complaint = bad(data)
+        if complaint is None:
+            return data
+        found = complaint
+    raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)")
+
+
+def _read_there(store: Store, path: str, offset: int = 0, length: int | None = None) -> bytes | None:
+    """None if the object isn't there, and isn't listed either. Raises TransientStorageError if the two disagree."""
+    try:
+        return store.read(path, offset, length)
+    except MissingObjectError as error:
+        if any(stat.path == path for stat in store.list(path)):
+            raise TransientStorageError(f"{store.uri}/{path} is listed, but isn't found") from error
+        return None

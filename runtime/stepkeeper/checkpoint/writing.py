@@ -1,0 +1,275 @@
+"""The objects of a checkpoint: written by each rank, finished by rank 0."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+from stepkeeper.checkpoint.reading import read_manifest
+from stepkeeper.dcp.blob import blob_layout, encode_blob
+from stepkeeper.dcp.dtypes import size_in_bytes
+from stepkeeper.dcp.metadata import METADATA_NAME, KeyPath, encode_metadata
+from stepkeeper.errors import ManifestError, VerifyError
+from stepkeeper.log.entries import ManifestRef
+from stepkeeper.manifest import (
+    BLOCK_BYTES,
+    ChunkRecord,
+    Manifest,
+    ObjectRecord,
+    TensorRecord,
+    ValueRecord,
+    checkpoint_folder,
+    manifest_name,
+)
+from stepkeeper.storage.base import Buffer, Store, joined_size_bytes
+from stepkeeper.storage.crc import block_crcs
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = [
+    "FinishedCheckpoint",
+    "SaveOrder",
+    "TensorOrder",
+    "ValueOrder",
+    "finish_checkpoint",
+    "verify_objects",
+    "write_checkpoint",
+]
+
+_THREADS: Final = 8
+_LEAST_FILE_BYTES: Final = 16 * 1024 * 1024
+_MOST_FILE_BYTES: Final = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorOrder:
+    """A box of a tensor to write: row-major elements from `start` on in the rank's data."""
+
+    fqn: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueOrder:
+    fqn: str
+    start: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOrder:
+    """What one rank writes of one save."""
+
+    rank: int
+    world_size: int
+    step: int
+    claim: int
+    """The claim's slot."""
+
+    nonce: str
+    """The save's own: `new_nonce()`, the same on all ranks."""
+
+    tensors: tuple[TensorOrder, ...]
+    values: tuple[ValueOrder, ...]
+
+    @property
+    def folder(self) -> str:
+        return checkpoint_folder(self.step, self.claim, self.nonce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedCheckpoint:
+    """Durable and whole: what a commit entry says of it."""
+
+    manifest: ManifestRef
+    size_bytes: int
+    manifests: tuple[Manifest, ...]
+    """By rank."""
+
+
+def write_checkpoint(
+    store: Store, order: SaveOrder, data: memoryview, *, patience: Patience = DEFAULT_PATIENCE
+) -> Manifest:
+    """One rank's objects are durable, and so is its manifest, but rank 0's: that comes last, by `finish_checkpoint`.
+
+    Raises StorageError.
+    """
+    files = _packed(order)
+    objects: list[ObjectRecord] = []
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-write") as pool:
+        writes = [pool.submit(_write_file, store, order.folder, file, data, patience) for file in files]
+        try:
+            objects.extend(write.result() for write in writes)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    tensors, values = _records(files)
+    manifest = Manifest(
+        rank=order.rank,
+        world_size=order.world_size,
+        step=order.step,
+        claim=order.claim,
+        nonce=order.nonce,
+        objects=tuple(objects),
+        tensors=tensors,
+        values=values,
+    )
+    if order.rank != 0:
+        _write_object(store, order.folder, manifest_name(order.rank), [manifest.to_json()], patience)
+    return manifest
+
+
+def finish_checkpoint(
+    store: Store,
+    own: Manifest,
+    others: Sequence[ManifestRef],
+    *,
+    aliases: Mapping[str, str] | None = None,
+    key_paths: Mapping[str, KeyPath] | None = None,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> FinishedCheckpoint:
+    """On rank 0, once all have written: `.metadata` and rank 0's manifest are durable. Ready to be committed.
+
+    `others` are what the other ranks' manifests have to be. Raises ManifestError if the ranks' parts don't make a
+    whole, TornCheckpointError if a manifest isn't what its rank wrote, StorageError.
+    """
+    read = [read_manifest(store, own.folder, ref, patience=patience) for ref in others]
+    manifests = sorted([own, *(manifest for manifest, _ in read)], key=lambda manifest: manifest.rank)
+    _check_one_save(manifests)
+    metadata = encode_metadata(manifests, aliases=aliases, key_paths=key_paths)
+    written = _write_object(store, own.folder, METADATA_NAME, [metadata], patience)
+    complete = replace(own, objects=(*own.objects, written, *(record for _, record in read)))
+    _write_object(store, own.folder, manifest_name(0), [complete.to_json()], patience)
+    ref = complete.ref()
+    return FinishedCheckpoint(
+        manifest=ref,
+        size_bytes=ref.size_bytes + complete.size_bytes + sum(m.size_bytes for m, _ in read),
+        manifests=(complete, *manifests[1:]),
+    )
+
+
+def verify_objects(
+    store: Store, finished: FinishedCheckpoint, *, patience: Patience = DEFAULT_PATIENCE
+) -> None:
+    """The store holds every object with the size, and where it knows it the checksum, that was written.
+
+    Raises VerifyError naming objects, StorageError.
+    """
+    folder = finished.manifests[0].folder
+    listed = patience.retry(lambda: store.list(f"{folder}/"))
+    there = {stat.path.removeprefix(f"{folder}/"): stat for stat in listed}
+    ref = finished.manifest
+    expected = [(ref.path, ref.size_bytes, ref.crc32c)]
+    expected += [(o.path, o.size_bytes, o.crc32c) for m in finished.manifests for o in m.objects]
+    wrong = []
+    for path, size_bytes, crc in expected:
+        stat = there.get(path)
+        if stat is None:
+            wrong.append(f"{path} is missing")
+        elif stat.size_bytes != size_bytes:
+            wrong.append(f"{path} has {stat.size_bytes} bytes instead of {size_bytes}")
+        elif stat.crc32c not in (None, crc):
+            wrong.append(f"{path} has crc32c {stat.crc32c:08x} instead of {crc:08x}")
+    if wrong:
+        raise VerifyError(
+            f"{store.uri}/{folder}: {len(wrong)} of {len(expected)} objects: {'; '.join(wrong[:4])}"
+        )
+
+
+def _check_one_save(manifests: Sequence[Manifest]) -> None:
+    own = manifests[0]
+    saves = {(m.step, m.claim, m.nonce, m.world_size) for m in manifests}
+    if len(saves) > 1 or [m.rank for m in manifests] != list(range(own.world_size)):
+        raise ManifestError(
+            f"{own.folder} has manifests of ranks {[m.rank for m in manifests]} of {own.world_size}, "
+            f"of {len(saves)} different saves"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    order: TensorOrder | ValueOrder
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    items: tuple[_Item, ...]
+
+
+def _packed(order: SaveOrder) -> list[_File]:
+    """All of a rank's blobs in files that are large, and enough of them to be written side by side. Pure."""
+    items = [(tensor, blob_layout(tensor.dtype, tensor.sizes).length_bytes) for tensor in order.tensors]
+    sized: list[tuple[TensorOrder | ValueOrder, int]] = [*items, *((v, v.length_bytes) for v in order.values)]
+    wished_bytes = sum(size for _, size in sized) // _THREADS
+    most_bytes = min(max(wished_bytes, _LEAST_FILE_BYTES), _MOST_FILE_BYTES)
+    files: list[list[_Item]] = []
+    end_bytes = most_bytes
+    for item, size_bytes in sized:
+        if not files or end_bytes + size_bytes > most_bytes:
+            files.append([])
+            end_bytes = 0
+        files[-1].append(_Item(item, end_bytes))
+        end_bytes += size_bytes
+    return [_File(f"__{order.rank}_{n}.distcp", tuple(items)) for n, items in enumerate(files)]
+
+
+def _write_file(store: Store, folder: str, file: _File, data: memoryview, patience: Patience) -> ObjectRecord:
+    parts: list[Buffer] = []
+    for item in file.items:
+        match item.order:
+            case TensorOrder(dtype=dtype, sizes=sizes, start=start):
+                end = start + size_in_bytes(dtype, sizes)
+                parts += encode_blob(dtype, sizes, data[start:end])
+            case ValueOrder(start=start, length_bytes=length_bytes):
+                parts.append(data[start : start + length_bytes])
+    return _write_object(store, folder, file.name, parts, patience)
+
+
+def _write_object(
+    store: Store, folder: str, name: str, parts: Sequence[Buffer], patience: Patience
+) -> ObjectRecord:
+    record = ObjectRecord(
+        path=name, size_bytes=joined_size_bytes(parts), blocks=block_crcs(parts, BLOCK_BYTES)
+    )
+    patience.retry(lambda: store.write(f"{folder}/{name}", parts))
+    return record
+
+
+def _records(files: Sequence[_File]) -> tuple[tuple[TensorRecord, ...], tuple[ValueRecord, ...]]:
+    chunks: dict[str, list[ChunkRecord]] = {}
+    first: dict[str, TensorOrder] = {}
+    values: list[ValueRecord] = []
+    for file in files:
+        for item in file.items:
+            if isinstance(item.order, ValueOrder):
+                values.append(_value_record(file.name, item.order, item.offset_bytes))
+            else:
+                first.setdefault(item.order.fqn, item.order)
+                chunk = _chunk_record(file.name, item.order, item.offset_bytes)
+                chunks.setdefault(item.order.fqn, []).append(chunk)
+    tensors = (
+        TensorRecord(fqn=fqn, dtype=order.dtype, global_shape=order.global_shape, chunks=tuple(chunks[fqn]))
+        for fqn, order in first.items()
+    )
+    return tuple(tensors), tuple(values)
+
+
+def _chunk_record(path: str, order: TensorOrder, offset_bytes: int) -> ChunkRecord:
+    layout = blob_layout(order.dtype, order.sizes)
+    return ChunkRecord(
+        offsets=order.offsets,
+        sizes=order.sizes,
+        path=path,
+        offset_bytes=offset_bytes,
+        length_bytes=layout.length_bytes,
+        data_offset_bytes=layout.data_offset_bytes,
+    )
+
+
+def _value_record(path: str, order: ValueOrder, offset_bytes: int) -> ValueRecord:
+    return ValueRecord(fqn=order.fqn, path=path, offset_bytes=offset_bytes, length_bytes=order.length_bytes)
