@@ -39,14 +39,16 @@ def fields(version: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return dict(own_fields(version["schema"]["openAPIV3Schema"]))
 
 
-@pytest.mark.parametrize("folder", ["crds", "charts/stepkeeper/crds"])
-def test_the_committed_crd_is_the_one_that_make_generate_writes(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "file", [f"crds/{FILE}", f"charts/stepkeeper/crds/{FILE}", "docs/user/job-reference.md"]
+)
+def test_the_committed_file_is_the_one_that_make_generate_writes(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.chdir(tmp_path)
     assert main() == 0
-    assert (ROOT / folder / FILE).read_text() == (tmp_path / folder / FILE).read_text(), "run `make generate`"
+    assert (ROOT / file).read_text() == (tmp_path / file).read_text(), "run `make generate`"
 
 
 def test_generate_writes_nothing_outside_of_the_repository(

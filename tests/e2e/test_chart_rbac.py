@@ -1,0 +1,115 @@
+"""What the chart's roles allow, as the API server sees it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import yaml
+
+from stepcluster import binaries
+from stepcluster.errors import CommandError
+from stepcluster.machine import run
+
+ROOT = Path(__file__).parents[2]
+NAMESPACE = "chart-rbac"
+OPERATOR = f"system:serviceaccount:{NAMESPACE}:chart-rbac-stepkeeper-operator"
+
+pytestmark = pytest.mark.cluster
+
+
+class Cluster(Protocol):
+    def kubectl(self, *args: str) -> str: ...
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The chart's roles without its Deployment."""
+    helm = binaries.ensure()["helm"]
+    text = run(
+        [
+            helm,
+            "template",
+            "chart-rbac",
+            ROOT / "charts/stepkeeper",
+            "-n",
+            NAMESPACE,
+            "--kube-version",
+            "1.36.3",
+        ]
+    )
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    file = tmp_path_factory.mktemp("chart") / "roles.yaml"
+    file.write_text(yaml.safe_dump_all(o for o in yaml.safe_load_all(text) if o and o["kind"] in kinds))
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
+    cluster.kubectl("create", "namespace", NAMESPACE)
+    cluster.kubectl("apply", "-f", str(file))
+    yield cluster
+    cluster.kubectl("delete", "-f", str(file), "--wait=false")
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def can(cluster: Cluster, namespace: str, request_line: str) -> bool:
+    """kubectl answers no with an error. The request is verb, resource and maybe a subresource or a name."""
+    verb, resource, *rest = request_line.split()
+    options = ("--as", OPERATOR, "--namespace", namespace, *rest)
+    try:
+        return cluster.kubectl("auth", "can-i", verb, resource, *options).strip() == "yes"
+    except CommandError as error:
+        if str(error).split()[-1] != "no":
+            raise
+        return False
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        "watch ctj.stepkeeper.dev",
+        "patch ctj.stepkeeper.dev --subresource=status",
+        "create jobsets.jobset.x-k8s.io",
+        "patch jobsets.jobset.x-k8s.io",
+        "delete jobsets.jobset.x-k8s.io",
+        "watch pods",
+        "patch pods --subresource=status",
+        "patch configmaps",
+        "create events.events.k8s.io",
+    ],
+)
+def test_the_operator_may_do_its_work_in_any_namespace(installed: Cluster, request_line: str) -> None:
+    assert can(installed, "default", request_line)
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        "get secrets",
+        "create secrets",
+        "update leases.coordination.k8s.io",
+        "patch ctj.stepkeeper.dev",
+        "create pods",
+        "create pods --subresource=exec",
+        "delete jobs.batch",
+        "delete configmaps",
+        "create jobs.batch",
+        "create serviceaccounts --subresource=token",
+        "impersonate users",
+    ],
+)
+def test_the_operator_may_do_nothing_else_there(installed: Cluster, request_line: str) -> None:
+    assert not can(installed, "default", request_line)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "allowed"),
+    [
+        ("get secrets/chart-rbac-stepkeeper-operator-tls", True),
+        ("get secrets/another", False),
+        ("list secrets", False),
+        ("update leases.coordination.k8s.io/chart-rbac-stepkeeper-operator", True),
+        ("update leases.coordination.k8s.io/another", False),
+    ],
+)
+def test_at_home_the_operator_has_its_certificate_and_its_lease(
+    installed: Cluster, request_line: str, *, allowed: bool
+) -> None:
+    assert can(installed, NAMESPACE, request_line) is allowed
