@@ -40,7 +40,6 @@ class Disruption:
 class Resume:
     """What an attempt said that it goes on from, and what the log named when it began."""
 
-    at_s: float
     restored: Commit
     """As the job's status says."""
 
@@ -57,6 +56,10 @@ class Attempt:
     steps: list[StepSeen] = field(default_factory=list)
     resume: Resume | None = None
     """None: it started from scratch."""
+
+    @property
+    def last_step(self) -> int:
+        return self.steps[-1].step if self.steps else 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -40,7 +40,7 @@ def _story() -> Story:
 
 
 def _resume(commit: Commit) -> Resume:
-    return Resume(at_s=commit.at_s + 5, restored=commit, named=commit)
+    return Resume(restored=commit, named=commit)
 
 
 def test_a_run_as_it_should_be_breaks_no_claim() -> None:
@@ -61,7 +61,7 @@ def _one_fault_only(story: Story) -> None:
 
 def _older_commit(story: Story) -> None:
     old = story.commits[0]
-    story.attempts[2].resume = Resume(at_s=17, restored=old, named=story.commits[1])
+    story.attempts[2].resume = Resume(restored=old, named=story.commits[1])
 
 
 def _gap_behind_restore(story: Story) -> None:

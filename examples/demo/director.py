@@ -1,0 +1,188 @@
+"""Follows a job, tells what happens as it happens, and brings about the faults when their time has come."""
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from demo.story import Attempt, Commit, Disruption, Resume, StepSeen, Story, lost_steps
+from demo.watch import Event, LogGrew, PodStarted, StatusChanged, StepPrinted
+from stepkeeper.log import LogState
+
+__all__ = ["Act", "DemoError", "Director"]
+
+_STEPS_BETWEEN_LINES = 10
+_TICK_S = 0.5
+_LAST_LINES_S = 5
+
+
+class DemoError(RuntimeError):
+    """The job came to no good end; the message says what was seen last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """A fault, and when its time has come."""
+
+    name: str
+    told: str
+    cause: Callable[[str], None]
+    """Called with the name of the node where the job runs."""
+
+    at_step: int
+    uncommitted_steps: int = 0
+    """At least that many must be at stake."""
+
+
+class Director:
+    """One run of the job, from `kubectl apply` to Complete."""
+
+    def __init__(self, *, acts: Iterable[Act], total_steps: int, started_unix_s: float) -> None:
+        self.story = Story(total_steps=total_steps)
+        self._acts = list(acts)
+        self._t0 = started_unix_s
+        self._phase = ""
+        self._named: dict[int, Commit] = {}
+        self._claims: dict[int, int] = {}
+        self._to_redo: list[StepSeen] = []
+        # Lines are told while a fault takes its time.
+        self._executor = ThreadPoolExecutor(max_workers=1)
+        self._fault: Future[None] = self._executor.submit(lambda: None)
+
+    def follow(self, events: "queue.SimpleQueue[Event]", *, timeout_s: float) -> Story:
+        """The story up to Complete. Raises DemoError if the job fails, or takes longer."""
+        while not self._ended():
+            if time.time() > self._t0 + timeout_s:
+                raise DemoError(f"not Complete after {timeout_s:.0f} s; the phase is {self._phase!r}")
+            with contextlib.suppress(queue.Empty):
+                self._see(events.get(timeout=_TICK_S))
+            if self._fault.done():
+                self._fault.result()
+                self._act()
+        self._executor.shutdown()
+        return self.story
+
+    def tell(self, text: str, at_unix_s: float | None = None) -> None:
+        """A line with the time since the job was applied."""
+        elapsed_s = int((at_unix_s or time.time()) - self._t0)
+        print(f"{elapsed_s // 60:3d}:{elapsed_s % 60:02d}  {text}", flush=True)
+
+    def _ended(self) -> bool:
+        story = self.story
+        if story.complete_at_s is None:
+            return False
+        # The last lines may come after the phase.
+        all_lines = story.attempts[-1].last_step >= story.total_steps
+        return all_lines or time.time() > self._t0 + story.complete_at_s + _LAST_LINES_S
+
+    def _see(self, event: Event) -> None:
+        match event:
+            case StatusChanged():
+                self._see_status(event.at_s, event.status)
+            case PodStarted():
+                self.story.attempts.append(Attempt(pod=event.pod, node=event.node))
+                self.tell(f"pod {event.pod} runs on {event.node}", event.at_s)
+            case StepPrinted():
+                self._see_step(event)
+            case LogGrew():
+                self._see_log(event.at_s, event.state)
+
+    def _see_status(self, at_unix_s: float, status: dict[str, Any]) -> None:
+        phase = status.get("phase", "")
+        if phase != self._phase:
+            self._phase = phase
+            self.tell(f"phase {phase}", at_unix_s)
+        if phase == "Failed":
+            raise DemoError(f"the job failed: {status.get('conditions')}")
+        if phase == "Complete" and self.story.complete_at_s is None:
+            self.story.complete_at_s = at_unix_s - self._t0
+        self._see_restored(status)
+
+    def _see_restored(self, status: dict[str, Any]) -> None:
+        restored = status.get("checkpoint", {}).get("restored")
+        number = max((a["number"] for a in status.get("attempts", [])), default=0)
+        index = number - 1
+        if (
+            restored is None
+            or number != len(self.story.attempts)
+            or self.story.attempts[index].resume is not None
+        ):
+            return
+        named = self._named.get(index)
+        if named is None:
+            return
+        sequence, step = restored["sequence"], restored["step"]
+        known = {c.sequence: c for c in self.story.commits}
+        commit = known.get(sequence, Commit(at_s=0, sequence=sequence, step=step))
+        self.story.attempts[index].resume = Resume(restored=commit, named=named)
+        self._to_redo = lost_steps(self.story, index - 1)
+        same = "as the log named" if commit == named else f"although the log named entry {named.sequence}"
+        self.tell(
+            f"RESUMED from step {step}: restored.sequence is {sequence}, {same}. {_lost(self._to_redo)}"
+        )
+
+    def _see_step(self, event: StepPrinted) -> None:
+        attempt = next(a for a in self.story.attempts if a.pod == event.pod)
+        if event.step <= attempt.last_step:
+            return
+        seen = StepSeen(
+            at_s=event.at_s - self._t0, step=event.step, epoch=event.epoch, loss=event.loss, exact=event.exact
+        )
+        attempt.steps.append(seen)
+        if event.step % _STEPS_BETWEEN_LINES == 0 or len(attempt.steps) == 1:
+            self.tell(f"step {event.step:4d}  epoch {event.epoch}  loss {event.loss:.4f}", event.at_s)
+        if self._to_redo and event.step == self._to_redo[-1].step:
+            again = {s.step: s.exact for s in attempt.steps}
+            equal = all(again.get(s.step) == s.exact for s in self._to_redo)
+            steps = f"steps {self._to_redo[0].step} to {event.step}"
+            self.tell(
+                f"{steps} done again: their losses are {'equal to the last bit' if equal else 'DIFFERENT'}"
+            )
+            self._to_redo = []
+
+    def _see_log(self, at_unix_s: float, state: LogState) -> None:
+        known = {c.sequence for c in self.story.commits}
+        for record in state.commits.values():
+            if record.slot not in known:
+                commit = Commit(at_s=at_unix_s - self._t0, sequence=record.slot, step=record.step)
+                self.story.commits.append(commit)
+                self.tell(f"committed step {record.step} as entry {record.slot} of the log", at_unix_s)
+        if state.claim is not None and state.claim not in self._claims:
+            index = len(self.story.attempts) - 1
+            self._claims[state.claim] = index
+            before = [c for c in self.story.commits if c.sequence < state.claim]
+            if before:
+                self._named[index] = before[-1]
+                self.tell(
+                    f"a new start claims the root; the log names step {before[-1].step}, entry {before[-1].sequence}"
+                )
+
+    def _act(self) -> None:
+        if not self._acts or not self.story.attempts:
+            return
+        act, attempt = self._acts[0], self.story.attempts[-1]
+        committed = self.story.commits[-1].step if self.story.commits else 0
+        fresh = len(self.story.attempts) > len(self.story.disruptions)
+        if not fresh or attempt.last_step < max(act.at_step, committed + act.uncommitted_steps):
+            return
+        self._acts.pop(0)
+        now_unix_s = time.time()
+        self.story.disruptions.append(
+            Disruption(at_s=now_unix_s - self._t0, name=act.name, node=attempt.node)
+        )
+        newest = self.story.commits[-1] if self.story.commits else None
+        named = f"step {newest.step}, entry {newest.sequence}" if newest else "no commit"
+        self.tell(f"{act.name.upper()} of {attempt.node}: {act.told}")
+        self.tell(f"  the job is at step {attempt.last_step}, the log names {named}")
+        self._fault = self._executor.submit(act.cause, attempt.node)
+
+
+def _lost(steps: list[StepSeen]) -> str:
+    if not steps:
+        return "No step was lost"
+    return (
+        f"{len(steps)} uncommitted steps were lost ({steps[0].step} to {steps[-1].step}) and are done again"
+    )

@@ -1,0 +1,67 @@
+"""kubectl as a child process: one answer, or lines as they come."""
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["Kubectl", "KubectlError"]
+
+
+class KubectlError(RuntimeError):
+    """kubectl ended with an error; the message is what it said."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Kubectl:
+    binary: Path
+    kubeconfig: Path
+    namespace: str = "default"
+    _streams: set[subprocess.Popen[str]] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _closed: bool = False
+
+    def run(self, *words: str, stdin: str | None = None) -> str:
+        """What kubectl answered. Raises KubectlError."""
+        done = subprocess.run(
+            self._command(words), input=stdin, capture_output=True, text=True, check=False, timeout=60
+        )
+        if done.returncode != 0:
+            raise KubectlError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def lines(self, *words: str) -> Iterator[str]:
+        """Lines until kubectl ends, or `close` ends it."""
+        with self._lock:
+            if self._closed:
+                return
+            # A session of its own: Ctrl-C reaches this program, which then ends its children.
+            stream = subprocess.Popen(
+                self._command(words),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+            )
+            self._streams.add(stream)
+        with stream:
+            assert stream.stdout is not None
+            yield from stream.stdout
+        with self._lock:
+            self._streams.discard(stream)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """No stream of lines runs any more, and none begins."""
+        with self._lock:
+            self._closed = True
+            for stream in self._streams:
+                stream.kill()
+
+    def _command(self, words: tuple[str, ...]) -> list[str]:
+        return [str(self.binary), f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", *words]

@@ -1,0 +1,140 @@
+"""Everything that is to be seen of a job from outside, as one queue of events.
+
+The job's status and its pods come from the API server, what a trainer prints from its pod's log, commits from the
+log in object storage: status is only its mirror.
+"""
+
+import json
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from demo.kubectl import Kubectl
+from stepkeeper.errors import TransientStorageError
+from stepkeeper.log import Log, LogState
+from stepkeeper.storage import open_store
+
+__all__ = ["Event", "LogGrew", "PodStarted", "StatusChanged", "StepPrinted", "Watch"]
+
+_LOG_POLL_S = 0.3
+_AGAIN_S = 0.5
+_STEP = re.compile(r"step=(\d+) epoch=(\d+) loss=(\S+) exact=(\S+)")
+_POD_COLUMNS = "{.metadata.name} {.spec.nodeName} {.status.phase}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChanged:
+    at_s: float
+    """Unix time, here and below."""
+
+    status: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodStarted:
+    at_s: float
+    pod: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPrinted:
+    at_s: float
+    """When the container printed it, by the kubelet."""
+
+    pod: str
+    step: int
+    epoch: int
+    loss: float
+    exact: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogGrew:
+    at_s: float
+    state: LogState
+
+
+Event = StatusChanged | PodStarted | StepPrinted | LogGrew
+
+
+class Watch:
+    """Threads that put events into `events` until kubectl is closed."""
+
+    def __init__(self, kubectl: Kubectl, *, job: str, uri: str) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._kubectl = kubectl
+        self._job = job
+        self._uri = uri
+        self._seen_pods: set[str] = set()
+
+    def start(self) -> None:
+        for target in (self._watch_status, self._watch_pods):
+            threading.Thread(target=self._again_and_again, args=(target,), daemon=True).start()
+        threading.Thread(target=self._watch_log, daemon=True).start()
+
+    def _again_and_again(self, target: Callable[[], None]) -> None:
+        # A watch ends now and then; what it lists when it begins anew is the present state.
+        while not self._kubectl.closed:
+            target()
+            time.sleep(_AGAIN_S)
+
+    def _watch_status(self) -> None:
+        words = ("get", "ctj", self._job, "--watch", "-o", 'jsonpath={.status}{"\\n"}')
+        for line in self._kubectl.lines(*words):
+            if line.strip():
+                self.events.put(StatusChanged(at_s=time.time(), status=json.loads(line)))
+
+    def _watch_pods(self) -> None:
+        selector = f"stepkeeper.dev/job-name={self._job}"
+        words = ("get", "pods", "-l", selector, "--watch", "-o", f'jsonpath={_POD_COLUMNS}{{"\\n"}}')
+        for line in self._kubectl.lines(*words):
+            name, _, rest = line.strip().partition(" ")
+            node, _, phase = rest.partition(" ")
+            if phase == "Pending" or not phase or name in self._seen_pods:
+                continue
+            self._seen_pods.add(name)
+            self.events.put(PodStarted(at_s=time.time(), pod=name, node=node))
+            threading.Thread(target=self._follow, args=(name,), daemon=True).start()
+
+    def _follow(self, pod: str) -> None:
+        for line in self._kubectl.lines("logs", "--follow", "--timestamps", pod, "-c", "trainer"):
+            stamp, _, text = line.partition(" ")
+            found = _STEP.match(text)
+            if found:
+                step, epoch, loss, exact = found.groups()
+                self.events.put(
+                    StepPrinted(
+                        at_s=unix_s(stamp),
+                        pod=pod,
+                        step=int(step),
+                        epoch=int(epoch),
+                        loss=float(loss),
+                        exact=exact,
+                    )
+                )
+
+    def _watch_log(self) -> None:
+        log = Log(open_store(self._uri))
+        tail = -1
+        while not self._kubectl.closed:
+            try:
+                state = log.refresh()
+            except TransientStorageError:
+                time.sleep(_AGAIN_S)
+                continue
+            if state.tail > tail:
+                tail = state.tail
+                self.events.put(LogGrew(at_s=time.time(), state=state))
+            time.sleep(_LOG_POLL_S)
+
+
+def unix_s(stamp: str) -> float:
+    """The time that a kubelet wrote before a line. It has nanoseconds, and no zeros at their end."""
+    whole, _, fraction = stamp.rstrip("Z").partition(".")
+    return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")

@@ -1,0 +1,117 @@
+"""A training that is stopped by SIGTERM and killed goes on as if nothing had happened, to the last bit of its loss."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepkeeper.contract import ExitCode
+
+SAVE_INTERVAL = 20
+N_STEPS = 200
+STEPS_PER_EPOCH = 78
+_STEP = re.compile(r"step=(\d+) epoch=(\d+) loss=\S+ exact=(\S+)")
+_MARK = "TEXT_LM_TEST_RUN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    exit_code: int
+    started_from: int
+    losses: dict[int, str]
+    epochs: dict[int, int]
+
+
+def train(root: Path, mark: str, *, kill_at: int | None = None, by: signal.Signals = signal.SIGKILL) -> Run:
+    """One process trains until it ends by itself, or gets the signal right after it printed step `kill_at`."""
+    env = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4", _MARK: mark}
+    command = [sys.executable, "-m", "text_lm", "--preset", "test", "--checkpoint-uri", root.as_uri()]
+    errors = root.with_suffix(".stderr")
+    losses: dict[int, str] = {}
+    epochs: dict[int, int] = {}
+    start = -1
+    with (
+        errors.open("a") as stderr,
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if line.startswith("start step="):
+                    start = int(line.partition("=")[2])
+                if found := _STEP.match(line):
+                    step = int(found[1])
+                    epochs[step], losses[step] = int(found[2]), found[3]
+                    if step == kill_at:
+                        process.send_signal(by)
+            process.wait(60)
+        finally:
+            process.kill()
+    assert start >= 0, errors.read_text()
+    return Run(exit_code=process.returncode, started_from=start, losses=losses, epochs=epochs)
+
+
+def test_losses_are_bit_equal_to_those_of_an_undisturbed_run(tmp_path: Path) -> None:
+    chance = random.Random(20)
+    mark = str(uuid.uuid4())
+    term_at = chance.randrange(25, STEPS_PER_EPOCH)
+    kill_at = chance.randrange(
+        STEPS_PER_EPOCH, N_STEPS - 40
+    ) // SAVE_INTERVAL * SAVE_INTERVAL + chance.randrange(8, 12)
+
+    whole = train(tmp_path / "whole", mark)
+    stopped = train(tmp_path / "disturbed", mark, kill_at=term_at, by=signal.SIGTERM)
+    killed = train(tmp_path / "disturbed", mark, kill_at=kill_at)
+    last = train(tmp_path / "disturbed", mark)
+
+    assert whole.exit_code == ExitCode.DONE
+    assert sorted(whole.losses) == list(range(1, N_STEPS + 1))
+    assert set(whole.epochs.values()) == {0, 1, 2}
+
+    assert stopped.exit_code == ExitCode.SAVED
+    assert max(stopped.losses) >= term_at
+    assert killed.started_from == max(stopped.losses), (
+        "what SIGTERM made it save is what the next one goes on from"
+    )
+
+    assert killed.exit_code == -signal.SIGKILL
+    assert killed.started_from < last.started_from < max(killed.losses), (
+        "a commit was resumed, and steps were lost"
+    )
+
+    assert last.exit_code == ExitCode.DONE
+    assert max(last.losses) == N_STEPS
+    for run in (stopped, killed, last):
+        assert min(run.losses) == run.started_from + 1
+        assert run.losses == {step: whole.losses[step] for step in run.losses}
+        assert run.epochs == {step: whole.epochs[step] for step in run.losses}
+    assert {*stopped.losses, *killed.losses, *last.losses} == set(whole.losses)
+
+    assert_soon(lambda: not processes_with(mark), "no process of any run is left")
+
+
+def processes_with(mark: str) -> list[int]:
+    """Ids of the processes that have the mark in their environment: trainers, companions, loader workers."""
+    wanted = f"{_MARK}={mark}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def assert_soon(is_true: Callable[[], bool], what: str, *, timeout_s: float = 15) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
