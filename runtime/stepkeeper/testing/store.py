@@ -1,0 +1,145 @@
+"""What every store has to do, as a pytest class: subclass it, override the fixture `store`."""
+
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import google_crc32c
+import pytest
+
+from stepkeeper.errors import MissingObjectError, ObjectExistsError
+from stepkeeper.log import Log
+from stepkeeper.storage.base import Store
+
+__all__ = ["StoreContract"]
+
+_N_WRITERS = 64
+_MIB = 1024 * 1024
+
+
+class StoreContract:
+    """Give `store` an empty root for each test; `another` a second client of the same root."""
+
+    large_bytes = 20 * _MIB
+    """Enough for a store's way of sending large objects."""
+
+    @pytest.fixture
+    def store(self) -> Store:
+        raise NotImplementedError("a subclass says which store")
+
+    @pytest.fixture
+    def another(self, store: Store) -> Store:
+        """By default the same client."""
+        return store
+
+    def test_a_put_is_read_back(self, store: Store, another: Store) -> None:
+        assert store.put_if_absent("a/b/c.json", b"first")
+        assert another.read("a/b/c.json") == b"first"
+
+    def test_a_second_put_loses_and_changes_nothing(self, store: Store, another: Store) -> None:
+        assert store.put_if_absent("a/b", b"first")
+        assert not another.put_if_absent("a/b", b"second")
+        assert not store.put_if_absent("a/b", b"first")
+        assert store.read("a/b") == b"first"
+
+    def test_of_many_writers_of_one_name_one_wins(self, store: Store, another: Store) -> None:
+        barrier = threading.Barrier(_N_WRITERS)
+
+        def put(number: int) -> bool:
+            barrier.wait()
+            return (store, another)[number % 2].put_if_absent("log/00000000.json", str(number).encode())
+
+        with ThreadPoolExecutor(_N_WRITERS) as pool:
+            won = list(pool.map(put, range(_N_WRITERS)))
+        assert sum(won) == 1
+        assert store.read("log/00000000.json") == str(won.index(True)).encode()
+        assert [stat.path for stat in store.list("log/")] == ["log/00000000.json"]
+
+    def test_parts_are_written_joined(self, store: Store) -> None:
+        store.write("1/x", [b"ab", memoryview(b"cdef")[1:3], b"", memoryview(bytearray(b"gh"))])
+        assert store.read("1/x") == b"abdegh"
+
+    def test_an_empty_object(self, store: Store) -> None:
+        store.write("1/empty", [])
+        assert store.read("1/empty") == b""
+        assert store.read("1/empty", 0, 5) == b""
+        assert store.list("1/")[0].size_bytes == 0
+
+    def test_a_large_object(self, store: Store) -> None:
+        data = secrets.token_bytes(self.large_bytes)
+        middle = self.large_bytes // 3
+        store.write("1/large", [memoryview(data)[:middle], memoryview(data)[middle:]])
+        assert store.read("1/large", middle - 10, 20) == data[middle - 10 : middle + 10]
+        assert google_crc32c.value(store.read("1/large")) == google_crc32c.value(data)
+
+    def test_the_same_write_again_is_done_already(self, store: Store) -> None:
+        store.write("1/x", [b"ab", b"c"])
+        store.write("1/x", [b"abc"])
+        assert store.read("1/x") == b"abc"
+
+    def test_a_write_overwrites_nothing(self, store: Store) -> None:
+        store.write("1/x", [b"abc"])
+        with pytest.raises(ObjectExistsError, match="1/x"):
+            store.write("1/x", [b"abd"])
+        with pytest.raises(ObjectExistsError, match="1/x"):
+            store.write("1/x", [b"abcd"])
+        assert store.read("1/x") == b"abc"
+
+    def test_many_writes_at_once(self, store: Store) -> None:
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda n: store.write(f"7/0-a/{n}", [str(n).encode()] * 1000), range(48)))
+        assert len(store.list("7/0-a/")) == 48
+        assert store.read("7/0-a/31") == b"31" * 1000
+
+    def test_ranges(self, store: Store) -> None:
+        store.write("x", [b"0123456789"])
+        assert store.read("x", 3, 4) == b"3456"
+        assert store.read("x", 3) == b"3456789"
+        assert store.read("x", 0, 1) == b"0"
+        assert store.read("x", 8, 100) == b"89"
+        assert store.read("x", 10, 5) == b""
+        assert store.read("x", 4, 0) == b""
+
+    def test_a_missing_object_is_said_to_be_missing(self, store: Store) -> None:
+        store.write("a/there", [b"1"])
+        for path in ("a/not", "not/at/all", "a/there/below"):
+            with pytest.raises(MissingObjectError, match=path):
+                store.read(path)
+            with pytest.raises(MissingObjectError):
+                store.read(path, 2, 2)
+
+    def test_a_listing_is_sorted_and_knows_sizes(self, store: Store, another: Store) -> None:
+        for path in ("b/2", "a/1", "b/10", "ba/1", "b/c/d"):
+            store.write(path, [path.encode()])
+        listed = another.list("b/")
+        assert [stat.path for stat in listed] == ["b/10", "b/2", "b/c/d"]
+        assert [stat.size_bytes for stat in listed] == [4, 3, 5]
+        assert [stat.path for stat in store.list("")] == ["a/1", "b/10", "b/2", "b/c/d", "ba/1"]
+        assert [stat.path for stat in store.list("b/1")] == ["b/10"]
+        assert store.list("nothing/") == []
+
+    def test_a_checksum_that_is_listed_is_the_objects(self, store: Store) -> None:
+        store.write("x", [b"123", b"456789"])
+        assert store.list("x")[0].crc32c in (None, 0xE3069283)
+
+    def test_a_deleted_object_is_gone_and_deleting_again_is_fine(self, store: Store) -> None:
+        store.write("5/0-a/x", [b"1"])
+        store.write("5/0-b/x", [b"1"])
+        store.delete("5/0-a/x")
+        store.delete("5/0-a/x")
+        assert [stat.path for stat in store.list("")] == ["5/0-b/x"]
+        store.write("5/0-a/x", [b"2"])
+        assert store.read("5/0-a/x") == b"2"
+
+    @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/.", "a\n", "ä", ".tmp-1"])
+    def test_a_path_that_could_leave_the_root_is_refused(self, store: Store, path: str) -> None:
+        with pytest.raises(ValueError, match="is no object path"):
+            store.write(path, [b"1"])
+
+    def test_a_log_lives_on_it(self, store: Store, another: Store) -> None:
+        first, second = Log(store), Log(another)
+        claim = first.begin()
+        first.void(claim, "nothing to save")
+        later = second.begin()
+        assert first.refresh() == second.state
+        assert (claim.slot, later.slot, first.state.tail) == (0, 2, 2)

@@ -1,0 +1,29 @@
+"""A bucket's prefix does what every store has to do, against an emulator as a process."""
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from stepkeeper.storage.gcs import GcsStore
+from stepkeeper.testing.gcs import BUCKET
+from stepkeeper.testing.store import StoreContract
+
+
+class TestGcsStore(StoreContract):
+    @pytest.fixture
+    def prefix(self) -> str:
+        return f"runs/{secrets.token_hex(8)}"
+
+    @pytest.fixture
+    def store(self, gcs_address: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsStore]:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_address)
+        store = GcsStore(bucket=BUCKET, prefix=prefix)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def another(self, store: GcsStore, prefix: str) -> Iterator[GcsStore]:
+        another = GcsStore(bucket=BUCKET, prefix=prefix)
+        yield another
+        another.close()

@@ -1,0 +1,16 @@
+"""The store in memory does what every store has to do."""
+
+import pytest
+
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.testing.store import StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    def store(self) -> MemoryStore:
+        return MemoryStore(MemoryBucket())
+
+    @pytest.fixture
+    def another(self, store: MemoryStore) -> MemoryStore:
+        return MemoryStore(store.bucket)
