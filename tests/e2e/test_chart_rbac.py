@@ -22,31 +22,31 @@ class Cluster(Protocol):
     def kubectl(self, *args: str) -> str: ...
 
 
+def render() -> str:
+    chart = ROOT / "charts/stepkeeper"
+    helm = binaries.ensure()["helm"]
+    return run([helm, "template", "chart-rbac", chart, "-n", NAMESPACE, "--kube-version", "1.36.3"])
+
+
 @pytest.fixture(scope="module")
 def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The chart's roles without its Deployment."""
-    helm = binaries.ensure()["helm"]
-    text = run(
-        [
-            helm,
-            "template",
-            "chart-rbac",
-            ROOT / "charts/stepkeeper",
-            "-n",
-            NAMESPACE,
-            "--kube-version",
-            "1.36.3",
-        ]
-    )
     kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
     file = tmp_path_factory.mktemp("chart") / "roles.yaml"
-    file.write_text(yaml.safe_dump_all(o for o in yaml.safe_load_all(text) if o and o["kind"] in kinds))
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    roles = [document for document in yaml.safe_load_all(render()) if document and document["kind"] in kinds]
+    file.write_text(yaml.safe_dump_all([namespace, *roles]))
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-    cluster.kubectl("create", "namespace", NAMESPACE)
     cluster.kubectl("apply", "-f", str(file))
     yield cluster
     cluster.kubectl("delete", "-f", str(file), "--wait=false")
-    cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+def test_the_api_server_takes_every_object_of_the_chart(installed: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "chart.yaml"
+    file.write_text(render())
+    answers = installed.kubectl("apply", "--dry-run=server", "-f", str(file)).splitlines()
+    assert len(answers) == render().count("\nkind: ")
 
 
 def can(cluster: Cluster, namespace: str, request_line: str) -> bool:
