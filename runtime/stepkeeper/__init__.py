@@ -1,0 +1,52 @@
+"""Checkpoints that survive preemption: import stepkeeper as xc, in place of torch_xla's distributed_checkpoint.
+
+Importing this costs nothing: each name is loaded when it is first used, and only those that need torch load it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
+
+    from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
+    from stepkeeper.manager import CheckpointManager
+    from stepkeeper.results import RestoreResult, StepOutcome
+
+__all__ = [
+    "CheckpointManager",
+    "FencedError",
+    "RestoreError",
+    "RestoreResult",
+    "SPMDLoadPlanner",
+    "SPMDSavePlanner",
+    "SaveError",
+    "StepOutcome",
+    "StepkeeperError",
+    "TornCheckpointError",
+]
+
+_MODULES: Final = {
+    "CheckpointManager": "stepkeeper.manager",
+    "FencedError": "stepkeeper.errors",
+    "RestoreError": "stepkeeper.errors",
+    "RestoreResult": "stepkeeper.results",
+    "SPMDLoadPlanner": "stepkeeper_planners",
+    "SPMDSavePlanner": "stepkeeper_planners",
+    "SaveError": "stepkeeper.errors",
+    "StepOutcome": "stepkeeper.results",
+    "StepkeeperError": "stepkeeper.errors",
+    "TornCheckpointError": "stepkeeper.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'stepkeeper' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,62 @@
+"""One POST to the operator's endpoint, over HTTPS with the pod's token. The environment's proxies play no part."""
+
+import http.client
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from stepkeeper.contract import ContractError, Directive
+
+__all__ = ["EndpointError", "ReportTarget", "post_report"]
+
+_TIMEOUT_S: Final = 5.0
+_ANSWER_LIMIT_BYTES: Final = 64 * 1024
+
+
+class EndpointError(OSError):
+    """The operator did not take a report: away, or it refused. Training goes on all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTarget:
+    """Where reports go and what proves who sends them; both files are read anew for each report."""
+
+    url: str
+    ca_file: str
+    token_file: str
+
+
+def post_report(target: ReportTarget, body: bytes, timeout_s: float = _TIMEOUT_S) -> Directive:
+    """The operator has taken the report `body`, and this is its answer.
+
+    Raises:
+        EndpointError: the endpoint could not be reached, or answered with anything but 200.
+
+    """
+    parts = urlsplit(target.url)
+    if parts.scheme != "https" or parts.hostname is None:
+        raise EndpointError(f"the endpoint's url {target.url!r} is not https://host[:port]/path")
+    try:
+        token = Path(target.token_file).read_text(encoding="ascii").strip()
+        context = ssl.create_default_context(cafile=target.ca_file)
+        connection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=timeout_s, context=context
+        )
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        try:
+            connection.request("POST", parts.path or "/", body=body, headers=headers)
+            response = connection.getresponse()
+            answer = response.read(_ANSWER_LIMIT_BYTES)
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise EndpointError(f"{target.url}: {type(error).__name__}: {error}") from error
+    if response.status != http.HTTPStatus.OK:
+        reason = answer[:200].decode(errors="replace")
+        raise EndpointError(f"{target.url}: answered {response.status}: {reason}")
+    try:
+        return Directive.from_json(answer)
+    except ContractError as error:
+        raise EndpointError(f"{target.url}: {error}") from error

@@ -1,0 +1,138 @@
+"""What the trainer and its companion say to each other. A request has an answer; the state is told without one."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.companion.endpoint import ReportTarget
+from stepkeeper.contract import Identity, Retention
+from stepkeeper.log import Claim, CommitRecord, ManifestRef
+
+__all__ = [
+    "Begin",
+    "Begun",
+    "Close",
+    "Commit",
+    "Committed",
+    "Kind",
+    "Open",
+    "Quarantine",
+    "Restored",
+    "Void",
+    "Write",
+    "Written",
+]
+
+
+class Kind(StrEnum):
+    """A message's name on the wire. The dataclass of the same name is its body; the answer's is in parentheses."""
+
+    OPEN = "open"
+    BEGIN = "begin"  # (Begun)
+    WRITE = "write"  # with the region's file descriptor (Written)
+    COMMIT = "commit"  # (Committed)
+    VOID = "void"
+    QUARANTINE = "quarantine"  # (Begun)
+    RESTORED = "restored"
+    CLOSE = "close"
+    STATE = "state"  # a TrainerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """The first thing that a companion is told."""
+
+    rank: int
+    world_size: int
+    uri: str
+    identity: Identity | None = None
+    retention: Retention | None = None
+    """None: nothing is ever deleted."""
+
+    report_target: ReportTarget | None = None
+    report_interval_s: int = 10
+    claim: Claim | None = None
+    """The trainer's claim, if it has one: a companion that follows a lost one goes on under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    base: int | None = None
+    """The commit that this process has restored; None: whatever HEAD is."""
+
+    take_over: str | None = None
+    """Name of the job whose root this is to become ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """The claim, and what it goes on from."""
+
+    claim: Claim
+    root: str
+    tail: int
+    base: CommitRecord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    commit: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """All ranks have read this commit whole."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """This rank's share of a save; its bytes are in the region that comes along."""
+
+    order: SaveOrder
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Further names of tied tensors."""
+
+    key_paths: str = "{}"
+    """Name → keys that lead to it in the nested state, as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """All that one rank writes is durable."""
+
+    size_bytes: int
+    manifest: ManifestRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """All ranks have written; the answer comes when the commit is in the log."""
+
+    folder: str
+    others: tuple[ManifestRef, ...]
+    """Manifests of the ranks from 1 on."""
+
+    duration_millis: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    record: CommitRecord
+    uri: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Void:
+    """The save in `folder` is given up."""
+
+    folder: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    flush_millis: int
+    """How long the last report may take."""

@@ -1,0 +1,139 @@
+"""The companion's two threads of control: one hears what is asked, one does it, in that order."""
+
+import os
+import queue
+import select
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from stepkeeper.companion.channel import Channel, Packet
+from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Quarantine, Restored, Void, Write
+from stepkeeper.companion.reporter import TrainerState
+from stepkeeper.companion.session import Session
+from stepkeeper.contract import Directive
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.errors import CompanionError
+
+__all__ = ["serve"]
+
+_SOCKET_GONE: Final = 0
+
+
+def serve(socket_fd: int, trainer_pid: int) -> None:
+    """Answers requests until the trainer closes the socket or is dead; then this process is gone at once.
+
+    What was not finished by then never will be: a commit that isn't in the log is no commit.
+    """
+    end = socket.socket(fileno=socket_fd)
+    channel = Channel(end)
+    server = _Server(channel)
+    threading.Thread(target=server.work, name="requests", daemon=True).start()
+    trainer_fd = _pidfd(trainer_pid)
+    watched = [end.fileno()] if trainer_fd is None else [end.fileno(), trainer_fd]
+    while True:
+        readable, _, _ = select.select(watched, [], [])
+        if end.fileno() not in readable:
+            # Dead, though a forked child of it still holds the socket.
+            break
+        packet = channel.receive()
+        if packet is None:
+            break
+        server.hear(packet)
+    os._exit(_SOCKET_GONE)
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(_SOCKET_GONE)
+    except OSError:
+        # A sandbox without the call: the socket alone tells.
+        return None
+
+
+class _Server:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._requests: queue.SimpleQueue[Packet] = queue.SimpleQueue()
+        self._session: Session | None = None
+        self._state = TrainerState()
+
+    def hear(self, packet: Packet) -> None:
+        """The state is taken over at once, everything else is queued."""
+        if packet.message["kind"] != Kind.STATE:
+            self._requests.put(packet)
+            return
+        self._state = decode(TrainerState, packet.message["body"])
+        if self._session is not None and self._session.reporter is not None:
+            self._session.reporter.update(self._state)
+
+    def work(self) -> None:
+        while True:
+            packet = self._requests.get()
+            after: Callable[[], None] | None = None
+            try:
+                body, after = self._do(Kind(packet.message["kind"]), packet.message["body"], packet.fds)
+                answer: dict[str, Any] = {"body": body}
+            except Exception as error:  # noqa: BLE001  # it is the trainer's to judge
+                answer = {"error": _told(error)}
+            finally:
+                for fd in packet.fds:
+                    os.close(fd)
+            self._send({"id": packet.message["id"], **answer})
+            if after is not None:
+                after()
+
+    def _do(
+        self, kind: Kind, raw: dict[str, Any], fds: tuple[int, ...]
+    ) -> tuple[dict[str, Any], Callable[[], None] | None]:
+        """The answer's body, and what is to be done once it is sent."""
+        if kind is Kind.OPEN:
+            self._session = Session(decode(Open, raw), self._direct)
+            if self._session.reporter is not None:
+                self._session.reporter.update(self._state)
+            self._session.resume()
+            return {}, None
+        session = self._session
+        if session is None:
+            raise CompanionError(f"asked to {kind} before anything was opened")
+        match kind:
+            case Kind.BEGIN:
+                return encode(session.begin(decode(Begin, raw))), None
+            case Kind.QUARANTINE:
+                return encode(session.quarantine(decode(Quarantine, raw))), None
+            case Kind.RESTORED:
+                session.restored(decode(Restored, raw))
+            case Kind.WRITE:
+                return encode(session.write(decode(Write, raw), fds[0])), None
+            case Kind.COMMIT:
+                committed, after = session.commit(decode(Commit, raw))
+                return encode(committed), after
+            case Kind.VOID:
+                session.void(decode(Void, raw))
+            case Kind.CLOSE:
+                session.flush(decode(Close, raw).flush_millis / 1000)
+            case Kind.STATE:
+                raise CompanionError("the state is no request")
+        return {}, None
+
+    def _direct(self, directive: Directive) -> None:
+        self._send({"directive": encode(directive)})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:
+            # The trainer is gone, and this process with it as soon as the other thread sees that.
+            return
+
+
+def _told(error: Exception) -> dict[str, str]:
+    return {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }

@@ -1,0 +1,193 @@
+"""What the companion does when it is asked: the only code that writes to a root."""
+
+import json
+import mmap
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from stepkeeper.checkpoint import FinishedCheckpoint, finish_checkpoint, verify_objects, write_checkpoint
+from stepkeeper.collect import collect_garbage, delete_superseded
+from stepkeeper.companion.messages import (
+    Begin,
+    Begun,
+    Commit,
+    Committed,
+    Open,
+    Quarantine,
+    Restored,
+    Void,
+    Write,
+    Written,
+)
+from stepkeeper.companion.reporter import LogView, Reporter
+from stepkeeper.contract import Commit as ReportedCommit
+from stepkeeper.contract import Directive, Head
+from stepkeeper.errors import CompanionError, StorageError, UnknownOutcomeError, VerifyError
+from stepkeeper.log import Claim, CommitRecord, Log
+from stepkeeper.manifest import Manifest
+from stepkeeper.storage import Store, open_store
+
+__all__ = ["Session"]
+
+_SETTLE_EVERY_S: Final = 1.0
+
+
+@contextmanager
+def _mapped(fd: int) -> Iterator[memoryview]:
+    """The memory behind `fd`, as long as anything refers to it."""
+    size_bytes = os.fstat(fd).st_size
+    yield memoryview(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ) if size_bytes else b"")
+
+
+class Session:
+    """One root, one rank. All methods but the constructor are called in one thread, the log's."""
+
+    def __init__(self, opening: Open, on_directive: Callable[[Directive], None]) -> None:
+        self._opening = opening
+        self._store: Store = open_store(opening.uri)
+        self._log = Log(self._store)
+        self._claim = opening.claim
+        self._written: dict[str, tuple[Write, Manifest]] = {}
+        self._verified: set[int] = set()
+        self._collected = False
+        self.reporter: Reporter | None = None
+        if opening.report_target is not None and opening.rank == 0:
+            self.reporter = Reporter(opening.report_target, opening.report_interval_s, on_directive)
+            self.reporter.start()
+
+    def resume(self) -> None:
+        """The claim that came with the opening, if any, is known to hold. Raises FencedError."""
+        if self._claim is not None and self._opening.rank == 0:
+            self._log.resume(self._claim)
+            self._tell_reporter()
+
+    def begin(self, body: Begin) -> Begun:
+        """The root is ours."""
+        self._claim = self._log.begin(
+            self._opening.identity, base=body.base, take_over=body.take_over, host=socket.gethostname()
+        )
+        self._tell_reporter()
+        return self._begun()
+
+    def quarantine(self, body: Quarantine) -> Begun:
+        """That commit is live no more; the answer's base is what HEAD is now."""
+        self._log.quarantine(self._held(), body.commit, body.reason)
+        self._tell_reporter()
+        return self._begun()
+
+    def restored(self, body: Restored) -> None:
+        """The log says that the commit was read whole."""
+        self._log.restored(self._held(), body.commit)
+        self._tell_reporter()
+
+    def write(self, body: Write, region_fd: int) -> Written:
+        """What this rank has to write is durable; rank 0's manifest comes with the commit."""
+        with _mapped(region_fd) as data:
+            manifest = write_checkpoint(self._store, body.order, data)
+        self._written = {manifest.folder: (body, manifest)}
+        return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
+
+    def commit(self, body: Commit) -> tuple[Committed, Callable[[], None]]:
+        """The checkpoint is HEAD; and what is to be done after the answer is given."""
+        if body.folder not in self._written:
+            raise CompanionError(f"nothing was written to {body.folder} by this companion process")
+        order, own = self._written.pop(body.folder)
+        key_paths = {name: tuple(path) for name, path in json.loads(order.key_paths).items()}
+        finished = finish_checkpoint(
+            self._store, own, body.others, aliases=order.aliases, key_paths=key_paths
+        )
+        record = self._append_commit(own, finished)
+        uri = self._uri(record.folder)
+        self._tell_reporter(
+            ReportedCommit(
+                sequence=record.slot,
+                step=record.step,
+                uri=uri,
+                size_bytes=record.size_bytes,
+                duration_millis=body.duration_millis,
+                time_unix_s=int(time.time()),
+            )
+        )
+        return Committed(record=record, uri=uri), lambda: self._after_commit(record, finished)
+
+    def void(self, body: Void) -> None:
+        """The save in that folder is given up for good."""
+        self._log.void(self._held(), body.reason, body.folder)
+        self._written.pop(body.folder, None)
+        self._tell_reporter()
+
+    def flush(self, timeout_s: float) -> None:
+        """The last report was answered, or the time is up."""
+        if self.reporter is not None and not self.reporter.flush(timeout_s):
+            print("stepkeeper: the last report got no answer in time", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+
+    def _append_commit(self, own: Manifest, finished: FinishedCheckpoint) -> CommitRecord:
+        """The commit entry is in the log, however long the store takes to say so."""
+        claim = self._held()
+        try:
+            return self._log.commit(
+                claim,
+                step=own.step,
+                folder=own.folder,
+                size_bytes=finished.size_bytes,
+                manifest=finished.manifest,
+            )
+        except UnknownOutcomeError:
+            while True:
+                try:
+                    record = self._log.settle(claim)
+                except UnknownOutcomeError:
+                    time.sleep(_SETTLE_EVERY_S)
+                    continue
+                if record is None:
+                    raise
+                return record
+
+    def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> None:
+        """Verification, then deletion. What fails here is said, and tried again after the next commit."""
+        try:
+            verify_objects(self._store, finished)
+            self._verified.add(record.slot)
+            claim = self._held()
+            if self._opening.retention is not None:
+                delete_superseded(self._log, self._store, claim, self._opening.retention, self._verified)
+            if not self._collected:
+                collect_garbage(self._log, self._store, claim)
+                self._collected = True
+            self._tell_reporter()
+        except (VerifyError, StorageError) as error:
+            print(f"stepkeeper: after the commit of step {record.step}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+
+    def _held(self) -> Claim:
+        if self._claim is None:
+            raise CompanionError("nothing was begun: there is no claim to write under")
+        return self._claim
+
+    def _begun(self) -> Begun:
+        state = self._log.state
+        assert state.root is not None
+        return Begun(claim=self._held(), root=state.root, tail=state.tail, base=state.latest)
+
+    def _uri(self, folder: str) -> str:
+        return f"{self._store.uri.rstrip('/')}/{folder}"
+
+    def _tell_reporter(self, commit: ReportedCommit | None = None) -> None:
+        if self.reporter is None:
+            return
+        state = self._log.state
+        latest = state.latest
+        head = None
+        if latest is not None:
+            head = Head(
+                sequence=latest.slot,
+                step=latest.step,
+                uri=self._uri(latest.folder),
+                size_bytes=latest.size_bytes,
+            )
+        claim = None if self._claim is None else self._claim.slot
+        self.reporter.update_log(LogView(root=state.root, claim=claim, tail=state.tail, head=head), commit)

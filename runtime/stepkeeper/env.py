@@ -1,0 +1,79 @@
+"""Where a process finds out who it is and what is asked of it, when an operator made its container."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepkeeper.companion.endpoint import ReportTarget
+from stepkeeper.contract import (
+    CA_FILE_NAME,
+    NOTICE_FILE,
+    SETTINGS_FILE_NAME,
+    SETTINGS_FOLDER,
+    TERMINATION_FILE,
+    TOKEN_FILE,
+    Identity,
+    Settings,
+)
+from stepkeeper.errors import NotInPodError
+
+__all__ = ["Environment", "Places", "read_environment"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The files that a pod has; tests put them elsewhere."""
+
+    settings_folder: Path = Path(SETTINGS_FOLDER)
+    notice_file: Path = Path(NOTICE_FILE)
+    termination_file: Path = Path(TERMINATION_FILE)
+    token_file: Path = Path(TOKEN_FILE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the operator told this process."""
+
+    identity: Identity
+    settings: Settings
+    places: Places
+
+    @property
+    def report_target(self) -> ReportTarget | None:
+        """Where this job's reports go; None if nobody wants any."""
+        endpoint = self.settings.endpoint
+        if endpoint is None:
+            return None
+        return ReportTarget(
+            url=endpoint.url,
+            ca_file=str(self.places.settings_folder / CA_FILE_NAME),
+            token_file=str(self.places.token_file),
+        )
+
+
+def read_environment(environ: Mapping[str, str] | None = None, places: Places | None = None) -> Environment:
+    """What this container was told.
+
+    Raises:
+        NotInPodError: no operator made this container.
+        ContractError: a variable or the settings are not as the operator writes them.
+
+    """
+    environ = os.environ if environ is None else environ
+    places = places or Places()
+    if not Identity.present(environ):
+        raise NotInPodError(
+            f"{Identity.variable('job_uid')} is not set: this process is in no container of a "
+            "CheckpointedTrainingJob. Without the operator, write "
+            "CheckpointManager('gs://bucket/run', save_interval=500) instead of from_env()"
+        )
+    path = places.settings_folder / SETTINGS_FILE_NAME
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise NotInPodError(
+            f"the job's settings can't be read from {path}: {error}. The operator mounts them from a ConfigMap; "
+            "a template must not mount anything over that folder"
+        ) from error
+    return Environment(identity=Identity.from_env(environ), settings=Settings.from_json(text), places=places)

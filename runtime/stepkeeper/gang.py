@@ -1,0 +1,176 @@
+"""The processes that train together, as the runtime talks to them: over the process group's store, never over a device.
+
+A store's client blocks all its callers while one of them waits, so each thread has a client of its own.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Final, Protocol, Self
+
+import torch.distributed as dist
+
+from stepkeeper.errors import GangError
+
+__all__ = ["Gang", "SoloGang", "StoreGang", "open_gang"]
+
+_PREFIX: Final = "stepkeeper"
+_WAIT_SLICE_S: Final = 0.5
+"""How long a wait is deaf to `abort`."""
+
+_instances = 0
+
+
+class Gang(Protocol):
+    """All ranks call the same methods with the same names, each name once."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        """Rank 0's `value`. Raises GangError if it doesn't come in time."""
+        ...
+
+    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        """In rank 0 the values of all ranks, by rank; nothing in the others, which don't wait.
+
+        Raises GangError naming the first rank that is missing when the time is up.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Whoever waits for another rank gets a GangError soon: this process ends."""
+        ...
+
+    def propose(self, name: str, value: Mapping[str, Any]) -> None:
+        """`name` has a value: this one, or one that another rank proposed before."""
+        ...
+
+    def proposed(self, name: str) -> dict[str, Any] | None:
+        """What was proposed for `name`, at once; None if nothing was yet."""
+        ...
+
+
+class SoloGang:
+    """One process is all there is."""
+
+    rank: Final = 0
+    world_size: Final = 1
+
+    def __init__(self) -> None:
+        self._proposals: dict[str, dict[str, Any]] = {}
+
+    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:  # noqa: ARG002  # the protocol's signature
+        if value is None:
+            raise GangError(f"{name}: rank 0 has no value to give")
+        return dict(value)
+
+    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # noqa: ARG002  # the protocol's signature
+        return [dict(value)]
+
+    def abort(self) -> None:
+        """Nobody waits."""
+
+    def propose(self, name: str, value: Mapping[str, Any]) -> None:
+        self._proposals.setdefault(name, dict(value))
+
+    def proposed(self, name: str) -> dict[str, Any] | None:
+        return self._proposals.get(name)
+
+
+class StoreGang:
+    """Several processes with a store between them."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self._base = store
+        self._rank = rank
+        self._world_size = world_size
+        self._clients = threading.local()
+        self._cloning = threading.Lock()
+        self._aborted = threading.Event()
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        if self._rank == 0:
+            if value is None:
+                raise GangError(f"{name}: rank 0 has no value to give")
+            self._client().set(name, json.dumps(value))
+            return dict(value)
+        return self._await(name, timeout_s, waiting_for="rank 0")
+
+    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        self._client().set(f"{name}/{self._rank}", json.dumps(value))
+        if self._rank != 0:
+            return []
+        deadline = time.monotonic() + timeout_s
+        values = []
+        for rank in range(self._world_size):
+            left_s = deadline - time.monotonic()
+            values.append(self._await(f"{name}/{rank}", left_s, waiting_for=f"rank {rank}"))
+        return values
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def propose(self, name: str, value: Mapping[str, Any]) -> None:
+        self._client().compare_set(name, "", json.dumps(value))
+
+    def proposed(self, name: str) -> dict[str, Any] | None:
+        client = self._client()
+        if not client.check([name]):
+            return None
+        found: dict[str, Any] = json.loads(client.get(name))
+        return found
+
+    def _await(self, name: str, timeout_s: float, waiting_for: str) -> dict[str, Any]:
+        client = self._client()
+        deadline = time.monotonic() + timeout_s
+        while not client.check([name]):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or self._aborted.is_set():
+                raise GangError(
+                    f"rank {self._rank} waited {timeout_s:.1f} s for {waiting_for} ({name}): it is lost or far behind"
+                )
+            with suppress(dist.DistStoreError):
+                client.wait([name], timedelta(seconds=min(left_s, _WAIT_SLICE_S)))
+        found: dict[str, Any] = json.loads(client.get(name))
+        return found
+
+    def _client(self) -> dist.Store:
+        client: dist.Store | None = getattr(self._clients, "store", None)
+        if client is None:
+            with self._cloning:
+                client = self._base.clone()
+            self._clients.store = client
+        return client
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None) -> Self:
+        """The gang of a torch.distributed process group; None means the default one."""
+        # The only way to the store that init_process_group made; it has kept its name since torch 1.9.
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        global _instances
+        _instances += 1
+        store = dist.PrefixStore(f"{_PREFIX}/{_instances}", _get_default_store())
+        return cls(store, dist.get_rank(group), dist.get_world_size(group))
+
+
+def open_gang(group: dist.ProcessGroup | None) -> Gang:
+    """The gang that this process trains in: the process group's, or itself alone where there is none."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
+        return StoreGang.of(group)
+    return SoloGang()

@@ -1,0 +1,514 @@
+"""The checkpoint manager: what a training loop talks to."""
+
+import faulthandler
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import torch.distributed as dist
+
+from stepkeeper.agreement import STOP, StepAgreement
+from stepkeeper.companion.messages import Open
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract import (
+    Directive,
+    ExitCode,
+    OnDisruption,
+    ReportPhase,
+    Restored,
+    Retention,
+    Termination,
+)
+from stepkeeper.ending import exit_code_of, traceback_of, write_termination
+from stepkeeper.env import Environment, Places, read_environment
+from stepkeeper.errors import ClosedError, FencedError, GangError, SaveError, StepkeeperError
+from stepkeeper.gang import open_gang
+from stepkeeper.log import CommitRecord, Log
+from stepkeeper.policy import EveryNSteps, SavePolicy, from_interval
+from stepkeeper.preemption import Notice, NoticeWatcher
+from stepkeeper.progress import Progress
+from stepkeeper.restore import Restorer
+from stepkeeper.results import Health, RestoreResult, StepOutcome
+from stepkeeper.saving import InFlight, Saver
+from stepkeeper.storage import open_store
+
+__all__ = ["CheckpointManager"]
+
+_log: Final = logging.getLogger(__name__)
+_SAVE: Final = "save"
+_FLUSH_DONE_S: Final = 5.0
+_FLUSH_STOPPED_S: Final = 2.0
+_RESERVE_S: Final = 1.0
+"""Kept of the grace period for the last report and the interpreter's own end."""
+
+_MEET_S: Final = 3600.0
+_SAVE_AT_END_S: Final = 60.0
+"""How long a save in flight may take when an exception ends the process."""
+
+
+class CheckpointManager:
+    """Saves the state of a training to a root, restores it, and ends the process in order when it is told to stop.
+
+    With an operator::
+
+        with CheckpointManager.from_env() as manager:
+            restored = manager.restore_latest(state)
+            for step in range(restored.step + 1 if restored else 1, n_steps + 1):
+                loss = train_step()
+                if manager.step(step, state, {"loss": loss}).stop:
+                    break
+
+    `state` is a tree of tensors, objects with state_dict() and load_state_dict(), and plain values; it is looked at only
+    when it is saved or restored. Leaving the block ends the process with the code that says what became of it, unless
+    training is simply done. All ranks call every method at the same steps.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        save_interval: int | SavePolicy = 1000,
+        max_to_keep: int = 0,
+        max_pending_async: int = 1,
+        process_group: dist.ProcessGroup | None = None,
+        chkpt_on_preemption: bool = True,
+        *,
+        retention: Retention | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        """A manager for the root `path` (file://…, gs://…, or a folder). Nothing is read or written yet.
+
+        `save_interval` is a number of steps or a policy. `max_to_keep` newest commits are kept, 0 keeps all; `retention`
+        says it in full. `max_pending_async` snapshots at most are held in host memory: with 1, a save that comes
+        while one is in flight waits for that one. With `chkpt_on_preemption`, SIGTERM makes all ranks save one step.
+
+        Raises:
+            BadUriError: `path` names no store.
+            ValueError: a number is out of its range.
+
+        """
+        if isinstance(save_interval, int):
+            save_interval = EveryNSteps(save_interval)
+        if max_to_keep < 0 or max_pending_async < 1:
+            raise ValueError("max_to_keep is at least 0 (all are kept), max_pending_async at least 1")
+        if retention is None and max_to_keep:
+            retention = Retention(last=max_to_keep)
+        self._environment = environment
+        self._store = open_store(_uri_of(path))
+        self._policy = save_interval
+        self._gang = open_gang(process_group)
+        self._companion = Companion(self._opening(retention), self._direct)
+        self._progress = Progress(self._companion.tell)
+        self._restorer = Restorer(self._store, self._companion, self._gang)
+        self._agreement = StepAgreement(self._gang)
+        self._saver = Saver(
+            self._companion,
+            self._gang,
+            max_pending=max_pending_async,
+            base=lambda: None if self._restored is None else self._restored.slot,
+            on_end=self._save_ended,
+        )
+        self._saves_on_notice = chkpt_on_preemption
+        self._restored: CommitRecord | None = None
+        self._newest: CommitRecord | None = None
+        self._error: str | None = None
+        self._asked_for: str | None = None
+        self._asked_save = False
+        self._last_save_s = time.monotonic()
+        self._last_begun: InFlight | None = None
+        self._stop_step: int | None = None
+        self._stopped = False
+        self._closed = False
+        trigger = None if environment is None else environment.places.notice_file
+        self._notices = NoticeWatcher(trigger, self._progress.flush, self._noticed)
+        self._agreement.start()
+        self._notices.start(signals=chkpt_on_preemption)
+        if environment is not None:
+            # It reports from here on; elsewhere it is started when something is to be written.
+            self._companion.process()
+
+    @classmethod
+    def from_env(
+        cls, *, process_group: dist.ProcessGroup | None = None, places: Places | None = None
+    ) -> Self:
+        """The manager that this container's CheckpointedTrainingJob asks for.
+
+        Raises:
+            NotInPodError: no operator made this container; it says what to write instead.
+            ContractError: the operator's settings are of another version.
+
+        """
+        environment = read_environment(places=places)
+        settings = environment.settings
+        return cls(
+            settings.uri,
+            from_interval(settings.interval),
+            process_group=process_group,
+            retention=settings.retention,
+            environment=environment,
+        )
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        """The newest save, until it has ended: `result()` waits for its commit."""
+        return self._saver.in_flight
+
+    def restore_latest(self, state: Mapping[str, object]) -> RestoreResult | None:
+        """The root is claimed, and `state` is what Latest means in it; None if nothing was ever committed there.
+
+        Tensors are filled in place, Statefuls get theirs by load_state_dict(). Every block that is read is verified; a
+        torn commit is quarantined and its parent taken.
+
+        Ranks: all.
+
+        Raises:
+            FencedError: the root belongs to another job, or a later start of this one has begun.
+            RestoreError: a commit was meant to be found and none can be used.
+            LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
+
+        """
+        self._raise_failure()
+        self._progress.moved(ReportPhase.RESTORING)
+        try:
+            record = self._restorer.latest(state)
+        except FencedError as error:
+            self._last_word(ExitCode.FENCED, str(error))
+            raise
+        self._restored = record
+        restored = None if record is None else Restored(sequence=record.slot, step=record.step)
+        self._progress.restored(restored)
+        self._last_save_s = time.monotonic()
+        return None if record is None else self._result_of(record)
+
+    def step(
+        self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None = None
+    ) -> StepOutcome:
+        """`step` is finished: it is saved in the background if it is due, and all ranks stop here if they were told to.
+
+        Call it after every step, behind the loop's own `torch_xla.sync()`. If nothing is due it costs microseconds
+        and no network. When there is a notice, it returns `stop` once this step is committed (or, where the job
+        says Skip, once what is in flight is).
+
+        Ranks: all, with the same steps.
+
+        Raises:
+            FencedError: another claim owns the root.
+            StepkeeperError: a save in the background failed since the last call.
+            UnsupportedValueError: something in `state` can't be saved; it names the key.
+
+        """
+        self._raise_failure()
+        self._progress.finished(step, metrics)
+        if self._advance(step):
+            self._stop(step, state)
+            return StepOutcome(step=step, stop=True)
+        if not self._take_due(step):
+            return StepOutcome(step=step)
+        return StepOutcome(step=step, in_flight=self._begin_save(step, state))
+
+    def should_save(self, step: int) -> bool:
+        """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
+        stopping = self._saves_on_notice and self.reached_preemption(step)
+        saved = self._last_begun is not None and self._last_begun.step >= (self._stop_step or 0)
+        return self._take_due(step) or (stopping and not saved)
+
+    def reached_preemption(self, step: int) -> bool:
+        """True from the step on that all ranks agreed to stop at. Ranks: all."""
+        if not self._saves_on_notice:
+            raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
+        return self._advance(step)
+
+    def save(self, step: int, state: Mapping[str, object], force: bool = False) -> bool:
+        """True: `step` was to be saved (`should_save`, or `force`) and is committed."""
+        if not self.save_async(step, state, force):
+            return False
+        assert self._last_begun is not None
+        self._last_begun.result()
+        return True
+
+    def save_async(self, step: int, state: Mapping[str, object], force: bool = False) -> bool:
+        """True: `step` was to be saved, and its snapshot is taken: `state` may change. `in_flight` tells how it goes on.
+
+        Waits for an earlier save if as many are in flight as may be. Ranks: all.
+
+        Raises:
+            StepkeeperError: a save in the background failed since the last call.
+
+        """
+        self._raise_failure()
+        self._progress.finished(step, None)
+        if not (self.should_save(step) or force):
+            return False
+        self._begin_save(step, state)
+        return True
+
+    def restore(self, step: int, state: Mapping[str, object]) -> None:
+        """`state` is what the newest commit of `step` on HEAD's line holds. The log is left alone.
+
+        Ranks: all.
+
+        Raises:
+            RestoreError: there is no such commit; it lists those that there are.
+            TornCheckpointError: bytes of it are bad.
+
+        """
+        self._raise_failure()
+        line = Log(self._store).open().line
+        record = next((record for record in line if record.step == step), None)
+        if record is None:
+            steps = ", ".join(str(record.step) for record in reversed(line)) or "none"
+            raise RestoreError(f"{self._store.uri} has no commit of step {step}; its steps: {steps}")
+        self._restorer.commit(record, state)
+        self._restored = record
+
+    def all_steps(self) -> list[int]:
+        """The steps that can be restored: HEAD's and its ancestors'."""
+        return sorted({record.step for record in Log(self._store).open().line})
+
+    def join(self) -> None:
+        """No save is in flight. Raises what one of them failed with."""
+        self.wait()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """True if no save is in flight any more; False if that took longer than `timeout_s`.
+
+        Raises:
+            StepkeeperError: a save in the background failed since the last call.
+
+        """
+        ended = self._saver.wait(timeout_s)
+        self._raise_failure()
+        return ended
+
+    def health(self) -> Health:
+        """How checkpointing is doing in this process, from memory alone."""
+        notice = self._notices.notice
+        in_flight = self._saver.in_flight
+        return Health(
+            claim=None if self._companion.begun is None else self._companion.begun.claim.slot,
+            committed_step=None if self._newest is None else self._newest.step,
+            in_flight_step=None if in_flight is None else in_flight.step,
+            error=self._error,
+            companion_pid=self._companion.pid,
+            notice=None if notice is None else notice.source,
+        )
+
+    def notice(self) -> None:
+        """All ranks will stop at one of the next steps, as if they had been sent SIGTERM."""
+        self._notices.give("call")
+
+    def exit_if_stopped(self) -> None:
+        """Nothing, or the end of this process: code 75, if `step` has said stop. Leaving the `with` block does it too."""
+        if self._stopped:
+            self._end(ExitCode.SAVED, None)
+            sys.exit(ExitCode.SAVED)
+
+    def close(self) -> None:
+        """Training is done: saves in flight are committed, all ranks have come here, the operator was told.
+
+        Ranks: all.
+
+        Raises:
+            StepkeeperError: a save in the background failed.
+            GangError: a rank didn't come.
+
+        """
+        if self._closed:
+            return
+        self._saver.wait()
+        self._raise_failure()
+        if self._gang.world_size > 1:
+            met = self._gang.gather("done", {}, _MEET_S)
+            self._gang.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
+        self._progress.moved(ReportPhase.DONE)
+        self._end(ExitCode.DONE, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.exit_if_stopped()
+            try:
+                self.close()
+            except StepkeeperError as failure:
+                self._end_with(failure)
+                raise
+        elif not self._closed:
+            self._end_with(error)
+        if isinstance(error, FencedError | GangError):
+            sys.excepthook(type(error), error, trace)
+            raise SystemExit(exit_code_of(error)) from error
+
+    def _opening(self, retention: Retention | None) -> Open:
+        environment = self._environment
+        endpoint = None if environment is None else environment.settings.endpoint
+        return Open(
+            rank=self._gang.rank,
+            world_size=self._gang.world_size,
+            uri=self._store.uri,
+            identity=None if environment is None else environment.identity,
+            retention=retention,
+            report_target=None if environment is None else environment.report_target,
+            report_interval_s=10 if endpoint is None else endpoint.report_interval_s,
+        )
+
+    def _direct(self, directive: Directive) -> None:
+        """In the thread that listens to the companion."""
+        if directive.stop:
+            self._notices.give("directive")
+        if directive.checkpoint_now not in (None, self._asked_for):
+            self._asked_for = directive.checkpoint_now
+            self._agreement.wish(f"{_SAVE}/{directive.checkpoint_now}")
+        if directive.dump_stacks:
+            faulthandler.dump_traceback()
+
+    def _noticed(self, notice: Notice) -> None:
+        """In the thread where the notice came up."""
+        _log.warning("notice (%s): all ranks save one step and stop", notice.source)
+        self._progress.noticed(notice.source)
+        self._agreement.wish(STOP)
+
+    def _advance(self, step: int) -> bool:
+        """True if all ranks agreed to stop at `step` or before."""
+        if self._stop_step is None:
+            for wish in self._agreement.passed(step):
+                if wish == STOP:
+                    self._stop_step = step
+                else:
+                    self._asked_save = True
+        return self._stop_step is not None
+
+    def _take_due(self, step: int) -> bool:
+        """True if `step` is to be saved though nobody stops."""
+        asked, self._asked_save = self._asked_save, False
+        since_save_s = time.monotonic() - self._last_save_s
+        if asked or self._policy.due(step, 0.0):
+            return True
+        if not self._policy.due(step, since_save_s):
+            return False
+        if self._gang.world_size == 1:
+            return True
+        if self._gang.rank == 0:
+            # Clocks differ between ranks: rank 0's counts, and all save at a step that they agree on.
+            self._agreement.wish(_SAVE)
+        return False
+
+    def _begin_save(self, step: int, state: Mapping[str, object]) -> InFlight:
+        self._last_save_s = time.monotonic()
+        in_flight = self._saver.start(step, state)
+        self._last_begun = in_flight
+        self._progress.saving(step)
+        return in_flight
+
+    def _save_ended(self, in_flight: InFlight) -> None:
+        """In the saver's thread."""
+        error = in_flight.future.exception()
+        self._error = None if error is None else f"the save of step {in_flight.step} failed: {error}"
+        if error is None:
+            self._newest = in_flight.result().record
+        self._progress.failed(self._error)
+        if self._saver.in_flight is None:
+            self._progress.saving(None)
+
+    def _stop(self, step: int, state: Mapping[str, object]) -> None:
+        """The one save of a notice, within what the grace period leaves; once."""
+        if self._stopped:
+            return
+        self._notices.give("peer")
+        self._progress.moved(ReportPhase.SAVING)
+        skips = (
+            self._environment is not None and self._environment.settings.on_disruption is OnDisruption.SKIP
+        )
+        in_flight = self._last_begun
+        if not skips and (in_flight is None or in_flight.step != step or in_flight.failed):
+            in_flight = self._begin_save(step, state)
+        try:
+            if in_flight is not None:
+                in_flight.result(self._left_s())
+        except FencedError:
+            raise
+        except (StepkeeperError, TimeoutError) as error:
+            # The process is told to go: what is committed already is what the next one resumes.
+            self._error = f"the save of step {in_flight.step} for the notice failed: {error!r}"
+            self._progress.failed(self._error)
+            _log.exception("the save for the notice failed")
+        self._saver.take_failure()
+        self._stopped = True
+
+    def _left_s(self) -> float | None:
+        """Of the grace period; None where nobody has said how long it is."""
+        notice = self._notices.notice
+        if notice is None or self._environment is None:
+            return None
+        grace_s = self._environment.identity.grace_s
+        return max(0.0, grace_s - _RESERVE_S - (time.monotonic() - notice.monotonic_s))
+
+    def _raise_failure(self) -> None:
+        if self._closed:
+            raise ClosedError("this manager is closed; construct another one")
+        failure = self._saver.take_failure()
+        if isinstance(failure, FencedError):
+            self._last_word(ExitCode.FENCED, str(failure))
+            raise failure
+        if failure is not None:
+            raise SaveError(f"a save in the background failed: {failure}") from failure
+
+    def _last_word(self, code: int, error: str | None) -> None:
+        """The termination message is written: what is known now of how this process ends."""
+        if self._environment is None:
+            return
+        begun, newest, notice = self._companion.begun, self._newest or self._restored, self._notices.notice
+        write_termination(
+            self._environment.places.termination_file,
+            Termination(
+                code=code,
+                step=self._progress.step,
+                root=None if begun is None else begun.root,
+                sequence=None if newest is None else newest.slot,
+                claim=None if begun is None else begun.claim.slot,
+                notice=None if notice is None else notice.source,
+                error=error,
+            ),
+        )
+
+    def _end_with(self, error: BaseException) -> None:
+        """The process is about to end with `error`: a save in flight is given a little time, peers none."""
+        text = traceback_of(error)
+        if not isinstance(error, GangError):
+            self._saver.wait(_SAVE_AT_END_S)
+        if text is not None:
+            self._progress.failed(text)
+        self._end(exit_code_of(error), text)
+
+    def _end(self, code: int, error: str | None) -> None:
+        """The last word is written, the last report sent, everything of ours that runs has ended."""
+        if self._closed:
+            return
+        self._closed = True
+        self._last_word(code, error or self._error)
+        self._agreement.close()
+        self._notices.close()
+        self._progress.flush()
+        left_s = self._left_s()
+        flush_s = _FLUSH_DONE_S if left_s is None else min(_FLUSH_STOPPED_S, left_s + _RESERVE_S / 2)
+        self._companion.close(flush_s)
+        self._gang.abort()
+        self._saver.close()
+
+    def _result_of(self, record: CommitRecord) -> RestoreResult:
+        uri = f"{self._store.uri.rstrip('/')}/{record.folder}"
+        return RestoreResult(sequence=record.slot, step=record.step, uri=uri)
+
+
+def _uri_of(path: str) -> str:
+    """A folder's path as a URI, a URI as it is."""
+    return path if "://" in path else Path(path).absolute().as_uri()

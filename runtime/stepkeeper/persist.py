@@ -1,0 +1,155 @@
+"""One save of one rank after its snapshot: place, transfer, write, vote, commit."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.companion.client import CompanionProcess, error_from, error_to
+from stepkeeper.companion.messages import Commit, Committed, Kind, Void, Write, Written
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.errors import SaveError
+from stepkeeper.gang import Gang
+from stepkeeper.log.entries import new_nonce
+from stepkeeper.manifest import checkpoint_folder
+from stepkeeper.snapshot import Region, Snapshot
+
+__all__ = ["SaveJob", "SaveState", "persist"]
+
+_SAVE_TIMEOUT_S: Final = 3600.0
+
+
+class SaveState(StrEnum):
+    TRANSFERRING = "Transferring"
+    WRITING = "Writing"
+    COMMITTING = "Committing"
+    COMMITTED = "Committed"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveJob:
+    number: int
+    """How many saves this process began before; the same in all ranks."""
+
+    step: int
+    base: int | None
+    """What a begin that this save may have to write goes on from."""
+
+    snapshot: Snapshot
+    region: Region
+    moved: Callable[[SaveState], None]
+    duration_millis: Callable[[], int]
+
+    @property
+    def name(self) -> str:
+        """What the ranks call it among themselves."""
+        return f"save/{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    claim: int
+    nonce: str
+
+    def folder(self, step: int) -> str:
+        return checkpoint_folder(step, self.claim, self.nonce)
+
+
+def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
+    """The snapshot is a commit in the log.
+
+    A rank that fails says so in its vote, so that no other waits for it in vain; one failure voids the save.
+
+    Ranks: all.
+
+    Raises:
+        StepkeeperError: it is no commit and never will be.
+
+    """
+    failure: Exception | None = None
+    process: CompanionProcess | None = None
+    place: _Place | None = None
+    try:
+        process = companion.process()
+        place = _place(job, companion, gang)
+        vote = {"written": encode(_write(job, process, place, gang))}
+    except Exception as error:  # noqa: BLE001  # raised below, once the others have been told
+        failure = error
+        vote = {"error": error_to(error)}
+    votes = gang.gather(f"{job.name}/vote", vote, _SAVE_TIMEOUT_S)
+    outcome: dict[str, Any] | None = None
+    if gang.rank == 0:
+        job.moved(SaveState.COMMITTING)
+        try:
+            outcome = _decide(job, process, place, votes)
+        except Exception as error:  # noqa: BLE001  # raised below, once the others have been told
+            failure = failure or error
+            outcome = {"error": error_to(error)}
+    outcome = gang.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
+    if failure is not None:
+        raise failure
+    if "error" in outcome:
+        raise error_from(outcome["error"])
+    return decode(Committed, outcome["committed"])
+
+
+def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
+    """Where this save goes: under the claim of rank 0, which is made now if there is none."""
+    place: dict[str, Any] | None = None
+    failure: Exception | None = None
+    if gang.rank == 0:
+        try:
+            claim = companion.begin(base=job.base).claim
+            place = {"claim": claim.slot, "nonce": new_nonce()}
+        except Exception as error:  # noqa: BLE001  # raised below, once the others have been told
+            failure = error
+            place = {"error": error_to(error)}
+    place = gang.broadcast(f"{job.name}/place", place, _SAVE_TIMEOUT_S)
+    if failure is not None:
+        raise failure
+    if "error" in place:
+        raise error_from(place["error"])
+    return _Place(claim=int(place["claim"]), nonce=str(place["nonce"]))
+
+
+def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang) -> Written:
+    snapshot = job.snapshot
+    snapshot.transfer(job.region)
+    job.moved(SaveState.WRITING)
+    order = SaveOrder(
+        rank=gang.rank,
+        world_size=gang.world_size,
+        step=job.step,
+        claim=place.claim,
+        nonce=place.nonce,
+        tensors=snapshot.tensors,
+        values=snapshot.values,
+    )
+    body = Write(order=order, aliases=snapshot.aliases, key_paths=json.dumps(snapshot.key_paths))
+    answer = process.ask(Kind.WRITE, encode(body), [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
+    return decode(Written, answer)
+
+
+def _decide(
+    job: SaveJob, process: CompanionProcess | None, place: _Place | None, votes: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Rank 0's part: the commit if all voted for it, else its void."""
+    refusals = [
+        f"rank {rank}: {vote['error']['message']}" for rank, vote in enumerate(votes) if "error" in vote
+    ]
+    if refusals or process is None or place is None:
+        error = SaveError(f"the save of step {job.step} was given up: {'; '.join(refusals)}")
+        if process is not None and place is not None and not process.lost:
+            process.ask(Kind.VOID, encode(Void(folder=place.folder(job.step), reason=str(error))))
+        return {"error": error_to(error)}
+    written = [decode(Written, vote["written"]) for vote in votes]
+    body = Commit(
+        folder=place.folder(job.step),
+        others=tuple(each.manifest for each in written[1:]),
+        duration_millis=job.duration_millis(),
+    )
+    return {"committed": process.ask(Kind.COMMIT, encode(body), timeout_s=_SAVE_TIMEOUT_S)}

@@ -1,0 +1,166 @@
+"""Saves: a snapshot in the train thread, everything else in one thread behind it."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from typing import Final
+
+from stepkeeper_planners.layout import Ranks
+
+from stepkeeper.companion.messages import Committed
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.errors import CompanionLostError
+from stepkeeper.gang import Gang
+from stepkeeper.persist import SaveJob, SaveState, persist
+from stepkeeper.snapshot import Region, take_snapshot
+
+__all__ = ["InFlight", "SaveState", "Saver"]
+
+_log: Final = logging.getLogger(__name__)
+_MOST_LOST_IN_A_ROW: Final = 2
+
+
+class InFlight:
+    """A save that was begun, and what has become of it so far."""
+
+    def __init__(self, step: int) -> None:
+        self.step: Final = step
+        self.state = SaveState.TRANSFERRING
+        self.future: Final[Future[Committed]] = Future()
+        self._began_s = time.monotonic()
+
+    def moved(self, state: SaveState) -> None:
+        """The save has come as far as `state`."""
+        self.state = state
+
+    @property
+    def done(self) -> bool:
+        """True once it is committed or failed."""
+        return self.future.done()
+
+    @property
+    def failed(self) -> bool:
+        """True once it is over and no commit came of it."""
+        return self.state is SaveState.FAILED
+
+    def result(self, timeout_s: float | None = None) -> Committed:
+        """The commit, once it is in the log.
+
+        Raises:
+            TimeoutError: it isn't yet.
+            StepkeeperError: the save failed.
+
+        """
+        return self.future.result(timeout_s)
+
+    def duration_millis(self) -> int:
+        """Since the save was begun."""
+        return int((time.monotonic() - self._began_s) * 1000)
+
+
+class Saver:
+    """Saves of one rank, in the order they were begun.
+
+    Host memory is bounded by `max_pending` snapshots: one save more waits for the oldest to end.
+    """
+
+    def __init__(
+        self,
+        companion: Companion,
+        gang: Gang,
+        *,
+        max_pending: int,
+        base: Callable[[], int | None],
+        on_end: Callable[[InFlight], None],
+    ) -> None:
+        self._companion = companion
+        self._gang = gang
+        self._base = base
+        self._on_end = on_end
+        self._free = [Region() for _ in range(max_pending)]
+        self._pending: list[InFlight] = []
+        self._number = 0
+        self._lost_in_a_row = 0
+        self._failure: BaseException | None = None
+        # Its thread is waited for when the interpreter ends: a save that was begun is finished.
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        """The newest save, until it has ended."""
+        newest = self._pending[-1] if self._pending else None
+        return None if newest is None or newest.done else newest
+
+    def start(self, step: int, state: Mapping[str, object]) -> InFlight:
+        """A snapshot of `state` is taken and on its way. Waits first while too many saves are pending.
+
+        Ranks: all, in the same order.
+        """
+        while not self._free:
+            wait_for([self._pending[0].future])
+            self._forget_ended()
+        self._forget_ended()
+        region = self._free.pop()
+        in_flight = InFlight(step)
+        try:
+            ranks = Ranks(rank=self._gang.rank, world_size=self._gang.world_size)
+            snapshot = take_snapshot(state, ranks, region)
+        except BaseException:
+            self._free.append(region)
+            raise
+        job = SaveJob(
+            number=self._number,
+            step=step,
+            base=self._base(),
+            snapshot=snapshot,
+            region=region,
+            moved=in_flight.moved,
+            duration_millis=in_flight.duration_millis,
+        )
+        self._number += 1
+        self._pending.append(in_flight)
+        self._executor.submit(self._run, job, in_flight)
+        return in_flight
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """True if no save is in flight any more."""
+        return not wait_for([pending.future for pending in self._pending], timeout_s).not_done
+
+    def take_failure(self) -> BaseException | None:
+        """Why a save in the background failed, if one did since the last call."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def close(self) -> None:
+        """Saves in flight have ended, the memory is given back."""
+        self._executor.shutdown(wait=True)
+        for region in self._free:
+            region.close()
+
+    def _forget_ended(self) -> None:
+        self._pending = [pending for pending in self._pending if not pending.done]
+
+    def _run(self, job: SaveJob, in_flight: InFlight) -> None:
+        try:
+            committed = persist(job, self._companion, self._gang)
+        except BaseException as error:  # noqa: BLE001  # whatever it was, it goes to whoever asks for the result
+            in_flight.moved(SaveState.FAILED)
+            self._free.append(job.region)
+            self._note_failure(in_flight.step, error)
+            in_flight.future.set_exception(error)
+        else:
+            in_flight.moved(SaveState.COMMITTED)
+            self._lost_in_a_row = 0
+            self._free.append(job.region)
+            in_flight.future.set_result(committed)
+        self._on_end(in_flight)
+
+    def _note_failure(self, step: int, error: BaseException) -> None:
+        _log.error("the save of step %d failed: %s", step, error)
+        if isinstance(error, CompanionLostError):
+            self._lost_in_a_row += 1
+            if self._lost_in_a_row < _MOST_LOST_IN_A_ROW:
+                return
+        self._failure = error
