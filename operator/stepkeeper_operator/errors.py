@@ -1,10 +1,28 @@
 """All errors that the operator raises.
 
 OperatorError
-└── GenerationError (ValueError)        the CRD can't be generated from the types
+├── GenerationError (ValueError)        the CRD can't be generated from the types
+├── ApiError (OSError)                  the API server refused a request
+│   ├── AlreadyExistsError              something has that name already
+│   ├── ConflictError                   the object isn't the one, or not as old as, we thought
+│   └── InvalidObjectError              validation or admission refused what we wrote
+├── ReportRefusedError                  a pod's report isn't taken; carries the HTTP status
+└── LeaseLostError                      another operator may act now
 """
 
-__all__ = ["GenerationError", "OperatorError"]
+import json
+
+__all__ = [
+    "AlreadyExistsError",
+    "ApiError",
+    "ConflictError",
+    "GenerationError",
+    "InvalidObjectError",
+    "LeaseLostError",
+    "OperatorError",
+    "ReportRefusedError",
+    "api_error",
+]
 
 
 class OperatorError(Exception):
@@ -13,3 +31,51 @@ class OperatorError(Exception):
 
 class GenerationError(OperatorError, ValueError):
     """A type has no place in a structural schema, or a rule names a field that isn't there."""
+
+
+class ApiError(OperatorError, OSError):
+    """The API server answered a request with an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AlreadyExistsError(ApiError):
+    """Something has that name already."""
+
+
+class ConflictError(ApiError):
+    """The object has another uid or resourceVersion than the request said."""
+
+
+class InvalidObjectError(ApiError):
+    """Validation or an admission webhook refused the object: the same request is refused again."""
+
+
+class ReportRefusedError(OperatorError):
+    """A report is not taken; `status` is the HTTP status of the answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class LeaseLostError(OperatorError):
+    """This operator must not write any more."""
+
+
+def api_error(status: int, body: bytes, method: str, path: str) -> ApiError:
+    """The error that an answer of the API server stands for."""
+    try:
+        answer = json.loads(body)
+        reason, text = str(answer.get("reason", "")), str(answer.get("message", ""))
+    except (ValueError, AttributeError):
+        reason, text = "", body[:200].decode(errors="replace")
+    message = f"{method} {path}: {status} {reason} {text}".rstrip()
+    if status == 409:
+        kind: type[ApiError] = AlreadyExistsError if reason == "AlreadyExists" else ConflictError
+        return kind(status, message)
+    if status in {400, 422} or (status == 403 and "admission" in text):
+        return InvalidObjectError(status, message)
+    return ApiError(status, message)

@@ -1,0 +1,182 @@
+"""The only writes of a reconcile."""
+
+import logging
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, assert_never
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
+from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cluster import CONFIG_MAPS, EVENTS, JOBSETS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.decision import (
+    Action,
+    ApplyConfigMap,
+    CreateJobSet,
+    Decision,
+    DeleteJobSet,
+    DeleteTrainingJob,
+    FailPod,
+    Note,
+    SetSuspend,
+)
+from stepkeeper_operator.errors import ApiError, InvalidObjectError
+from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.facts.raw import controller_uid, render_time
+from stepkeeper_operator.memory import Memory
+from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.observed import ConfigMapFacts
+from stepkeeper_operator.policy.causes import NODE_LOST
+
+__all__ = ["Applier", "pod_failure_patch", "status_manifest", "suspend_manifest"]
+
+_log = logging.getLogger(__name__)
+
+_NOTE_LIMIT = 1024
+
+
+class Applier:
+    """Does what a decision says, in its order: status, actions, events."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        memory: Memory,
+        metrics: Metrics,
+        identity: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._memory = memory
+        self._metrics = metrics
+        self._identity = identity
+        self._clock = clock
+
+    async def apply(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
+        """The decision is done. Raises ApiError; what came before the failed write is done then."""
+        if decision.write_status:
+            body = status_manifest(job, decision)
+            raw = await self._cluster.apply(TRAINING_JOBS, key.namespace, body, subresource="status")
+            self._cache.see_training_job(raw)
+            self._memory.of(job.metadata.uid).last_write_at = self._clock()
+            self._wrote("status", key)
+        for action in decision.actions:
+            await self._act(key, job, action)
+        for note in decision.notes:
+            await self._tell(key, job, note)
+
+    async def _act(self, key: JobKey, job: CheckpointedTrainingJob, action: Action) -> None:
+        match action:
+            case ApplyConfigMap():
+                raw = await self._cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
+                facts = ConfigMapFacts(owner_uid=controller_uid(raw), data=raw.get("data") or {})
+                self._memory.of(job.metadata.uid).config_map = facts
+            case CreateJobSet():
+                await self._create_jobset(key, job, action)
+            case SetSuspend():
+                body = suspend_manifest(action.jobset, suspend=action.suspend)
+                self._cache.see_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
+            case DeleteJobSet():
+                uid = action.jobset.uid
+                await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
+            case FailPod():
+                body = pod_failure_patch(action, now=self._clock())
+                await self._cluster.patch_pod_status(key.namespace, action.pod.name, body)
+            case DeleteTrainingJob():
+                await self._cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
+            case _:
+                assert_never(action)
+        self._wrote(type(action).__name__, key)
+
+    async def _create_jobset(self, key: JobKey, job: CheckpointedTrainingJob, action: CreateJobSet) -> None:
+        memory = self._memory.of(job.metadata.uid)
+        try:
+            raw = await self._cluster.create(JOBSETS, key.namespace, action.manifest)
+        except InvalidObjectError as error:
+            memory.rejection = (job.metadata.generation, str(error))
+            raise
+        memory.rejection = None
+        self._cache.see_jobset(raw)
+
+    async def _tell(self, key: JobKey, job: CheckpointedTrainingJob, note: Note) -> None:
+        try:
+            await self._cluster.create(EVENTS, key.namespace, self._event(job, note))
+        except ApiError as error:
+            # The status says the same; an event that is lost is not worth doing the rest again.
+            _log.warning("cannot write event", extra={"job": "/".join(key), "error": str(error)})
+        _log.info(note.message, extra={"job": "/".join(key), "reason": note.reason})
+
+    def _event(self, job: CheckpointedTrainingJob, note: Note) -> dict[str, Any]:
+        meta = job.metadata
+        return {
+            "apiVersion": EVENTS.api_version,
+            "kind": EVENTS.kind,
+            "metadata": {"name": f"{meta.name}.{uuid.uuid4().hex[:16]}", "namespace": meta.namespace},
+            "eventTime": datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": "stepkeeper.dev/operator",
+            "reportingInstance": self._identity,
+            "action": "Reconcile",
+            "type": "Warning" if note.warning else "Normal",
+            "reason": note.reason,
+            "note": note.message[:_NOTE_LIMIT],
+            "regarding": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": meta.name,
+                "namespace": meta.namespace,
+                "uid": meta.uid,
+            },
+        }
+
+    def _wrote(self, what: str, key: JobKey) -> None:
+        self._metrics.writes.labels(what=what).inc()
+        _log.debug("wrote", extra={"what": what, "job": "/".join(key)})
+
+
+def status_manifest(job: CheckpointedTrainingJob, decision: Decision) -> dict[str, Any]:
+    """The whole status, for the job as it was read: refused if anybody has changed it since."""
+    meta = job.metadata
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "uid": meta.uid,
+            "resourceVersion": meta.resource_version,
+        },
+        "status": decision.status.to_raw(),
+    }
+
+
+def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
+    """The one field of a JobSet that is changed after it was made."""
+    return {
+        "apiVersion": JOBSETS.api_version,
+        "kind": JOBSETS.kind,
+        "metadata": {"name": jobset.name, "namespace": jobset.namespace, "uid": jobset.uid},
+        "spec": {"suspend": suspend},
+    }
+
+
+def pod_failure_patch(action: FailPod, *, now: float) -> dict[str, Any]:
+    """Phase and condition together: a Failed pod without the condition counts as a failure of the application."""
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": NODE_LOST,
+        "message": action.message,
+        "lastTransitionTime": render_time(now),
+    }
+    return {
+        "metadata": {"uid": action.pod.uid},
+        "status": {
+            "phase": "Failed",
+            "reason": NODE_LOST,
+            "message": action.message,
+            "conditions": [condition],
+        },
+    }

@@ -1,0 +1,157 @@
+"""The operator's picture of the cluster, fed by watches, and which jobs a change concerns."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from stepkeeper_operator.evidence import EvidenceBook
+from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
+from stepkeeper_operator.facts.raw import RawObject
+
+__all__ = ["Cache", "JobKey"]
+
+_GONE_NODE_KEPT_S = 900
+
+
+class JobKey(NamedTuple):
+    """Names a CheckpointedTrainingJob."""
+
+    namespace: str
+    name: str
+
+
+class Cache:
+    """Last known objects. Every `see_…` answers with the keys of the jobs that it concerns."""
+
+    def __init__(self, evidence: EvidenceBook, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._evidence = evidence
+        self._training_jobs: dict[JobKey, dict[str, Any]] = {}
+        self._keys: dict[str, JobKey] = {}
+        self._jobsets: dict[JobKey, JobSet] = {}
+        self._jobs: dict[str, Job] = {}
+        self._pods: dict[tuple[str, str], Pod] = {}
+        self._pods_of: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+        self._nodes: dict[str, Node] = {}
+        self.last_seen_at = clock()
+        """When any watch last said anything."""
+
+    def see_training_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+        """Ignores what is older than what is known: answers to our own writes come before the watch does."""
+        meta = raw["metadata"]
+        key = JobKey(meta["namespace"], meta["name"])
+        known = self._training_jobs.get(key)
+        if deleted:
+            if known is not None and known["metadata"]["uid"] == meta["uid"]:
+                del self._training_jobs[key]
+            self._keys.pop(meta["uid"], None)
+            self._evidence.forget(meta["uid"])
+            return (key,)
+        if known is not None and _version(known) > _version(raw):
+            return ()
+        slim = {name: value for name, value in meta.items() if name != "managedFields"}
+        self._training_jobs[key] = {**raw, "metadata": slim}
+        self._keys[meta["uid"]] = key
+        return (key,)
+
+    def see_jobset(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+        jobset = read_jobset(raw)
+        key = JobKey(jobset.namespace, jobset.name)
+        known = self._jobsets.get(key)
+        if not deleted:
+            self._jobsets[key] = jobset
+        elif known is not None and known.uid == jobset.uid:
+            del self._jobsets[key]
+        return (key,)
+
+    def see_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+        job = read_job(raw)
+        self._evidence.add_job(job)
+        if deleted:
+            self._jobs.pop(job.uid, None)
+        else:
+            self._jobs[job.uid] = job
+        return self._key_of(job.job_uid)
+
+    def see_pod(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+        pod = read_pod(raw)
+        name = (pod.namespace, pod.name)
+        self._evidence.add_pod(pod)
+        known = self._pods.get(name)
+        if not deleted:
+            self._pods[name] = pod
+            self._pods_of[pod.job_uid].add(name)
+        elif known is not None and known.uid == pod.uid:
+            del self._pods[name]
+            self._pods_of[pod.job_uid].discard(name)
+        return () if known == pod and not deleted else self._key_of(pod.job_uid)
+
+    def see_node(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+        """A gone node is remembered for a while: its pods' causes are asked for later."""
+        node = read_node(raw)
+        if deleted:
+            node = replace(node, gone_since=self._clock())
+        known = self._nodes.get(node.name)
+        self._nodes[node.name] = node
+        self._forget_old_nodes()
+        if known == node or (known is None and not node.lost):
+            return ()
+        concerned = {pod.job_uid for pod in self._pods.values() if pod.node == node.name}
+        return tuple(key for uid in concerned for key in self._key_of(uid))
+
+    def heard(self) -> None:
+        """A watch said something."""
+        self.last_seen_at = self._clock()
+
+    def forget_jobset(self, key: JobKey) -> None:
+        """The API server says that there is none, before the watch does."""
+        self._jobsets.pop(key, None)
+
+    def training_job(self, key: JobKey) -> RawObject | None:
+        return self._training_jobs.get(key)
+
+    def training_jobs(self) -> Iterator[JobKey]:
+        return iter(tuple(self._training_jobs))
+
+    def key_of(self, job_uid: str) -> JobKey | None:
+        return self._keys.get(job_uid)
+
+    def jobset(self, key: JobKey) -> JobSet | None:
+        return self._jobsets.get(key)
+
+    def jobset_by_uid(self, namespace: str, uid: str) -> JobSet | None:
+        candidates = (j for k, j in self._jobsets.items() if k.namespace == namespace)
+        return next((jobset for jobset in candidates if jobset.uid == uid), None)
+
+    def job(self, uid: str) -> Job | None:
+        return self._jobs.get(uid)
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        return self._pods.get((namespace, name))
+
+    def pods_of(self, job_uid: str) -> tuple[Pod, ...]:
+        return tuple(self._pods[name] for name in sorted(self._pods_of.get(job_uid, ())))
+
+    def node(self, name: str) -> Node | None:
+        return self._nodes.get(name)
+
+    def node_counts(self) -> tuple[int, int]:
+        """How many nodes there are, and how many of them nothing is heard of."""
+        present = [node for node in self._nodes.values() if node.gone_since is None]
+        return len(present), sum(node.unknown_since is not None for node in present)
+
+    def _key_of(self, job_uid: str) -> tuple[JobKey, ...]:
+        key = self._keys.get(job_uid)
+        return () if key is None else (key,)
+
+    def _forget_old_nodes(self) -> None:
+        limit = self._clock() - _GONE_NODE_KEPT_S
+        for name in [n.name for n in self._nodes.values() if (n.gone_since or limit) < limit]:
+            del self._nodes[name]
+
+
+def _version(raw: RawObject) -> int:
+    text = raw["metadata"].get("resourceVersion", "")
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,153 @@
+"""Requests to the API server, without generated models: objects stay the JSON that they are."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+from kubernetes.aio import client as kubernetes_client
+from kubernetes.aio import config as kubernetes_config
+
+from stepkeeper_operator.cluster.resources import Resource
+from stepkeeper_operator.errors import ApiError, api_error
+from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import FIELD_OWNER
+
+__all__ = ["Cluster", "KubernetesCluster", "connect"]
+
+_TIMEOUT_S = 15
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_STRATEGIC = "application/strategic-merge-patch+json"
+
+
+class Cluster(Protocol):
+    """Everything the operator asks of an API server. All methods raise ApiError for any other answer."""
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
+        """The object as it is now, or None if there is none."""
+
+    async def list(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
+        """All objects in all namespaces; their items carry neither apiVersion nor kind."""
+
+    async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
+        """The object exists. Raises AlreadyExistsError."""
+
+    async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
+        """The object is `body`. Raises ConflictError if its resourceVersion is not the present one."""
+
+    async def apply(
+        self, resource: Resource, namespace: str, body: RawObject, *, subresource: str | None = None
+    ) -> RawObject:
+        """Server-side applied: the fields in `body` are ours. Raises ConflictError for another uid or version."""
+
+    async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
+        """The status of a pod is merged with `body`; conditions by type."""
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, foreground: bool = False
+    ) -> None:
+        """The object with that uid is gone or going. Raises ConflictError if another one has its name."""
+
+
+class KubernetesCluster:
+    """`Cluster` over the asyncio client of the kubernetes package."""
+
+    def __init__(self, client: kubernetes_client.ApiClient) -> None:
+        self._client = client
+
+    async def close(self) -> None:
+        await self._client.close()  # type: ignore[no-untyped-call]  # the package's own code has no annotations there
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
+        return await self._ask("GET", resource.path(namespace, name), none_for_404=True)
+
+    async def list(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
+        items: list[RawObject] = []
+        query = {"limit": "500"} | ({"labelSelector": label_selector} if label_selector else {})
+        while True:
+            page = await self._answer("GET", resource.path(), query=query)
+            items += page.get("items") or ()
+            token = page["metadata"].get("continue")
+            if not token:
+                return items
+            query |= {"continue": token}
+
+    async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
+        return await self._answer(
+            "POST", resource.path(namespace), body=body, query={"fieldManager": FIELD_OWNER}
+        )
+
+    async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
+        path = resource.path(namespace, body["metadata"]["name"])
+        return await self._answer("PUT", path, body=body, query={"fieldManager": FIELD_OWNER})
+
+    async def apply(
+        self, resource: Resource, namespace: str, body: RawObject, *, subresource: str | None = None
+    ) -> RawObject:
+        path = resource.path(namespace, body["metadata"]["name"], subresource)
+        query = {"fieldManager": FIELD_OWNER, "force": "true"}
+        return await self._answer("PATCH", path, body=body, query=query, content_type=_APPLY)
+
+    async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
+        query = {"fieldManager": FIELD_OWNER}
+        await self._answer("PATCH", path, body=body, query=query, content_type=_STRATEGIC)
+
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, foreground: bool = False
+    ) -> None:
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": uid},
+            "propagationPolicy": "Foreground" if foreground else "Background",
+        }
+        await self._ask("DELETE", resource.path(namespace, name), body=options, none_for_404=True)
+
+    async def _answer(self, method: str, path: str, **request: Any) -> RawObject:
+        answer = await self._ask(method, path, **request)
+        assert answer is not None  # only none_for_404 gives None
+        return answer
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: RawObject | None = None,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        none_for_404: bool = False,
+    ) -> RawObject | None:
+        verb, url, headers, _, _ = await self._client.param_serialize(
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params={"Accept": "application/json", "Content-Type": content_type},
+            auth_settings=["BearerToken"],
+        )
+        try:
+            response = await self._client.call_api(verb, url, headers, body, _request_timeout=_TIMEOUT_S)
+            data = await response.read()  # type: ignore[no-untyped-call]  # the package's own code has no annotations there
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ApiError(0, f"{method} {path}: no answer: {error!r}") from error
+        if response.status == 404 and none_for_404:
+            return None
+        if response.status >= 400:
+            raise api_error(response.status, data, method, path)
+        answer: RawObject = json.loads(data)
+        return answer
+
+
+async def connect(kubeconfig: Path | None) -> KubernetesCluster:
+    """A client for the cluster that `kubeconfig` names, or that this pod runs in."""
+    configuration = kubernetes_client.Configuration()
+    if kubeconfig is None:
+        kubernetes_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the package's own code has no annotations there
+    else:
+        await kubernetes_config.load_kube_config(  # type: ignore[no-untyped-call]  # the package's own code has no annotations there
+            config_file=str(kubeconfig), client_configuration=configuration
+        )
+    return KubernetesCluster(kubernetes_client.ApiClient(configuration))

@@ -1,0 +1,56 @@
+"""The kinds of objects that the operator reads or writes."""
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = [
+    "CONFIG_MAPS",
+    "EVENTS",
+    "JOBS",
+    "JOBSETS",
+    "LEASES",
+    "NODES",
+    "PODS",
+    "SECRETS",
+    "TOKEN_REVIEWS",
+    "TRAINING_JOBS",
+    "Resource",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    api_version: str
+    plural: str
+    kind: str
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
+
+    def path(
+        self, namespace: str | None = None, name: str | None = None, subresource: str | None = None
+    ) -> str:
+        """URL path of the collection, the object or its subresource."""
+        parts = ["/apis" if self.group else "/api", self.api_version]
+        if namespace is not None:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part is not None]
+        return "/".join(parts)
+
+
+TRAINING_JOBS: Final = Resource(
+    api_version="stepkeeper.dev/v1alpha1", plural="checkpointedtrainingjobs", kind="CheckpointedTrainingJob"
+)
+JOBSETS: Final = Resource(api_version="jobset.x-k8s.io/v1alpha2", plural="jobsets", kind="JobSet")
+JOBS: Final = Resource(api_version="batch/v1", plural="jobs", kind="Job")
+PODS: Final = Resource(api_version="v1", plural="pods", kind="Pod")
+NODES: Final = Resource(api_version="v1", plural="nodes", kind="Node")
+CONFIG_MAPS: Final = Resource(api_version="v1", plural="configmaps", kind="ConfigMap")
+SECRETS: Final = Resource(api_version="v1", plural="secrets", kind="Secret")
+EVENTS: Final = Resource(api_version="events.k8s.io/v1", plural="events", kind="Event")
+LEASES: Final = Resource(api_version="coordination.k8s.io/v1", plural="leases", kind="Lease")
+TOKEN_REVIEWS: Final = Resource(
+    api_version="authentication.k8s.io/v1", plural="tokenreviews", kind="TokenReview"
+)

@@ -1,0 +1,139 @@
+"""Conditions, and the one word that is made of them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+)
+from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempts import Books
+
+__all__ = ["Claim", "End", "phase_of", "reporting_claim", "running_claim", "settle"]
+
+_MESSAGE_LIMIT: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a condition is to say now."""
+
+    type: ConditionType
+    status: bool
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The job is over."""
+
+    complete: bool
+    reason: str
+    message: str
+
+    def claim(self) -> Claim:
+        kind = ConditionType.COMPLETE if self.complete else ConditionType.FAILED
+        return Claim(type=kind, status=True, reason=self.reason, message=self.message)
+
+
+def settle(job: CheckpointedTrainingJob, claims: tuple[Claim, ...], *, now: float) -> tuple[Condition, ...]:
+    """The conditions with these claims in them; a time moves only when a status does."""
+    before = {condition.type: condition for condition in job.status.conditions}
+    after = dict(before)
+    for claim in claims:
+        status = ConditionStatus.TRUE if claim.status else ConditionStatus.FALSE
+        known = before.get(claim.type)
+        since = known.last_transition_time if known is not None and known.status is status else int(now)
+        after[claim.type] = Condition(
+            type=claim.type,
+            status=status,
+            reason=claim.reason,
+            message=claim.message[:_MESSAGE_LIMIT],
+            last_transition_time=since,
+            observed_generation=job.metadata.generation,
+        )
+    order = [kind.value for kind in ConditionType]
+    return tuple(sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order)))
+
+
+def phase_of(conditions: tuple[Condition, ...], jobset: JobSet | None, books: Books) -> Phase:
+    """Derived from the conditions; what none of them says is how a job that doesn't run came to that."""
+    true = {condition.type for condition in conditions if condition.status is ConditionStatus.TRUE}
+    by_condition = (
+        (ConditionType.COMPLETE, Phase.COMPLETE),
+        (ConditionType.FAILED, Phase.FAILED),
+        (ConditionType.SUSPENDED, Phase.SUSPENDED),
+        (ConditionType.RUNNING, Phase.RUNNING),
+    )
+    for kind, phase in by_condition:
+        if kind in true:
+            return phase
+    if len(books.attempts) > 1 or (books.attempts and not books.open):
+        return Phase.RESTARTING
+    return Phase.PENDING if jobset is None else Phase.STARTING
+
+
+def running_claim(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    jobset: JobSet | None,
+    books: Books,
+    *,
+    waiting: str | None,
+) -> Claim:
+    """Whether all pods of the present attempt run; if not, what they wait for."""
+    kind = ConditionType.RUNNING
+    if jobset is None:
+        return Claim(
+            type=kind, status=False, reason="NoJobSet", message=waiting or "its JobSet is being made"
+        )
+    if not books.open:
+        ended = books.last.cause if books.last is not None and books.last.cause else "it has not started"
+        return Claim(
+            type=kind, status=False, reason="Ended", message=waiting or f"the last attempt ended: {ended}"
+        )
+    n_hosts = job.spec.placement.n_hosts
+    present = [pod for pod in observed.pods if pod.ordinal == books.ordinal and pod.deadline is None]
+    running = [pod for pod in present if pod.phase == "Running" and pod.started]
+    if len(running) >= n_hosts:
+        return Claim(type=kind, status=True, reason="AllPodsRun", message=f"{n_hosts} of {n_hosts} pods run")
+    reason, detail = _obstacle(present)
+    message = f"{len(running)} of {n_hosts} pods run{detail}"
+    return Claim(type=kind, status=False, reason=reason, message=message)
+
+
+def reporting_claim(
+    observed: Observed, books: Books, *, running: bool, now: float, silence_s: int
+) -> tuple[Claim | None, float | None]:
+    """Whether reports arrive, or None while that can't be said; and when it has to be asked again."""
+    kind = ConditionType.REPORTING
+    if not running or books.last is None:
+        return Claim(type=kind, status=False, reason="NotRunning", message="no attempt runs"), None
+    heard = observed.report
+    if heard is not None and heard.ordinal == books.ordinal and now - heard.received_at < silence_s:
+        return Claim(type=kind, status=True, reason="ReportsArrive"), heard.received_at + silence_s - now
+    since = max(books.last.start, observed.operator_started_at)
+    if heard is not None and heard.ordinal == books.ordinal:
+        since = max(since, heard.received_at)
+    if now - since < silence_s:
+        return None, since + silence_s - now
+    message = (
+        f"no report for {silence_s} s. Training goes on without reports; status shows what was last known. Likely: "
+        "the training code doesn't use stepkeeper.from_env(), it still starts, a NetworkPolicy keeps the pods from "
+        "the operator's Service, or the trainer stands still"
+    )
+    return Claim(type=kind, status=False, reason="NoReports", message=message), None
+
+
+def _obstacle(pods: list[Pod]) -> tuple[str, str]:
+    for pod in pods:
+        if pod.waiting:
+            reason = pod.waiting.partition(":")[0]
+            return reason if reason.isalnum() else "Waiting", f"; {pod.name} waits: {pod.waiting}"
+    return "Starting", ""

@@ -1,0 +1,225 @@
+"""From what is seen to what is to be done. Pure: once a decision is applied, the next one is to do nothing."""
+
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    ConditionStatus,
+    ConditionType,
+    Phase,
+    ResourcesStatus,
+    TrainingJobStatus,
+)
+from stepkeeper_operator.build import build_config_map
+from stepkeeper_operator.conditions import Claim, phase_of, reporting_claim, running_claim, settle
+from stepkeeper_operator.decision import (
+    Action,
+    ApplyConfigMap,
+    CreateJobSet,
+    Decision,
+    DeleteJobSet,
+    DeleteTrainingJob,
+    FailPod,
+    SetSuspend,
+)
+from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.notes import narrate
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempts import account, with_report
+from stepkeeper_operator.policy.lost_nodes import find_lost_pods
+from stepkeeper_operator.policy.next_step import Plan, clean_up, plan_next, wants_suspension
+from stepkeeper_operator.policy.problems import acceptance
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.status import mirror_storage, progress_of
+
+__all__ = ["decide"]
+
+_MIN_WRITE_INTERVAL_S: Final = 1.0
+_REFUSED_AGAIN_S: Final = 30.0
+_SHORTEST_WAIT_S: Final = 0.05
+
+
+def decide(
+    job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings, *, now: float
+) -> Decision:
+    """What to write, and when to look again."""
+    if job.metadata.deletion_timestamp is not None:
+        return Decision(status=job.status)
+    if _finished_at(job) is not None:
+        return _decide_finished(job, observed, now=now)
+    accepted = acceptance(job, observed)
+    if not accepted.status:
+        return _decide_refused(job, accepted, now=now)
+    return _decide_running(job, observed, settings, accepted, now=now)
+
+
+def _decide_running(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    settings: OperatorSettings,
+    accepted: Claim,
+    *,
+    now: float,
+) -> Decision:
+    jobset = observed.jobset
+    mirror = mirror_storage(job, observed, running=None if jobset is None else jobset.ordinal)
+    books = account(
+        job,
+        observed,
+        jobset,
+        new_commit=mirror.new_commit,
+        now=now,
+        reattribution_s=settings.reattribution_s,
+    )
+    books = with_report(books, observed)
+    plan = plan_next(job, observed, jobset, books, settings=settings, now=now)
+    claims, look_s = _claims(job, observed, jobset, plan, settings, now=now)
+    conditions = settle(job, (*_rejected(accepted, observed), *claims), now=now)
+    status = TrainingJobStatus(
+        observed_generation=job.metadata.generation,
+        phase=phase_of(conditions, jobset, plan.books),
+        conditions=conditions,
+        checkpoint=mirror.checkpoint,
+        attempts=plan.books.attempts,
+        restarts=plan.books.restarts,
+        progress=progress_of(job, observed),
+        resources=ResourcesStatus(
+            chips=job.spec.placement.n_chips, hosts=job.spec.placement.n_hosts, job_set=plan.job_set
+        ),
+        bookkeeping=plan.books.notes,
+    )
+    lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
+    fails = tuple(FailPod(pod=entry.pod, message=entry.message) for entry in lost)
+    config = () if plan.end is not None else _config_map(job, observed, settings)
+    ending = clean_up(jobset) if plan.end is not None else ()
+    actions = (*config, *plan.actions, *fails, *ending)
+    draft = Decision(
+        status=status, actions=actions, requeue_after_s=_soonest(plan.look_again_s, look_s, lost_s)
+    )
+    return _paced(job, draft, since_s=now - observed.last_write_at, progress_s=settings.progress_interval_s)
+
+
+def _claims(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    jobset: JobSet | None,
+    plan: Plan,
+    settings: OperatorSettings,
+    *,
+    now: float,
+) -> tuple[tuple[Claim, ...], float | None]:
+    running = running_claim(job, observed, jobset, plan.books, waiting=plan.waiting)
+    if plan.end is not None:
+        running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
+    reporting, look_s = reporting_claim(
+        observed, plan.books, running=running.status, now=now, silence_s=settings.silence_s
+    )
+    claims = [running, _suspension(job, jobset, plan)]
+    if reporting is not None:
+        claims.append(reporting)
+    if plan.end is not None:
+        claims.append(plan.end.claim())
+    return tuple(claims), look_s
+
+
+def _suspension(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> Claim:
+    kind = ConditionType.SUSPENDED
+    if plan.end is not None or not wants_suspension(job, plan.books):
+        return Claim(type=kind, status=False, reason="NotSuspended")
+    stopped = jobset is None or jobset.suspended or jobset.finished
+    if job.spec.suspend:
+        text = "spec.suspend is true: set it to false to resume from the latest checkpoint"
+        return Claim(type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text)
+    text = (
+        f"{plan.books.notes.unexplained} restarts in a row without evidence of their cause and without a new "
+        "checkpoint. Look at the pods' logs; set spec.suspend to true and back to false to try again"
+    )
+    return Claim(type=kind, status=stopped, reason="UnexplainedRestarts", message=text)
+
+
+def _rejected(accepted: Claim, observed: Observed) -> tuple[Claim, ...]:
+    if observed.rejection is None:
+        return (accepted,)
+    text = f"the API server refuses what is made from spec.template: {observed.rejection}"
+    return (replace(accepted, status=False, reason="Rejected", message=text),)
+
+
+def _config_map(
+    job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings
+) -> tuple[ApplyConfigMap, ...]:
+    manifest = build_config_map(job, settings, observed.ca_pem)
+    if observed.config_map is not None and observed.config_map.data == manifest["data"]:
+        return ()
+    return (ApplyConfigMap(manifest=manifest),)
+
+
+def _decide_refused(job: CheckpointedTrainingJob, accepted: Claim, *, now: float) -> Decision:
+    conditions = settle(job, (accepted,), now=now)
+    status = job.status.model_copy(
+        update={"observed_generation": job.metadata.generation, "conditions": conditions}
+    )
+    if status.phase is None:
+        status = status.model_copy(update={"phase": Phase.PENDING})
+    changed = status != job.status
+    notes = narrate(job.status, status) if changed else ()
+    return Decision(status=status, write_status=changed, notes=notes, requeue_after_s=_REFUSED_AGAIN_S)
+
+
+def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
+    """After the end: late commits are still shown, nothing runs any more, and the record is kept as long as asked."""
+    own = (
+        observed.jobset
+        if observed.jobset is not None and observed.jobset.owner_uid == job.metadata.uid
+        else None
+    )
+    mirror = mirror_storage(job, observed, running=None)
+    status = job.status.model_copy(
+        update={"checkpoint": mirror.checkpoint, "observed_generation": job.metadata.generation}
+    )
+    ended_at, ttl_s = _finished_at(job), job.spec.ttl_seconds_after_finished
+    actions: tuple[Action, ...] = clean_up(own)
+    look_s = None
+    if ttl_s is not None and ended_at is not None:
+        left_s = ended_at + ttl_s - now
+        look_s = max(0.0, left_s)
+        if left_s <= 0:
+            actions, look_s = (DeleteTrainingJob(),), None
+    return Decision(status=status, write_status=status != job.status, actions=actions, requeue_after_s=look_s)
+
+
+def _finished_at(job: CheckpointedTrainingJob) -> int | None:
+    for condition in job.status.conditions:
+        ended = condition.type in {ConditionType.COMPLETE, ConditionType.FAILED}
+        if ended and condition.status is ConditionStatus.TRUE:
+            return condition.last_transition_time
+    return None
+
+
+def _paced(job: CheckpointedTrainingJob, draft: Decision, *, since_s: float, progress_s: int) -> Decision:
+    """The decision, with its write of the status put off if it comes too soon after the last one."""
+    if draft.status == job.status:
+        return draft
+    minor = _without_progress(job.status) == _without_progress(draft.status)
+    wait_s = (progress_s if minor else _MIN_WRITE_INTERVAL_S) - since_s
+    # What an action relies on has to be written down before it, however soon.
+    relied_on = any(isinstance(action, CreateJobSet | DeleteJobSet | SetSuspend) for action in draft.actions)
+    if wait_s > 0 and not relied_on:
+        return replace(draft, requeue_after_s=_soonest(draft.requeue_after_s, wait_s))
+    return replace(draft, write_status=True, notes=narrate(job.status, draft.status))
+
+
+def _soonest(*waits_s: float | None) -> float | None:
+    known = [wait_s for wait_s in waits_s if wait_s is not None]
+    return max(_SHORTEST_WAIT_S, min(known)) if known else None
+
+
+def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
+    """What is worth a write at once. Every minute is enough for the rest."""
+    checkpoint = status.checkpoint
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"in_flight_step": None, "tail": None})
+    attempts = status.attempts
+    if attempts and attempts[-1].end is None:
+        attempts = (*attempts[:-1], attempts[-1].model_copy(update={"to_step": None}))
+    return status.model_copy(update={"progress": None, "checkpoint": checkpoint, "attempts": attempts})

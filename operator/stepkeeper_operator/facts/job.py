@@ -1,0 +1,45 @@
+"""A batch Job of a JobSet: only how it ended."""
+
+from dataclasses import dataclass
+
+from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, ordinal_of
+from stepkeeper_operator.labels import JOB_UID, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL
+
+__all__ = ["Job", "read_job"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    namespace: str
+    name: str
+    uid: str
+    job_uid: str
+    owner_uid: str | None
+    """Uid of the JobSet that controls it."""
+
+    ordinal: tuple[int, int] | None
+    failure_reason: str | None
+    """Set from FailureTarget on, before the last pod has ended."""
+
+    failure_message: str
+    completed: bool
+
+
+def read_job(raw: RawObject) -> Job:
+    """The facts of a batch Job object."""
+    meta = raw["metadata"]
+    failure = next(
+        (c for kind in ("Failed", "FailureTarget") if (c := condition_of(raw, kind)).get("status") == "True"),
+        {},
+    )
+    return Job(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        job_uid=(meta.get("labels") or {}).get(JOB_UID, ""),
+        owner_uid=controller_uid(raw),
+        ordinal=ordinal_of(raw, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL),
+        failure_reason=failure.get("reason"),
+        failure_message=failure.get("message", ""),
+        completed=condition_of(raw, "Complete").get("status") == "True",
+    )

@@ -1,0 +1,74 @@
+"""A JobSet: identity, restarts and terminal state."""
+
+from dataclasses import dataclass
+
+from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid
+from stepkeeper_operator.labels import JOB_UID, JOBSET_NUMBER, TEMPLATE_HASH
+
+__all__ = ["JobSet", "read_jobset"]
+
+_RULE_PREFIX = "FailurePolicy_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSet:
+    namespace: str
+    name: str
+    uid: str
+    job_uid: str
+    owner_uid: str | None
+    number: int
+    template_hash: str
+    suspend: bool
+    """What its spec asks for."""
+
+    suspended: bool
+    """What is true."""
+
+    restarts: int
+    restarts_counted: int
+    """Those that count towards maxRestarts: what JobSet took for failures of the application."""
+
+    rule: str | None
+    """Name of the failure-policy rule of the last restart."""
+
+    completed: bool
+    failure_reason: str | None
+    failure_message: str
+    deleting: bool
+
+    @property
+    def ordinal(self) -> tuple[int, int]:
+        """Of the attempt that runs, or would, now."""
+        return (self.number, self.restarts)
+
+    @property
+    def finished(self) -> bool:
+        return self.completed or self.failure_reason is not None
+
+
+def read_jobset(raw: RawObject) -> JobSet:
+    """The facts of a JobSet object."""
+    meta, status = raw["metadata"], raw.get("status", {})
+    labels = meta.get("labels") or {}
+    failed = condition_of(raw, "Failed")
+    restarting = condition_of(raw, "RestartingJobSet").get("reason", "")
+    number = labels.get(JOBSET_NUMBER, "")
+    return JobSet(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        job_uid=labels.get(JOB_UID, ""),
+        owner_uid=controller_uid(raw),
+        number=int(number) if number.isdecimal() else 0,
+        template_hash=(meta.get("annotations") or {}).get(TEMPLATE_HASH, ""),
+        suspend=bool(raw.get("spec", {}).get("suspend")),
+        suspended=condition_of(raw, "Suspended").get("status") == "True",
+        restarts=status.get("restarts", 0),
+        restarts_counted=status.get("restartsCountTowardsMax", 0),
+        rule=restarting.removeprefix(_RULE_PREFIX) if restarting.startswith(_RULE_PREFIX) else None,
+        completed=condition_of(raw, "Completed").get("status") == "True",
+        failure_reason=failed.get("reason") if failed.get("status") == "True" else None,
+        failure_message=failed.get("message", ""),
+        deleting="deletionTimestamp" in meta,
+    )

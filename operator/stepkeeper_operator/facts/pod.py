@@ -1,0 +1,137 @@
+"""A pod in the few fields that decide anything; a thousand jobs of sixteen pods have to fit in memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepkeeper.contract import CONTAINER_NAME, ContractError, Termination
+from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, ordinal_of, parse_time
+from stepkeeper_operator.labels import (
+    COMPLETION_INDEX_LABEL,
+    HANG_CONDITION,
+    JOB_INDEX_LABEL,
+    JOB_UID,
+    JOBSET_NUMBER,
+    RESTART_ATTEMPT_LABEL,
+)
+
+__all__ = ["Pod", "read_pod"]
+
+_MESSAGE_LIMIT = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    namespace: str
+    name: str
+    uid: str
+    job_uid: str
+    """Uid of the CheckpointedTrainingJob, as the label says."""
+
+    owner_uid: str | None
+    """Uid of the batch Job that controls it."""
+
+    ordinal: tuple[int, int] | None
+    rank: tuple[int, int]
+    """Slice and host within the slice."""
+
+    node: str | None
+    phase: str
+    reason: str | None
+    """status.reason: Evicted, NodeShutdown, …"""
+
+    ready: bool
+    started: bool
+    """The trainer container runs or ran."""
+
+    deadline: float | None
+    """When its deletion is due: deletionTimestamp, which includes the grace."""
+
+    grace_s: int
+    """Of its deletion once it is being deleted, else of its template."""
+
+    disruption: str | None
+    """Reason of a true DisruptionTarget condition."""
+
+    hang: bool
+    exit_code: int | None
+    exit_reason: str | None
+    """Why the kubelet says the container ended, e.g. OOMKilled."""
+
+    finished_at: float | None
+    termination: Termination | None
+    waiting: str | None
+    """Why it doesn't start, in words for a person."""
+
+    @property
+    def terminal(self) -> bool:
+        return self.phase in {"Failed", "Succeeded"}
+
+    @property
+    def code(self) -> int | None:
+        """The code the process meant: the termination message is believed before the exit code."""
+        return self.exit_code if self.termination is None else self.termination.code
+
+
+def read_pod(raw: RawObject) -> Pod:
+    """The facts of a pod object."""
+    meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
+    labels = meta.get("labels") or {}
+    trainer = _trainer_status(status)
+    ended = trainer.get("state", {}).get("terminated") or {}
+    disruption = condition_of(raw, "DisruptionTarget")
+    deleted_grace = meta.get("deletionGracePeriodSeconds")
+    return Pod(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        job_uid=labels.get(JOB_UID, ""),
+        owner_uid=controller_uid(raw),
+        ordinal=ordinal_of(raw, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL),
+        rank=(_number(labels.get(JOB_INDEX_LABEL)), _number(labels.get(COMPLETION_INDEX_LABEL))),
+        node=spec.get("nodeName"),
+        phase=status.get("phase", "Pending"),
+        reason=status.get("reason"),
+        ready=condition_of(raw, "Ready").get("status") == "True",
+        started=bool(ended) or "running" in trainer.get("state", {}),
+        deadline=parse_time(meta.get("deletionTimestamp")),
+        grace_s=spec.get("terminationGracePeriodSeconds", 30) if deleted_grace is None else deleted_grace,
+        disruption=disruption.get("reason") if disruption.get("status") == "True" else None,
+        hang=condition_of(raw, HANG_CONDITION).get("status") == "True",
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason"),
+        finished_at=parse_time(ended.get("finishedAt")),
+        termination=_termination(ended.get("message")),
+        waiting=_waiting(raw, trainer),
+    )
+
+
+def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    for container in status.get("containerStatuses") or ():
+        if container["name"] == CONTAINER_NAME:
+            return dict(container)
+    return {}
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def _termination(message: str | None) -> Termination | None:
+    if not message:
+        return None
+    try:
+        return Termination.from_json(message)
+    except ContractError:
+        # Another program's last words, or the fallback to the log's end: the exit code speaks instead.
+        return None
+
+
+def _waiting(raw: RawObject, trainer: Mapping[str, Any]) -> str | None:
+    waiting = trainer.get("state", {}).get("waiting") or {}
+    if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+        return f"{waiting['reason']}: {waiting.get('message', '')}"[:_MESSAGE_LIMIT]
+    scheduled = condition_of(raw, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return f"{scheduled.get('reason', 'Unscheduled')}: {scheduled.get('message', '')}"[:_MESSAGE_LIMIT]
+    return None

@@ -1,0 +1,42 @@
+"""Reading pieces that all Kubernetes objects have in common."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+__all__ = ["RawObject", "condition_of", "controller_uid", "ordinal_of", "parse_time", "render_time"]
+
+RawObject: TypeAlias = Mapping[str, Any]
+
+
+def parse_time(text: str | None) -> float | None:
+    """Unix seconds of an RFC 3339 time, or None for None."""
+    return None if text is None else datetime.fromisoformat(text).timestamp()
+
+
+def render_time(unix_s: float) -> str:
+    """RFC 3339 in whole seconds, as Kubernetes writes times. The inverse of `parse_time`."""
+    return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def condition_of(raw: RawObject, kind: str) -> Mapping[str, str]:
+    """The status condition of that type, or an empty mapping."""
+    for condition in raw.get("status", {}).get("conditions") or ():
+        if condition["type"] == kind:
+            return dict(condition)
+    return {}
+
+
+def controller_uid(raw: RawObject) -> str | None:
+    """Uid of the owner that controls the object."""
+    for owner in raw["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            return str(owner["uid"])
+    return None
+
+
+def ordinal_of(raw: RawObject, number_label: str, attempt_label: str) -> tuple[int, int] | None:
+    """The attempt that an object belongs to, from its labels; None where they don't say."""
+    labels = raw["metadata"].get("labels") or {}
+    number, attempt = labels.get(number_label, ""), labels.get(attempt_label, "")
+    return (int(number), int(attempt)) if number.isdecimal() and attempt.isdecimal() else None

@@ -1,0 +1,107 @@
+"""Watches into the caches, caches into the queue. Nothing here decides anything, or writes to any object.
+
+kopf's high-level handlers put finalizers and annotations on objects; events and indices don't.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import kopf
+
+from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cluster import JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Resource
+from stepkeeper_operator.labels import JOB_UID
+
+__all__ = ["make_registry", "make_settings", "run_watches"]
+
+_SERVER_TIMEOUT_S = 240
+_CLIENT_TIMEOUT_S = 270
+_CONNECT_TIMEOUT_S = 10
+_BURST_S = 0.25
+"""Pods, Jobs and JobSets change together; their watches don't arrive together."""
+
+
+class See(Protocol):
+    def __call__(self, raw: Any, *, deleted: bool = False) -> tuple[JobKey, ...]:
+        """The cache knows the object; these jobs are concerned."""
+
+
+def make_registry(cache: Cache, enqueue: Callable[[JobKey, float], None], synced: asyncio.Event) -> Any:
+    """Handlers for all kinds. `synced` is set once every kind has been listed into the cache."""
+    registry = kopf.OperatorRegistry()
+    kinds: tuple[tuple[Resource, See, float], ...] = (
+        (TRAINING_JOBS, cache.see_training_job, 0.0),
+        (JOBSETS, cache.see_jobset, _BURST_S),
+        (JOBS, cache.see_job, _BURST_S),
+        (PODS, cache.see_pod, _BURST_S),
+        (NODES, cache.see_node, _BURST_S),
+    )
+    for resource, see, delay_s in kinds:
+        _watch(registry, cache, resource, see, enqueue=enqueue, delay_s=delay_s, synced=synced)
+
+    @kopf.on.login(registry=registry)
+    def login(**kwargs: Any) -> Any:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    return registry
+
+
+def make_settings() -> Any:
+    """Kopf without anything that writes to the cluster."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.peering.standalone = True
+    settings.scanning.disabled = True
+    settings.watching.server_timeout = _SERVER_TIMEOUT_S
+    settings.watching.client_timeout = _CLIENT_TIMEOUT_S
+    settings.watching.connect_timeout = _CONNECT_TIMEOUT_S
+    settings.networking.request_timeout = 30
+    for resource in (JOBSETS, JOBS, PODS):
+        settings.watching.label_selectors[_selector(resource)] = JOB_UID
+    return settings
+
+
+async def run_watches(registry: Any, settings: Any, *, stop: asyncio.Event, ready: asyncio.Event) -> None:
+    """Watches all namespaces until `stop`."""
+    await kopf.operator(
+        registry=registry,
+        settings=settings,
+        clusterwide=True,
+        standalone=True,
+        stop_flag=stop,
+        ready_flag=ready,
+    )
+
+
+def _watch(
+    registry: Any,
+    cache: Cache,
+    resource: Resource,
+    see: See,
+    *,
+    enqueue: Callable[[JobKey, float], None],
+    delay_s: float,
+    synced: asyncio.Event,
+) -> None:
+    selector = _selector(resource)
+
+    @kopf.index(*selector, registry=registry, id=f"list-{resource.plural}")
+    async def listed(body: Any, **_: Any) -> None:
+        # kopf calls events only after the objects of all kinds have passed here: what is listed is complete then.
+        see(dict(body))
+
+    @kopf.on.event(*selector, registry=registry, id=f"watch-{resource.plural}")
+    async def changed(event: Any, **_: Any) -> None:
+        cache.heard()
+        synced.set()
+        for key in see(event["object"], deleted=event["type"] == "DELETED"):
+            enqueue(key, delay_s)
+
+    logging.getLogger(__name__).debug("watching", extra={"kind": resource.kind})
+
+
+def _selector(resource: Resource) -> tuple[str, str, str]:
+    group, _, version = resource.api_version.rpartition("/")
+    return (group, version, resource.plural)

@@ -1,0 +1,49 @@
+"""Names that the operator puts on its objects and reads on others'."""
+
+from typing import Final
+
+__all__ = [
+    "ACCELERATOR_LABEL",
+    "COMPLETION_INDEX_LABEL",
+    "FIELD_OWNER",
+    "HANG_CONDITION",
+    "JOBSET_NUMBER",
+    "JOB_INDEX_LABEL",
+    "JOB_NAME_LABEL",
+    "JOB_UID",
+    "RESTART_ATTEMPT_LABEL",
+    "SPOT_LABEL",
+    "TEMPLATE_HASH",
+    "TOPOLOGY_LABEL",
+    "TPU_RESOURCE",
+    "UNREACHABLE_TAINT",
+    "WORKER_JOB",
+]
+
+FIELD_OWNER: Final = "stepkeeper"
+
+JOB_UID: Final = "stepkeeper.dev/job-uid"
+"""Label on JobSet, Jobs and pods: uid of the CheckpointedTrainingJob. Selects what is watched, proves nothing."""
+
+JOB_NAME_LABEL: Final = "stepkeeper.dev/job-name"
+JOBSET_NUMBER: Final = "stepkeeper.dev/jobset-number"
+"""Label on JobSet, Jobs and pods: how many JobSets the job had before this one."""
+
+TEMPLATE_HASH: Final = "stepkeeper.dev/template-hash"
+"""Annotation on the JobSet: digest of the spec.template and spec.placement it was made from."""
+
+HANG_CONDITION: Final = "stepkeeper.dev/Hang"
+"""Pod condition: the pod is deleted because its training stood still."""
+
+WORKER_JOB: Final = "w"
+"""Name of the JobSet's one replicatedJob."""
+
+RESTART_ATTEMPT_LABEL: Final = "jobset.sigs.k8s.io/restart-attempt"
+JOB_INDEX_LABEL: Final = "jobset.sigs.k8s.io/job-index"
+COMPLETION_INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
+
+SPOT_LABEL: Final = "cloud.google.com/gke-spot"
+ACCELERATOR_LABEL: Final = "cloud.google.com/gke-tpu-accelerator"
+TOPOLOGY_LABEL: Final = "cloud.google.com/gke-tpu-topology"
+TPU_RESOURCE: Final = "google.com/tpu"
+UNREACHABLE_TAINT: Final = "node.kubernetes.io/unreachable"

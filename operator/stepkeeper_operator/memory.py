@@ -1,0 +1,30 @@
+"""What this operator process remembers of the jobs. All of it can be lost: a restart only costs a few requests."""
+
+from dataclasses import dataclass, field
+
+from stepkeeper_operator.observed import ConfigMapFacts
+
+__all__ = ["JobMemory", "Memory"]
+
+
+@dataclass(slots=True)
+class JobMemory:
+    last_write_at: float = 0.0
+    config_map: ConfigMapFacts | None = None
+    config_map_read_at: float = float("-inf")
+    rejection: tuple[int, str] | None = None
+    """Generation of the job whose JobSet was refused, and the words of the refusal."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """By uid of the job."""
+
+    started_at: float
+    jobs: dict[str, JobMemory] = field(default_factory=dict)
+
+    def of(self, job_uid: str) -> JobMemory:
+        return self.jobs.setdefault(job_uid, JobMemory())
+
+    def forget(self, job_uid: str) -> None:
+        self.jobs.pop(job_uid, None)

@@ -1,0 +1,91 @@
+"""The only reads of a reconcile: the caches, and a live request where a cache may be behind."""
+
+from collections.abc import Callable
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.build import config_map_name
+from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cluster import CONFIG_MAPS, JOBSETS, Cluster
+from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
+from stepkeeper_operator.facts import JobSet, Node, Pod, read_jobset
+from stepkeeper_operator.facts.raw import controller_uid
+from stepkeeper_operator.memory import Memory
+from stepkeeper_operator.observed import ConfigMapFacts, Observed
+from stepkeeper_operator.reports import ReportBook
+
+__all__ = ["Observer"]
+
+
+class Observer:
+    """Makes the `Observed` of a job."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        cache: Cache,
+        evidence: EvidenceBook,
+        reports: ReportBook,
+        memory: Memory,
+        ca_pem: Callable[[], str],
+        resync_s: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._evidence = evidence
+        self._reports = reports
+        self._memory = memory
+        self._ca_pem = ca_pem
+        self._resync_s = resync_s
+        self._clock = clock
+
+    async def observe(self, key: JobKey, job: CheckpointedTrainingJob) -> Observed:
+        """Everything around the job. Raises ApiError."""
+        uid = job.metadata.uid
+        jobset = await self._jobset(key)
+        config_map = await self._config_map(key, uid)
+        pods, evidence = self._cache.pods_of(uid), self._evidence.of(uid)
+        n_nodes, n_unknown_nodes = self._cache.node_counts()
+        memory = self._memory.of(uid)
+        rejected = memory.rejection is not None and memory.rejection[0] == job.metadata.generation
+        return Observed(
+            jobset=jobset,
+            pods=pods,
+            evidence=evidence,
+            nodes=self._nodes(pods, evidence),
+            n_nodes=n_nodes,
+            n_unknown_nodes=n_unknown_nodes,
+            report=self._reports.of(uid),
+            config_map=config_map,
+            ca_pem=self._ca_pem(),
+            rejection=memory.rejection[1] if rejected and memory.rejection is not None else None,
+            operator_started_at=self._memory.started_at,
+            last_write_at=memory.last_write_at,
+        )
+
+    async def _jobset(self, key: JobKey) -> JobSet | None:
+        """From the cache; that there is none is asked for, since much follows from it."""
+        known = self._cache.jobset(key)
+        if known is not None:
+            return known
+        raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
+        return None if raw is None else read_jobset(raw)
+
+    async def _config_map(self, key: JobKey, uid: str) -> ConfigMapFacts | None:
+        """ConfigMaps aren't watched: they are read once in a while, and after each write."""
+        memory, now = self._memory.of(uid), self._clock()
+        if memory.config_map is None or now - memory.config_map_read_at >= self._resync_s:
+            raw = await self._cluster.get(CONFIG_MAPS, key.namespace, config_map_name(key.name))
+            memory.config_map_read_at = now
+            memory.config_map = (
+                None
+                if raw is None
+                else ConfigMapFacts(owner_uid=controller_uid(raw), data=raw.get("data") or {})
+            )
+        return memory.config_map
+
+    def _nodes(self, pods: tuple[Pod, ...], evidence: tuple[AttemptEvidence, ...]) -> dict[str, Node]:
+        names = {pod.node for pod in pods} | {pod.node for attempt in evidence for pod in attempt.pods}
+        found = {name: self._cache.node(name) for name in names if name is not None}
+        return {name: node for name, node in found.items() if node is not None}

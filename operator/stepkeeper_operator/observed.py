@@ -1,0 +1,50 @@
+"""Everything that a decision about one job is made from, besides the job itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stepkeeper_operator.evidence import AttemptEvidence
+from stepkeeper_operator.facts import JobSet, Node, Pod
+from stepkeeper_operator.reports import LastReport
+
+__all__ = ["ConfigMapFacts", "Observed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigMapFacts:
+    """The ConfigMap that has the name of the job's."""
+
+    owner_uid: str | None
+    data: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """The cluster around one job, at one moment."""
+
+    jobset: JobSet | None = None
+    """The JobSet that has the job's name, whosever it is."""
+
+    pods: tuple[Pod, ...] = ()
+    """Of all attempts that left any."""
+
+    evidence: tuple[AttemptEvidence, ...] = ()
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    """Those that pods in `pods` and `evidence` were on."""
+
+    n_nodes: int = 0
+    n_unknown_nodes: int = 0
+    """Over the whole cluster."""
+
+    report: LastReport | None = None
+    config_map: ConfigMapFacts | None = None
+    ca_pem: str = ""
+    rejection: str | None = None
+    """What the API server said of the last JobSet that was to be made for this generation."""
+
+    operator_started_at: float = 0.0
+    last_write_at: float = 0.0
+    """When this operator last wrote the job's status."""
+
+    def evidence_of(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
+        return next((evidence for evidence in self.evidence if evidence.ordinal == ordinal), None)

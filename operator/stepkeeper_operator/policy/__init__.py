@@ -1,0 +1,1 @@
+"""Judgements: why an attempt ended, what that costs, when the next one may start. Pure."""

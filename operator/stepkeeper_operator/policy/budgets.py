@@ -1,0 +1,95 @@
+"""How many restarts there are left, by cause, and how long to wait before the next."""
+
+from typing import Final
+
+from stepkeeper.contract import Cause
+from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSpec
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
+from stepkeeper_operator.policy.causes import CAUSE_DISRUPTION
+
+__all__ = ["backoff_s", "count_restart", "exhausted", "failures_counted", "move_restart", "refill"]
+
+_DISRUPTIONS: Final = frozenset(
+    {
+        Cause.SPOT_PREEMPTION.value,
+        Cause.QUEUE_PREEMPTION.value,
+        Cause.SCHEDULER_PREEMPTION.value,
+        Cause.MAINTENANCE.value,
+        Cause.NODE_FAILURE.value,
+        Cause.EVICTION.value,
+        CAUSE_DISRUPTION,
+    }
+)
+_COUNTED: Final = _DISRUPTIONS | {Cause.APPLICATION_ERROR.value}
+
+
+def failures_counted(restarts: RestartsStatus) -> int:
+    """Restarts after application failures that count now."""
+    return sum(
+        entry.counted_towards_limit for entry in restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR
+    )
+
+
+def count_restart(restarts: RestartsStatus, cause: str) -> RestartsStatus:
+    """One restart more, for that cause."""
+    return _changed(restarts, cause, 1)
+
+
+def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:
+    """One restart had another cause than it was counted for."""
+    return _changed(_changed(restarts, source, -1), target, 1)
+
+
+def refill(restarts: RestartsStatus) -> RestartsStatus:
+    """No failure counts any more: there is a new commit."""
+    if failures_counted(restarts) == 0:
+        return restarts
+    by_cause = tuple(
+        entry.model_copy(update={"counted_towards_limit": 0})
+        if entry.cause == Cause.APPLICATION_ERROR
+        else entry
+        for entry in restarts.by_cause
+    )
+    return restarts.model_copy(update={"by_cause": by_cause})
+
+
+def exhausted(spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, restarted: bool) -> str | None:
+    """Why there is no restart left for an attempt that ended for `cause`; None if there is one.
+
+    `restarted` says that JobSet has already restarted it, and that this restart is counted in `restarts`.
+    """
+    taken = 1 if restarted else 0
+    if cause == Cause.APPLICATION_ERROR and failures_counted(restarts) - taken >= spec.max_failures:
+        return (
+            f"{spec.max_failures} restarts after failures of the application are allowed without a new checkpoint "
+            "(spec.restarts.maxFailures), and it failed again"
+        )
+    if spec.max_disruptions is not None and cause in _DISRUPTIONS:
+        disruptions = sum(
+            entry.counted_towards_limit for entry in restarts.by_cause if entry.cause in _DISRUPTIONS
+        )
+        if disruptions - taken >= spec.max_disruptions:
+            return f"{spec.max_disruptions} restarts after disruptions are allowed (spec.restarts.maxDisruptions)"
+    return None
+
+
+def backoff_s(spec: BackoffSpec, restarts: RestartsStatus, cause: str) -> int:
+    """How long to wait before a new JobSet: doubled with each failure that counts, nothing after disruptions."""
+    if cause != Cause.APPLICATION_ERROR:
+        return 0
+    doublings = min(failures_counted(restarts), 32)
+    return int(min(spec.max_seconds, spec.initial_seconds * 2**doublings))
+
+
+def _changed(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:
+    counts = {entry.cause: entry for entry in restarts.by_cause}
+    entry = counts.get(cause, CauseCount(cause=cause, count=0))
+    counted = difference if cause in _COUNTED else 0
+    counts[cause] = entry.model_copy(
+        update={
+            "count": max(0, entry.count + difference),
+            "counted_towards_limit": max(0, entry.counted_towards_limit + counted),
+        }
+    )
+    by_cause = tuple(counts[name] for name in sorted(counts) if counts[name].count > 0)
+    return RestartsStatus(total=max(0, restarts.total + difference), by_cause=by_cause)

@@ -1,0 +1,252 @@
+"""Why an attempt ended, from what was seen of its pods."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from stepkeeper.contract import Cause, ExitCode
+from stepkeeper_operator.evidence import AttemptEvidence
+from stepkeeper_operator.facts import Node, Pod
+
+__all__ = [
+    "CAUSE_DISRUPTION",
+    "CAUSE_FENCED",
+    "NODE_LOST",
+    "Circumstances",
+    "Finding",
+    "Verdict",
+    "find_cause",
+]
+
+NODE_LOST: Final = "NodeLost"
+"""DisruptionTarget reason of pods that the operator itself says died with their node."""
+
+CAUSE_FENCED: Final = "Fenced"
+CAUSE_DISRUPTION: Final = "Disruption"
+"""Some disruption that nobody saw closer."""
+
+_BY_REASON: Final = {
+    "PreemptionByScheduler": Cause.SCHEDULER_PREEMPTION,
+    "EvictionByEvictionAPI": Cause.EVICTION,
+    "DeletionByTaintManager": Cause.NODE_FAILURE,
+    "DeletionByPodGC": Cause.NODE_FAILURE,
+    NODE_LOST: Cause.NODE_FAILURE,
+}
+_BY_KUBELET: Final = "TerminationByKubelet"
+_SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
+_KILLED: Final = {137, 143}
+_BY_RULE: Final = {
+    "hang": Cause.HANG.value,
+    "disruption": CAUSE_DISRUPTION,
+    "saved": Cause.REQUESTED.value,
+}
+
+
+class Verdict(Enum):
+    """What an end means for the job."""
+
+    RESTART = "restart"
+    FENCED = "fenced"
+    FATAL = "fatal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Why an attempt ended, as far as is known."""
+
+    cause: str
+    message: str
+    node: str | None = None
+    verdict: Verdict = Verdict.RESTART
+    explained: bool = True
+    """False: it is a guess, open to any evidence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What is known besides the pods."""
+
+    nodes: Mapping[str, Node]
+    spot: bool
+    """The job asked for Spot machines: what a node that is gone was."""
+
+    committed: bool
+    """The attempt committed a checkpoint."""
+
+    notice: str | None
+    """The notice that its reports named."""
+
+    fatal_codes: frozenset[int]
+    counted: bool | None
+    """Whether JobSet took the end for a failure; None: it hasn't judged."""
+
+    rule: str | None
+    """The JobSet rule that matched."""
+
+
+def find_cause(evidence: AttemptEvidence | None, known: Circumstances) -> Finding:
+    """The best finding. Disruptions come before failures: who survives one fails soon after, and is seen first."""
+    pods = () if evidence is None else tuple(sorted(evidence.pods, key=_when))
+    finding = (
+        _fenced(pods)
+        or _hang(pods)
+        or _disrupted(pods, known)
+        or _node_lost(pods, known)
+        or _saved(pods, known)
+        or _failed(pods, known)
+        or _peers_lost(pods, known)
+        or _deleted(pods)
+        or _said_by_job(evidence, known)
+    )
+    return finding or _judged_by_jobset(known)
+
+
+def _when(pod: Pod) -> tuple[float, tuple[int, int]]:
+    return (float("inf") if pod.finished_at is None else pod.finished_at, pod.rank)
+
+
+def _first(pods: Iterable[Pod]) -> Pod | None:
+    return next(iter(pods), None)
+
+
+def _fenced(pods: tuple[Pod, ...]) -> Finding | None:
+    pod = _first(pod for pod in pods if pod.code == ExitCode.FENCED and pod.disruption is None)
+    if pod is None:
+        return None
+    detail = _last_line(pod) or "the storage log names another claim"
+    message = f"pod {pod.name} found that another claim owns the checkpoint root: {detail}"
+    return Finding(cause=CAUSE_FENCED, message=message, node=pod.node, verdict=Verdict.FENCED)
+
+
+def _hang(pods: tuple[Pod, ...]) -> Finding | None:
+    pod = _first(pod for pod in pods if pod.hang)
+    if pod is None:
+        return None
+    return Finding(cause=Cause.HANG, message=f"pod {pod.name} made no progress", node=pod.node)
+
+
+def _disrupted(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+    for pod in pods:
+        going = pod.deadline is not None or pod.terminal
+        if going and (cause := _disruption_of(pod, known)) is not None:
+            reason = pod.disruption or pod.reason
+            message = f"pod {pod.name} was ended by {reason} on node {pod.node}"
+            return Finding(cause=cause, message=message, node=pod.node)
+    return None
+
+
+def _disruption_of(pod: Pod, known: Circumstances) -> str | None:
+    if pod.disruption == _BY_KUBELET and pod.reason == "Evicted":
+        return Cause.EVICTION
+    if pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS):
+        node = known.nodes.get(pod.node or "")
+        spot = known.spot if node is None else node.spot
+        return Cause.SPOT_PREEMPTION if spot else Cause.MAINTENANCE
+    if pod.disruption is None:
+        return Cause.EVICTION if pod.reason == "Evicted" else None
+    return _BY_REASON.get(pod.disruption, CAUSE_DISRUPTION)
+
+
+def _node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+    for pod in pods:
+        node = known.nodes.get(pod.node or "")
+        if not pod.terminal and pod.exit_code is None and node is not None and node.lost:
+            message = f"node {node.name} was lost with pod {pod.name} on it"
+            return Finding(cause=Cause.NODE_FAILURE, message=message, node=node.name)
+    return None
+
+
+def _saved(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+    stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
+    if not stopped:
+        return None
+    said = [pod for pod in stopped if pod.termination is not None]
+    pod = (said or stopped)[0]
+    last = pod.termination
+    notice = (last.notice if last is not None else None) or known.notice
+    explained = notice is not None or known.committed or (last is not None and last.sequence is not None)
+    cause = last.cause if last is not None and last.cause is not None else Cause.REQUESTED.value
+    why = f"after notice {notice!r}" if notice else "without a notice that is known"
+    message = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}"
+    return Finding(cause=cause, message=message, node=pod.node, explained=explained)
+
+
+def _failed(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+    neutral = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
+    guilty = [
+        pod for pod in pods if pod.code is not None and pod.code not in neutral and not _was_killed(pod)
+    ]
+    if not guilty:
+        return _never_ran(pods)
+    fatal = _first(pod for pod in guilty if pod.code in known.fatal_codes)
+    pod = fatal or guilty[0]
+    verdict = Verdict.RESTART if fatal is None else Verdict.FATAL
+    return Finding(cause=Cause.APPLICATION_ERROR, message=_failure_text(pod), node=pod.node, verdict=verdict)
+
+
+def _never_ran(pods: tuple[Pod, ...]) -> Finding | None:
+    pod = _first(pod for pod in pods if pod.phase == "Failed" and pod.exit_code is None)
+    if pod is None:
+        return None
+    message = f"pod {pod.name} failed without an exit code ({pod.reason or 'no reason given'})"
+    return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node)
+
+
+def _was_killed(pod: Pod) -> bool:
+    """Its end was somebody else's wish: the Job's, after another pod had failed, or a person's."""
+    return pod.deadline is not None and pod.code in _KILLED and pod.exit_reason != "OOMKilled"
+
+
+def _failure_text(pod: Pod) -> str:
+    text = f"pod {pod.name} exited with code {pod.code}"
+    if pod.exit_reason == "OOMKilled":
+        text += " (OOMKilled: it used more memory than its limit)"
+    detail = _last_line(pod)
+    return f"{text}: {detail}" if detail else text
+
+
+def _peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+    pod = _first(pod for pod in pods if pod.code == ExitCode.PEER_LOST)
+    if pod is None:
+        return None
+    cause = Cause.NODE_FAILURE if known.committed else Cause.APPLICATION_ERROR
+    message = f"pod {pod.name} lost its peers; no pod says why"
+    return Finding(cause=cause, message=message, node=pod.node, explained=False)
+
+
+def _deleted(pods: tuple[Pod, ...]) -> Finding | None:
+    pod = _first(pod for pod in pods if pod.code is not None and _was_killed(pod))
+    if pod is None:
+        return None
+    return Finding(cause=Cause.REQUESTED, message=f"pod {pod.name} was deleted", node=pod.node)
+
+
+def _said_by_job(evidence: AttemptEvidence | None, known: Circumstances) -> Finding | None:
+    """The Job's message is left when the pods are gone."""
+    for job in () if evidence is None else evidence.failed_jobs:
+        message = job.failure_message
+        if f"exit code {ExitCode.FENCED.value} " in message:
+            return Finding(cause=CAUSE_FENCED, message=message, verdict=Verdict.FENCED)
+        if any(f"exit code {code} " in message for code in known.fatal_codes):
+            return Finding(cause=Cause.APPLICATION_ERROR, message=message, verdict=Verdict.FATAL)
+    return None
+
+
+def _judged_by_jobset(known: Circumstances) -> Finding:
+    if known.counted is None and known.rule is None:
+        return Finding(cause=Cause.REQUESTED, message="nothing was seen of its end", explained=False)
+    if known.counted:
+        message = "it ended unseen; JobSet counted a failure of the application"
+        return Finding(cause=Cause.APPLICATION_ERROR, message=message, explained=False)
+    cause = _BY_RULE.get(known.rule or "", CAUSE_DISRUPTION)
+    if cause == CAUSE_DISRUPTION and known.spot:
+        cause = Cause.SPOT_PREEMPTION
+    return Finding(
+        cause=cause, message=f"it ended unseen; JobSet saw {known.rule or 'no failure'}", explained=False
+    )
+
+
+def _last_line(pod: Pod) -> str:
+    error = pod.termination.error if pod.termination is not None else None
+    return error.strip().splitlines()[-1] if error and error.strip() else ""

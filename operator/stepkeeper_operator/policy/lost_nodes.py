@@ -1,0 +1,57 @@
+"""Pods that died with their node. Nobody else says so: JobSet waits for them for ever."""
+
+from dataclasses import dataclass
+
+from stepkeeper_operator.facts import Node, Pod
+from stepkeeper_operator.observed import Observed
+
+__all__ = ["LostPod", "find_lost_pods"]
+
+_LOOK_AGAIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostPod:
+    pod: Pod
+    message: str
+
+
+def find_lost_pods(
+    observed: Observed, *, now: float, uptime_s: int
+) -> tuple[tuple[LostPod, ...], float | None]:
+    """Pods to be marked Failed, and after how many seconds to look again.
+
+    A pod is lost only if its deletion is overdue, nothing was heard of its node for as long as its grace period,
+    nothing of its attempt was reported since, the operator has watched for a while, and fewer than half of all nodes
+    are silent: else it is the control plane that lost touch. Its writer may still run; storage fences it.
+    """
+    waiting = [
+        pod for pod in observed.pods if pod.deadline is not None and not pod.terminal and pod.node is not None
+    ]
+    if not waiting:
+        return (), None
+    up = now - observed.operator_started_at >= uptime_s
+    outage = observed.n_nodes > 0 and 2 * observed.n_unknown_nodes >= observed.n_nodes
+    lost = [pod for pod in waiting if up and _is_lost(pod, observed, now, outage=outage)]
+    messages = tuple(
+        LostPod(pod=pod, message=_message(pod, observed.nodes.get(pod.node or ""))) for pod in lost
+    )
+    return messages, _LOOK_AGAIN_S if len(lost) < len(waiting) else None
+
+
+def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:
+    assert pod.deadline is not None  # the caller selected by it
+    if now <= pod.deadline:
+        return False
+    node = observed.nodes.get(pod.node or "")
+    if node is None or node.gone_since is not None:
+        return True  # all nodes are listed before the first decision
+    if node.unknown_since is None or outage or now < node.unknown_since + pod.grace_s:
+        return False
+    report = observed.report
+    return report is None or report.ordinal != pod.ordinal or report.received_at < node.unknown_since
+
+
+def _message(pod: Pod, node: Node | None) -> str:
+    state = "is gone" if node is None or node.gone_since is not None else "is not heard of"
+    return f"node {pod.node} {state} and the pod's deletion is overdue"

@@ -1,0 +1,207 @@
+"""What happens to the JobSet next: made, kept, suspended, replaced, or over."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
+from stepkeeper_operator.build import build_jobset, template_hash
+from stepkeeper_operator.conditions import End
+from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, SetSuspend
+from stepkeeper_operator.facts import JobSet
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.attempts import EDITED, Books, close_for_edit
+from stepkeeper_operator.policy.budgets import backoff_s, exhausted, failures_counted
+from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
+from stepkeeper_operator.settings import OperatorSettings
+
+__all__ = ["MAX_UNEXPLAINED", "Plan", "clean_up", "plan_next", "wants_suspension"]
+
+MAX_UNEXPLAINED: Final = 10
+"""Restarts in a row without evidence of their cause and without a commit, after which a person has to look."""
+
+_QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+_BACKING_OFF: Final = "it waits after a failure, until status.bookkeeping.notBefore (spec.restarts.backoff)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The JobSet's part of a decision."""
+
+    books: Books
+    job_set: JobSetRef | None
+    """For status.resources."""
+
+    actions: tuple[Action, ...] = ()
+    end: End | None = None
+    waiting: str | None = None
+    """What a job without a running attempt waits for."""
+
+    look_again_s: float | None = None
+
+
+def plan_next(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    jobset: JobSet | None,
+    books: Books,
+    *,
+    settings: OperatorSettings,
+    now: float,
+) -> Plan:
+    """The next step from these books. `jobset` is the job's own."""
+    if jobset is None:
+        return _without_jobset(job, books, settings=settings, now=now)
+    plan = Plan(books=books, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
+    if jobset.deleting:
+        return replace(plan, waiting="the old JobSet's pods are still stopping")
+    if jobset.template_hash != template_hash(job):
+        closed = close_for_edit(books, observed, now=now)
+        return replace(plan, books=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
+    if jobset.completed:
+        return _after_completion(job, jobset, plan)
+    if jobset.failure_reason is not None:
+        return _after_failure(job, jobset, plan, settings=settings, now=now)
+    return _while_alive(job, jobset, plan)
+
+
+def clean_up(jobset: JobSet | None) -> tuple[Action, ...]:
+    """After the job's end no pod of it runs; the pods of a JobSet that ended by itself are kept for their logs."""
+    if jobset is None or jobset.finished or jobset.deleting:
+        return ()
+    return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _suspended(jobset, suspend=True)
+
+
+def wants_suspension(job: CheckpointedTrainingJob, books: Books) -> bool:
+    return job.spec.suspend or books.notes.unexplained >= MAX_UNEXPLAINED
+
+
+def _without_jobset(
+    job: CheckpointedTrainingJob, books: Books, *, settings: OperatorSettings, now: float
+) -> Plan:
+    if end := _judged(job, books, restarted=False):
+        return Plan(books=books, job_set=None, end=end)
+    if _used_up(job, books):
+        # The number of a JobSet is written down before it is made, and never given to a second one.
+        used = books.notes.model_copy(
+            update={
+                "job_sets": books.notes.job_sets + 1,
+                "started": False,
+                "restarts_seen": 0,
+                "counted_restarts_seen": 0,
+            }
+        )
+        books = replace(books, notes=used)
+    books, wait_s = _with_backoff(job, books, now)
+    plan = Plan(books=books, job_set=None)
+    if wants_suspension(job, books):
+        return replace(plan, waiting="it is suspended")
+    if wait_s > 0:
+        return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s)
+    manifest = build_jobset(
+        job,
+        number=books.notes.job_sets - 1,
+        failures_left=_failures_left(job, books),
+        unreachable_s=settings.unreachable_toleration_s,
+    )
+    return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
+
+
+def _used_up(job: CheckpointedTrainingJob, books: Books) -> bool:
+    """The last number that was written down had its JobSet."""
+    resources = job.status.resources
+    return books.notes.job_sets == 0 or (resources is not None and resources.job_set is not None)
+
+
+def _failures_left(job: CheckpointedTrainingJob, books: Books) -> int:
+    counted = failures_counted(books.restarts)
+    last = books.last
+    if last is not None and last.cause == "ApplicationError":
+        counted += 1  # the restart that this JobSet is
+    return max(0, job.spec.restarts.max_failures - counted)
+
+
+def _after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
+    last = plan.books.last
+    step = None if last is None else last.to_step
+    total = job.spec.total_steps
+    if (
+        last is not None
+        and last.cause is not None
+        and total is not None
+        and step is not None
+        and step < total
+    ):
+        waiting = f"all pods exited 0 at step {step} of {total} after a notice; it is started again"
+        return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
+    return replace(plan, end=End(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
+
+
+def _after_failure(
+    job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan, *, settings: OperatorSettings, now: float
+) -> Plan:
+    books = plan.books
+    last = books.last
+    if end := _judged(job, books, restarted=False):
+        guess = books.finding is not None and not books.finding.explained
+        open_s = (0 if last is None or last.end is None else last.end) + settings.reattribution_s - now
+        if guess and open_s > 0:
+            return replace(plan, waiting="the cause of its end is not known yet", look_again_s=open_s)
+        return replace(plan, end=end)
+    books, wait_s = _with_backoff(job, books, now)
+    if wait_s > 0:
+        return replace(plan, books=books, waiting=_BACKING_OFF, look_again_s=wait_s)
+    return replace(
+        plan, books=books, actions=(DeleteJobSet(jobset=jobset),), waiting="its JobSet is being replaced"
+    )
+
+
+def _while_alive(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
+    # An attempt that has just ended is JobSet's to act on first.
+    if plan.books.open and (end := _judged(job, plan.books, restarted=True)):
+        return replace(plan, end=end)
+    wanted = wants_suspension(job, plan.books)
+    queued = _QUEUE_LABEL in job.metadata.labels
+    if wanted != jobset.suspend and (wanted or not queued):
+        return replace(plan, actions=_suspended(jobset, suspend=wanted))
+    return plan
+
+
+def _judged(job: CheckpointedTrainingJob, books: Books, *, restarted: bool) -> End | None:
+    """The end of the job, if its newest ended attempt leaves no restart."""
+    attempt = _newest_ended(books)
+    if attempt is None or not attempt.cause:
+        return None
+    said = attempt.message or ""
+    if attempt.cause == CAUSE_FENCED:
+        message = (
+            f"{said}. Nothing was written since. End the other job, or give one of them a checkpoint.uri of its own, "
+            "then delete and create this job again"
+        )
+        return End(complete=False, reason="RootOwnedByAnother", message=message)
+    if books.finding is not None and books.finding.verdict is Verdict.FATAL:
+        return End(complete=False, reason="FatalExitCode", message=said)
+    why = exhausted(job.spec.restarts, books.restarts, attempt.cause, restarted=restarted)
+    if why is None:
+        return None
+    reason = "MaxFailuresReached" if attempt.cause == "ApplicationError" else "MaxDisruptionsReached"
+    return End(complete=False, reason=reason, message=f"{why}. The last time: {said}")
+
+
+def _newest_ended(books: Books) -> Attempt | None:
+    return next((attempt for attempt in reversed(books.attempts) if attempt.end is not None), None)
+
+
+def _with_backoff(job: CheckpointedTrainingJob, books: Books, now: float) -> tuple[Books, float]:
+    """The books with the time of the next start in them, and how far away it is."""
+    last = books.last
+    if last is None or last.end is None or not last.cause:
+        return books, 0.0
+    wait_s = backoff_s(job.spec.restarts.backoff, books.restarts, last.cause)
+    not_before = last.end + wait_s if wait_s else None
+    noted = replace(books, notes=books.notes.model_copy(update={"not_before": not_before}))
+    return noted, 0.0 if not_before is None else max(0.0, not_before - now)
+
+
+def _suspended(jobset: JobSet, *, suspend: bool) -> tuple[Action, ...]:
+    return () if jobset.suspend == suspend else (SetSuspend(jobset=jobset, suspend=suspend),)

@@ -1,0 +1,42 @@
+"""What keeps a job from being run at all, in words that say what to change."""
+
+from stepkeeper.contract import CONTAINER_NAME, Identity
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionType
+from stepkeeper_operator.build import config_map_name
+from stepkeeper_operator.conditions import Claim
+from stepkeeper_operator.observed import Observed
+
+__all__ = ["acceptance"]
+
+
+def acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Claim:
+    """Condition Accepted. Most of it the API server refuses already; this is for what it can't see."""
+    problem = _template(job) or _names(job, observed)
+    if problem is not None:
+        reason, message = problem
+        return Claim(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
+    return Claim(type=ConditionType.ACCEPTED, status=True, reason="SpecAccepted")
+
+
+def _template(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
+    containers = (job.spec.template.get("spec") or {}).get("containers") or []
+    trainers = [container for container in containers if container.get("name") == CONTAINER_NAME]
+    if len(trainers) != 1:
+        return "NoTrainer", f"spec.template needs one container named {CONTAINER_NAME!r}: the one that trains"
+    reserved = set(Identity.variables())
+    for variable in trainers[0].get("env") or ():
+        if variable.get("name") in reserved:
+            return "ReservedVariable", f"the operator sets {variable['name']}: take it out of spec.template"
+    return None
+
+
+def _names(job: CheckpointedTrainingJob, observed: Observed) -> tuple[str, str] | None:
+    name, uid = job.metadata.name, job.metadata.uid
+    if observed.jobset is not None and observed.jobset.owner_uid != uid:
+        text = f"a JobSet {name} exists that is not of this job: delete it, or give the job another name"
+        return "JobSetNameTaken", text
+    if observed.config_map is not None and observed.config_map.owner_uid != uid:
+        text = f"a ConfigMap {config_map_name(name)} exists that is not of this job: delete it, or rename the job"
+        return "ConfigMapNameTaken", text
+    return None

@@ -1,0 +1,115 @@
+"""One job, from what is seen to what is done."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.apply import Applier
+from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.decide import decide
+from stepkeeper_operator.decision import Decision
+from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
+from stepkeeper_operator.memory import Memory
+from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.observe import Observer
+from stepkeeper_operator.reports import ReportBook
+from stepkeeper_operator.settings import OperatorSettings
+
+__all__ = ["Reconciler"]
+
+_log = logging.getLogger(__name__)
+
+_BEHIND_S = 0.5
+"""After a conflict the watch brings what we didn't know; if it doesn't, this is when to look again."""
+
+
+class Reconciler:
+    """The work of the queue: parse, observe, decide, apply."""
+
+    def __init__(
+        self,
+        *,
+        cache: Cache,
+        reports: ReportBook,
+        memory: Memory,
+        observer: Observer,
+        applier: Applier,
+        settings: OperatorSettings,
+        metrics: Metrics,
+        acting: Callable[[], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cache = cache
+        self._reports = reports
+        self._memory = memory
+        self._observer = observer
+        self._applier = applier
+        self._settings = settings
+        self._metrics = metrics
+        self._acting = acting
+        self._clock = clock
+        self._uids: dict[JobKey, str] = {}
+
+    async def reconcile(self, key: JobKey) -> float | None:
+        """The job is as it should be, or will be looked at again in that many seconds. Raises to be tried again."""
+        started = time.monotonic()
+        try:
+            again_s = await self._reconcile(key)
+        except (ConflictError, AlreadyExistsError) as error:
+            _log.debug("behind", extra={"job": "/".join(key), "error": str(error)})
+            self._metrics.reconciles.labels(result="behind").inc()
+            return _BEHIND_S
+        except Exception as error:
+            expected = isinstance(error, (ApiError, OSError, TimeoutError))
+            _log.warning(
+                "cannot reconcile", extra={"job": "/".join(key), "error": str(error)}, exc_info=not expected
+            )
+            self._metrics.reconciles.labels(result="error").inc()
+            raise
+        self._metrics.reconciles.labels(result="done").inc()
+        self._metrics.reconcile_seconds.observe(time.monotonic() - started)
+        return again_s
+
+    async def _reconcile(self, key: JobKey) -> float | None:
+        raw = self._cache.training_job(key)
+        if raw is None:
+            self._forget(key)
+            return None
+        try:
+            job = CheckpointedTrainingJob.model_validate(raw)
+        except ValidationError as error:
+            _log.error(
+                "cannot read job; is its CRD newer?", extra={"job": "/".join(key), "error": str(error)}
+            )
+            return None
+        self._uids[key] = job.metadata.uid
+        observed = await self._observer.observe(key, job)
+        decision = decide(job, observed, self._settings, now=self._clock())
+        # Requests take time: between two of them another operator may have taken over.
+        if not self._acting():
+            return _BEHIND_S
+        await self._applier.apply(key, job, decision)
+        self._measure(key, job, decision)
+        return decision.requeue_after_s
+
+    def _measure(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
+        progress, checkpoint = decision.status.progress, decision.status.checkpoint
+        if progress is not None and progress.step is not None:
+            self._metrics.step.labels(*key).set(progress.step)
+        if checkpoint is not None and checkpoint.latest is not None:
+            self._metrics.committed_step.labels(*key).set(checkpoint.latest.step)
+        if decision.write_status:
+            ended = {attempt.number for attempt in job.status.attempts if attempt.end is not None}
+            for attempt in decision.status.attempts:
+                if attempt.end is not None and attempt.cause is not None and attempt.number not in ended:
+                    self._metrics.restarts.labels(cause=attempt.cause).inc()
+
+    def _forget(self, key: JobKey) -> None:
+        uid = self._uids.pop(key, None)
+        if uid is not None:
+            self._reports.forget(uid)
+            self._memory.forget(uid)
+            self._metrics.forget(*key)

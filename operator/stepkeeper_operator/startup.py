@@ -1,0 +1,222 @@
+"""Puts the parts together and runs them until the first of them ends."""
+
+import asyncio
+import logging
+import random
+import signal
+import ssl
+import time
+from collections.abc import Coroutine
+
+from stepkeeper_operator.apply import Applier
+from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.certificates import (
+    TlsMaterial,
+    make_tls,
+    needs_renewal,
+    read_secret,
+    secret_manifest,
+)
+from stepkeeper_operator.cluster import SECRETS, Cluster, connect
+from stepkeeper_operator.endpoint import Authority, KubernetesTokens, make_app
+from stepkeeper_operator.endpoint.health import make_health_app
+from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
+from stepkeeper_operator.evidence import EvidenceBook
+from stepkeeper_operator.handlers.watch import make_registry, make_settings, run_watches
+from stepkeeper_operator.lease import LeaseGuard
+from stepkeeper_operator.memory import Memory
+from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.observe import Observer
+from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.reports import ReportBook
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.work_queue import WorkQueue
+
+__all__ = ["Operator", "run_operator"]
+
+_log = logging.getLogger(__name__)
+
+_CERTIFICATE_CHECK_S = 3600.0
+
+
+async def run_operator(settings: OperatorSettings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises LeaseLostError if another operator took over."""
+    cluster = await connect(settings.kubeconfig)
+    try:
+        await Operator(settings, cluster).run()
+    finally:
+        await cluster.close()
+
+
+class Operator:
+    """All parts of one operator process."""
+
+    def __init__(self, settings: OperatorSettings, cluster: Cluster) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._metrics = Metrics()
+        self._queue: WorkQueue[JobKey] = WorkQueue()
+        self._evidence = EvidenceBook()
+        self._cache = Cache(self._evidence)
+        self._reports = ReportBook()
+        self._synced = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._servers = Servers()
+        self._tls_context: ssl.SSLContext = server_tls()
+        self._tls: TlsMaterial | None = None
+        self._lease = LeaseGuard(
+            cluster,
+            namespace=settings.namespace,
+            name=settings.lease_name,
+            identity=settings.identity,
+            duration_s=settings.lease_duration_s,
+        )
+
+    async def run(self) -> None:
+        """Waits for the Lease, then watches, reconciles and serves."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        await self._serve_health()
+        try:
+            if not await self._until_stopped(self._lease.acquire()):
+                return
+            await self._renew_certificate()
+            await self._serve_endpoint()
+            await self._act()
+        finally:
+            await self._servers.close()
+            await self._lease.release()
+
+    async def _act(self) -> None:
+        reconciler = self._reconciler()
+        registry = make_registry(self._cache, self._enqueue, self._synced)
+        parts = (
+            run_watches(registry, make_settings(), stop=self._stop, ready=asyncio.Event()),
+            self._lease.keep(),
+            self._work(reconciler),
+            self._resync(),
+            self._keep_certificate(),
+        )
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _reconciler(self) -> Reconciler:
+        memory = Memory(started_at=time.time())
+        observer = Observer(
+            cluster=self._cluster,
+            cache=self._cache,
+            evidence=self._evidence,
+            reports=self._reports,
+            memory=memory,
+            ca_pem=self._ca_pem,
+            resync_s=self._settings.resync_s,
+            clock=time.time,
+        )
+        applier = Applier(
+            cluster=self._cluster,
+            cache=self._cache,
+            memory=memory,
+            metrics=self._metrics,
+            identity=self._settings.identity,
+            clock=time.time,
+        )
+        return Reconciler(
+            cache=self._cache,
+            reports=self._reports,
+            memory=memory,
+            observer=observer,
+            applier=applier,
+            settings=self._settings,
+            metrics=self._metrics,
+            acting=lambda: self._lease.held,
+        )
+
+    async def _work(self, reconciler: Reconciler) -> None:
+        await self._synced.wait()
+        _log.info("all kinds are listed", extra={"jobs": len(list(self._cache.training_jobs()))})
+        await self._queue.run(self._settings.workers, reconciler.reconcile)
+
+    async def _resync(self) -> None:
+        """Every job is looked at now and then, spread over the period."""
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            for key in self._cache.training_jobs():
+                self._queue.add_after(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
+
+    def _enqueue(self, key: JobKey, delay_s: float) -> None:
+        if delay_s > 0:
+            self._queue.add_after(key, delay_s)
+        else:
+            self._queue.add(key)
+
+    async def _serve_health(self) -> None:
+        app = make_health_app(
+            cache=self._cache,
+            metrics=self._metrics,
+            acting=lambda: self._lease.held,
+            queue_length=lambda: len(self._queue),
+        )
+        await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
+
+    async def _serve_endpoint(self) -> None:
+        authority = Authority(self._cache, self._cluster, KubernetesTokens(self._cluster))
+        app = make_app(
+            authority=authority,
+            reports=self._reports,
+            enqueue=self._queue.add,
+            acting=lambda: self._lease.held and self._synced.is_set(),
+            report_interval_s=self._settings.report_interval_s,
+            metrics=self._metrics,
+        )
+        host, port = self._settings.endpoint_host, self._settings.endpoint_port
+        port = await self._servers.start(app, host=host, port=port, tls=self._tls_context)
+        _log.info("serving reports", extra={"port": port})
+
+    def _ca_pem(self) -> str:
+        assert self._tls is not None  # made before the first reconcile
+        return self._tls.ca.certificate_pem.decode()
+
+    async def _keep_certificate(self) -> None:
+        while True:
+            await asyncio.sleep(_CERTIFICATE_CHECK_S)
+            await self._renew_certificate()
+
+    async def _renew_certificate(self) -> None:
+        """The endpoint serves a certificate that is valid for a while, from the CA that the pods know."""
+        settings, names = self._settings, self._settings.certificate_names()
+        secret = await self._cluster.get(SECRETS, settings.namespace, settings.tls_secret_name)
+        tls = None if secret is None else read_secret(secret)
+        if tls is None or needs_renewal(tls, names):
+            tls = make_tls(names, ca=None if tls is None else tls.ca)
+            body = dict(secret_manifest(tls, namespace=settings.namespace, name=settings.tls_secret_name))
+            await self._store(body, None if secret is None else secret["metadata"]["resourceVersion"])
+            _log.info("made a serving certificate", extra={"names": ",".join(names)})
+        self._tls = tls
+        load_certificate(self._tls_context, tls.serving)
+
+    async def _store(self, body: dict[str, object], version: str | None) -> None:
+        if version is None:
+            await self._cluster.create(SECRETS, self._settings.namespace, body)
+            return
+        meta = {"name": self._settings.tls_secret_name, "namespace": self._settings.namespace}
+        body["metadata"] = meta | {"resourceVersion": version}
+        await self._cluster.replace(SECRETS, self._settings.namespace, body)
+
+    async def _until_stopped(self, waiting: Coroutine[None, None, None]) -> bool:
+        """False if the operator was told to stop before that."""
+        work, stop = asyncio.create_task(waiting), asyncio.create_task(self._stop.wait())
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if work.done():
+            work.result()
+            return True
+        work.cancel()
+        return False

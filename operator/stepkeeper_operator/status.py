@@ -1,0 +1,145 @@
+"""The status, from the books, the reports and the pods. Same facts, same status, byte for byte."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from stepkeeper.contract import Commit, ExitCode, ReportPhase
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    MAX_RECENT,
+    CheckpointStatus,
+    CommitStatus,
+    Metric,
+    ProgressStatus,
+    RestoredStatus,
+)
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.reports import LastReport
+
+__all__ = ["Mirror", "mirror_storage", "progress_of"]
+
+_TEXT_LIMIT: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror:
+    """Committed checkpoints as far as they were reported."""
+
+    checkpoint: CheckpointStatus | None
+    new_commit: bool
+    """A commit is shown that the status didn't show before."""
+
+
+def mirror_storage(
+    job: CheckpointedTrainingJob, observed: Observed, *, running: tuple[int, int] | None
+) -> Mirror:
+    """The checkpoint part of the status. `running` is the ordinal of the present attempt."""
+    before = job.status.checkpoint or CheckpointStatus()
+    after = before
+    if observed.report is not None:
+        after = _with_report(after, observed.report, current=observed.report.ordinal == running)
+    after = _with_last_words(after, job, observed)
+    newest = -1 if before.latest is None or before.root not in {None, after.root} else before.latest.sequence
+    new_commit = after.latest is not None and after.latest.sequence > newest
+    return Mirror(checkpoint=None if after == CheckpointStatus() else after, new_commit=new_commit)
+
+
+def progress_of(job: CheckpointedTrainingJob, observed: Observed) -> ProgressStatus | None:
+    """The progress part of the status."""
+    before = job.status.progress
+    if observed.report is None:
+        return before
+    report, known = observed.report.report, before or ProgressStatus()
+    step = known.step if report.step is None else report.step
+    moved = report.step is not None and report.step != known.step
+    total = job.spec.total_steps
+    left = None if step is None or total is None else max(0, total - step)
+    speed = report.step_millis or known.step_millis
+    return ProgressStatus(
+        step=step,
+        percent=None if step is None or not total else min(100, 100 * step // total),
+        eta_seconds=None if left is None or speed is None else left * speed // 1000,
+        step_millis=speed,
+        last_progress_time=int(observed.report.received_at) if moved else known.last_progress_time,
+        slowest_rank=report.ranks.slowest if report.ranks is not None else known.slowest_rank,
+        metrics=_metrics(report.metrics) or known.metrics,
+    )
+
+
+def _with_report(status: CheckpointStatus, last: LastReport, *, current: bool) -> CheckpointStatus:
+    report = last.report
+    update: dict[str, object] = {}
+    if report.root is not None:
+        new_root = report.root != status.root
+        if report.head is not None and (new_root or report.tail > (status.tail or 0)):
+            update["latest"] = _latest(report.head.sequence, last, report.head.uri)
+        update |= {
+            "root": report.root,
+            "tail": report.tail if new_root else max(report.tail, status.tail or 0),
+        }
+        known = () if new_root else status.recent
+        update["recent"] = _recent(known, last.commits)
+    if current:
+        update["in_flight_step"] = report.in_flight_step
+        if report.restored is not None:
+            restored = RestoredStatus(sequence=report.restored.sequence, step=report.restored.step)
+            update["restored"] = restored
+        elif report.phase is ReportPhase.TRAINING:
+            update["restored"] = None
+    return status.model_copy(update=update)
+
+
+def _latest(sequence: int, last: LastReport, uri: str) -> CommitStatus:
+    for commit in reversed(last.commits):
+        if commit.sequence == sequence:
+            return _commit(commit)
+    head = last.report.head
+    assert head is not None  # the caller has looked at it
+    return CommitStatus(sequence=sequence, step=head.step, uri=uri, size_bytes=head.size_bytes)
+
+
+def _recent(known: tuple[CommitStatus, ...], reported: Iterable[Commit]) -> tuple[CommitStatus, ...]:
+    merged = {commit.sequence: commit for commit in known}
+    merged |= {commit.sequence: _commit(commit) for commit in reported}
+    return tuple(merged[sequence] for sequence in sorted(merged)[-MAX_RECENT:])
+
+
+def _commit(commit: Commit) -> CommitStatus:
+    return CommitStatus(
+        sequence=commit.sequence,
+        step=commit.step,
+        uri=commit.uri,
+        time=commit.time_unix_s,
+        size_bytes=commit.size_bytes,
+        duration_millis=commit.duration_millis,
+    )
+
+
+def _with_last_words(
+    status: CheckpointStatus, job: CheckpointedTrainingJob, observed: Observed
+) -> CheckpointStatus:
+    """A commit that only the termination message names: made when no report arrived any more.
+
+    The tail stays: the next report knows the folder too.
+    """
+    for evidence in observed.evidence:
+        for pod in evidence.pods:
+            last = pod.termination
+            saved = last is not None and last.code in {ExitCode.SAVED, ExitCode.DONE}
+            if last is None or not saved or last.sequence is None or last.step is None:
+                continue
+            if status.root not in {None, last.root}:
+                continue
+            if status.latest is None or last.sequence > status.latest.sequence:
+                latest = CommitStatus(sequence=last.sequence, step=last.step, uri=job.spec.checkpoint.uri)
+                status = status.model_copy(update={"latest": latest, "root": last.root})
+    return status
+
+
+def _metrics(metrics: dict[str, str]) -> tuple[Metric, ...]:
+    return tuple(
+        Metric(name=name[: _TEXT_LIMIT - 1], value=value[:_TEXT_LIMIT])
+        for name, value in sorted(metrics.items())
+        if name
+    )

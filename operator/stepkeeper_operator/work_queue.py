@@ -1,0 +1,113 @@
+"""The one queue of keys to reconcile: coalescing, serial per key, delayed requeue with jitter, back-off."""
+
+import asyncio
+import heapq
+import random
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["WorkQueue"]
+
+K = TypeVar("K", bound=Hashable)
+
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 120.0
+_JITTER = 0.1
+"""A delay is stretched by up to this share, so that a thousand jobs that started together don't stay together."""
+
+
+class WorkQueue(Generic[K]):
+    """Keys that are due. A key waits at most once, and no two workers hold the same key.
+
+    All methods but `run` are for the loop that `run` runs in.
+    """
+
+    def __init__(self, jitter: Callable[[], float] = random.random) -> None:
+        self._jitter = jitter
+        self._due: asyncio.Queue[K] = asyncio.Queue()
+        self._waiting: set[K] = set()
+        """In `_due`."""
+        self._held: set[K] = set()
+        self._again: set[K] = set()
+        """Asked for while held: due as soon as the worker lets go."""
+        self._later: dict[K, float] = {}
+        """The earliest time that a delayed key is due at."""
+        self._timers: list[tuple[float, int, K]] = []
+        self._timer_id = 0
+        self._timer_set = asyncio.Event()
+        self._failures: dict[K, int] = {}
+
+    def add(self, key: K) -> None:
+        """The key is reconciled as soon as a worker is free, once, however often it was added before."""
+        self._later.pop(key, None)
+        if key in self._held:
+            self._again.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._due.put_nowait(key)
+
+    def add_after(self, key: K, delay_s: float) -> None:
+        """The key is added once the delay is over, unless it is reconciled or asked for earlier before that."""
+        due_at = asyncio.get_running_loop().time() + delay_s * (1 + _JITTER * self._jitter())
+        if due_at >= self._later.get(key, float("inf")):
+            return
+        self._later[key] = due_at
+        self._timer_id += 1
+        heapq.heappush(self._timers, (due_at, self._timer_id, key))
+        self._timer_set.set()
+
+    def forget(self, key: K) -> None:
+        """Nothing is remembered of a key whose object is gone."""
+        self._later.pop(key, None)
+        self._failures.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def run(self, n_workers: int, work: Callable[[K], Awaitable[float | None]]) -> None:
+        """Works until cancelled. `work` answers in how many seconds the key is due again, if at all.
+
+        An exception of `work` is its way to say that the key has to be tried again after a growing delay; it
+        logs what went wrong itself.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._wake_delayed())
+            for _ in range(n_workers):
+                group.create_task(self._worker(work))
+
+    async def _worker(self, work: Callable[[K], Awaitable[float | None]]) -> None:
+        while True:
+            key = await self._due.get()
+            self._waiting.discard(key)
+            self._later.pop(key, None)
+            self._held.add(key)
+            try:
+                delay_s = await work(key)
+            except Exception:  # whatever one job's reconcile raises, the other jobs go on
+                self._failures[key] = self._failures.get(key, 0) + 1
+                delay_s = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (self._failures[key] - 1))
+            else:
+                self._failures.pop(key, None)
+            finally:
+                self._held.discard(key)
+            if delay_s is not None:
+                self.add_after(key, delay_s)
+            if key in self._again:
+                self._again.discard(key)
+                self.add(key)
+
+    async def _wake_delayed(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._timers and self._timers[0][0] <= loop.time():
+                due_at, _, key = heapq.heappop(self._timers)
+                # A timer that was overtaken by an earlier one, or by the work itself, is void.
+                if self._later.get(key) == due_at:
+                    self.add(key)
+            timeout_s = self._timers[0][0] - loop.time() if self._timers else None
+            self._timer_set.clear()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._timer_set.wait()
+            except TimeoutError:
+                continue
