@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch_xla
+import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 from torch_xla.distributed.spmd import XLAShardedTensor
 
@@ -22,7 +23,7 @@ from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 
 # torch_xla has shards, sharding specs and pending work nowhere but in its extension module.
-_C: Any = torch_xla._XLAC  # type: ignore[attr-defined]  # not exported, see above
+_C: Any = torch_xla._XLAC
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
@@ -55,7 +56,7 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tiling is None:
         return [plain.plain_data(bare)]
     boxes = tiling.device_boxes(tuple(bare.shape))
-    by_device = {device: data for data, device in _C._get_local_shards([bare])[0]}
+    by_device = {device: data for data, device in _transferred(bare)}
     return [_unpadded(by_device[name], boxes[_ordinal(name)], bare.dtype) for name in _local_devices()]
 
 
@@ -151,6 +152,19 @@ def _owners(ranks: Ranks) -> dict[int, tuple[Owner, ...]]:
         device: (Owner(rank=position // share, local_index=position % share),)
         for position, device in enumerate(everywhere)
     }
+
+
+def _transferred(bare: torch.Tensor) -> list[tuple[torch.Tensor, str]]:
+    """The data of the local shards and their devices."""
+    shards: list[tuple[torch.Tensor, str]]
+    try:
+        shards = _C._get_local_shards([bare])[0]
+    except RuntimeError:
+        # Between a sync and the start of its program the tensor has no buffers, and torch_xla doesn't wait for them.
+        # Waiting only then: it is for the whole device, so a transfer behind the training would wait for each step.
+        xm.wait_device_ops()
+        shards = _C._get_local_shards([bare])[0]
+    return shards
 
 
 def _unpadded(data: torch.Tensor, box: Box, dtype: torch.dtype) -> torch.Tensor:

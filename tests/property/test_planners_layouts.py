@@ -1,0 +1,128 @@
+"""For any two layouts: what is written covers every element once, and reading it into the other is the identity."""
+
+from itertools import pairwise, product
+from math import prod
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepkeeper_planners.assign import plan_save
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
+from stepkeeper_planners.reshard import StoredTensor, plan_load
+
+SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+WORLDS = st.integers(1, 5)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, shape: tuple[int, ...], world_size: int) -> TensorLayout:
+    """Cut anywhere along each dimension; each part held by any ranks, on some of them more than once."""
+    cuts = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=3))}) for size in shape]
+    spans = [list(pairwise(points)) or [(0, 0)] for points in cuts]
+    counts = dict.fromkeys(range(world_size), 0)
+    chunks = []
+    for cell in product(*spans):
+        owners = []
+        for rank in draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size + 2)):
+            owners.append(Owner(rank=rank, local_index=counts[rank]))
+            counts[rank] += 1
+        box = Box(offsets=tuple(a for a, _ in cell), sizes=tuple(b - a for a, b in cell))
+        chunks.append(Chunk(box=box, owners=tuple(owners)))
+    return TensorLayout(fqn="w", dtype="int64", global_shape=shape, chunks=tuple(chunks))
+
+
+@st.composite
+def two_layouts(draw: st.DrawFn) -> tuple[TensorLayout, int, TensorLayout, int]:
+    shape = draw(SHAPES)
+    saved_by, loaded_by = draw(WORLDS), draw(WORLDS)
+    return draw(layouts(shape, saved_by)), saved_by, draw(layouts(shape, loaded_by)), loaded_by
+
+
+@given(two_layouts())
+def test_save_in_one_layout_and_load_in_another_is_the_identity(
+    case: tuple[TensorLayout, int, TensorLayout, int],
+) -> None:
+    saved, saved_by, wanted, loaded_by = case
+    source = np.arange(prod(saved.global_shape)).reshape(saved.global_shape)
+    times_written = np.zeros(saved.global_shape, dtype=np.int64)
+    boxes: list[Box] = []
+    contents: list[np.ndarray] = []
+    for rank in range(saved_by):
+        for write in plan_save([saved], [], Ranks(rank=rank, world_size=saved_by)).tensors:
+            held = [c for c in saved.chunks if Owner(rank=rank, local_index=write.local_index) in c.owners]
+            assert [c.box for c in held] == [write.box]
+            times_written[write.box.slices] += 1
+            boxes.append(write.box)
+            contents.append(source[write.box.slices].copy())
+    assert (times_written == 1).all()
+    stored = {"w": StoredTensor(dtype="int64", global_shape=saved.global_shape, boxes=tuple(boxes))}
+    for rank in range(loaded_by):
+        local = wanted.local_boxes(rank)
+        buffers = {index: np.full(box.sizes, -1) for index, box in local.items()}
+        times_read = {index: np.zeros(box.sizes, dtype=np.int64) for index, box in local.items()}
+        for piece in plan_load([wanted], stored, Ranks(rank=rank, world_size=loaded_by)):
+            to = piece.wanted_box.shifted(local[piece.local_index].offsets).slices
+            of = piece.wanted_box.shifted(piece.stored_box.offsets).slices
+            buffers[piece.local_index][to] = contents[piece.stored_index][of]
+            times_read[piece.local_index][to] += 1
+        for index, box in local.items():
+            assert np.array_equal(buffers[index], source[box.slices])
+            assert (times_read[index] == 1).all()
+
+
+@given(st.data(), WORLDS)
+def test_ranks_agree_and_the_heaviest_is_bounded(data: st.DataObject, world_size: int) -> None:
+    tensors = [
+        TensorLayout(
+            fqn=f"t{number}",
+            dtype="int64",
+            global_shape=layout.global_shape,
+            chunks=layout.chunks,
+        )
+        for number in range(data.draw(st.integers(0, 6)))
+        for layout in [data.draw(layouts(data.draw(SHAPES), world_size))]
+    ]
+    plans = [plan_save(tensors, [], Ranks(rank=rank, world_size=world_size)) for rank in range(world_size)]
+    written = [(write.fqn, write.box) for plan in plans for write in plan.tensors]
+    assert sorted(written) == sorted((t.fqn, c.box) for t in tensors for c in t.chunks)
+    # Every rank could carry everything: then the largest single chunk is the most that two ranks can differ by.
+    shared = [
+        TensorLayout(
+            fqn=t.fqn,
+            dtype=t.dtype,
+            global_shape=t.global_shape,
+            chunks=tuple(
+                Chunk(box=c.box, owners=tuple(Owner(rank=r, local_index=0) for r in range(world_size)))
+                for c in t.chunks
+            ),
+        )
+        for t in tensors
+    ]
+    loads = [
+        sum(
+            write.size_bytes
+            for write in plan_save(shared, [], Ranks(rank=rank, world_size=world_size)).tensors
+        )
+        for rank in range(world_size)
+    ]
+    largest = max((8 * c.box.volume for t in tensors for c in t.chunks), default=0)
+    assert max(loads) - min(loads) <= largest + len(written)
+
+
+@given(SHAPES, st.data())
+def test_the_common_part_is_what_both_have(shape: tuple[int, ...], data: st.DataObject) -> None:
+    def any_box() -> Box:
+        pairs = [sorted((data.draw(st.integers(0, s)), data.draw(st.integers(0, s)))) for s in shape]
+        return Box(offsets=tuple(a for a, _ in pairs), sizes=tuple(b - a for a, b in pairs))
+
+    a, b = any_box(), any_box()
+    marks = np.zeros(shape, dtype=np.int64)
+    marks[a.slices] += 1
+    marks[b.slices] += 1
+    common = a.intersect(b)
+    assert common == b.intersect(a)
+    assert (marks == 2).sum() == (common.volume if common else 0)
+    assert common is None or (marks[common.slices] == 2).all()
+    assert common is None or (a.contains(common) and b.contains(common))

@@ -1,0 +1,195 @@
+"""Who writes what, and what is read: plans from layouts alone."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from stepkeeper_planners.adapters import describe, fill, local_shard
+from stepkeeper_planners.assign import SavePlan, plan_save
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.errors import LayoutError, LoadMismatchError, UnsupportedShardingError
+from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.reshard import StoredTensor, plan_load
+
+ALONE = Ranks(rank=0, world_size=1)
+
+
+def plans(layouts: Sequence[TensorLayout], world_size: int) -> list[SavePlan]:
+    return [
+        plan_save(layouts, ["step"], Ranks(rank=rank, world_size=world_size)) for rank in range(world_size)
+    ]
+
+
+def rows(fqn: str, *pieces: tuple[int, int, tuple[int, ...]]) -> TensorLayout:
+    """A 1-dim tensor cut into (start, size, ranks that hold it)."""
+    chunks = tuple(
+        Chunk(
+            box=Box(offsets=(start,), sizes=(size,)),
+            owners=tuple(Owner(rank=r, local_index=i) for r in ranks),
+        )
+        for i, (start, size, ranks) in enumerate(pieces)
+    )
+    return TensorLayout(fqn=fqn, dtype="float32", global_shape=(sum(s for _, s, _ in pieces),), chunks=chunks)
+
+
+def test_what_all_hold_is_spread_by_bytes() -> None:
+    world = Ranks(rank=0, world_size=4)
+    layouts = [whole_tensor(f"t{i}", "float32", (100 + i,), world) for i in range(40)]
+    sizes = [sum(write.size_bytes for write in plan.tensors) for plan in plans(layouts, 4)]
+    assert sum(sizes) == sum(4 * (100 + i) for i in range(40))
+    assert max(sizes) - min(sizes) <= 4 * 140
+    written = [write.fqn for plan in plans(layouts, 4) for write in plan.tensors]
+    assert sorted(written) == sorted(layout.fqn for layout in layouts)
+
+
+def test_shared_chunks_go_where_less_is_forced() -> None:
+    forced = rows("forced", (0, 100, (0,)))
+    shared = rows("shared", (0, 50, (0, 1)), (50, 50, (0, 1)))
+    first, second = plans([shared, forced], 2)
+    assert [write.fqn for write in first.tensors] == ["forced"]
+    assert [(write.fqn, write.local_index) for write in second.tensors] == [("shared", 0), ("shared", 1)]
+
+
+def test_the_order_of_the_state_changes_nothing() -> None:
+    world = Ranks(rank=0, world_size=3)
+    layouts = [whole_tensor(f"t{i}", "int8", (i % 5,), world) for i in range(20)]
+    assert plans(layouts, 3) == plans(layouts[::-1], 3)
+
+
+def test_of_copies_on_one_rank_the_first_is_written() -> None:
+    chunk = Chunk(box=Box.whole((4,)), owners=(Owner(rank=0, local_index=2), Owner(rank=0, local_index=1)))
+    layout = TensorLayout(fqn="w", dtype="float32", global_shape=(4,), chunks=(chunk,))
+    (write,) = plan_save([layout], [], ALONE).tensors
+    assert write.local_index == 1
+
+
+def test_values_are_written_by_the_first_rank() -> None:
+    assert [plan.values for plan in plans([], 3)] == [("step",), (), ()]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [rows("w", (0, 4, (0,)), (2, 4, (0,))), rows("w", (0, 4, ())), rows("w", (0, 4, (0, 1)))],
+    ids=["overlap", "held by none", "held by a stranger"],
+)
+def test_layouts_that_lose_or_double_something_are_refused(layout: TensorLayout) -> None:
+    with pytest.raises(LayoutError, match="w"):
+        plan_save([layout], [], ALONE)
+
+
+def test_a_load_cuts_stored_boxes_with_wanted_ones() -> None:
+    wanted = rows("w", (0, 3, (0,)), (3, 5, (1,)))
+    stored = {"w": StoredTensor(dtype="float32", global_shape=(8,), boxes=rows_boxes((0, 4), (4, 4)))}
+    first = plan_load([wanted], stored, Ranks(rank=0, world_size=2))
+    second = plan_load([wanted], stored, Ranks(rank=1, world_size=2))
+    assert [(p.stored_index, p.wanted_box.offsets, p.wanted_box.sizes) for p in first] == [(0, (0,), (3,))]
+    assert [(p.stored_index, p.wanted_box.offsets, p.wanted_box.sizes) for p in second] == [
+        (0, (3,), (1,)),
+        (1, (4,), (4,)),
+    ]
+    assert {p.local_index for p in second} == {1}
+
+
+def rows_boxes(*pieces: tuple[int, int]) -> tuple[Box, ...]:
+    return tuple(Box(offsets=(start,), sizes=(size,)) for start, size in pieces)
+
+
+def test_one_report_of_all_that_differs() -> None:
+    def stored(dtype: str, *shape: int) -> StoredTensor:
+        return StoredTensor(dtype=dtype, global_shape=shape, boxes=(Box.whole(shape),))
+
+    names = ["fine", "absent", "shape", "dtype", "kind", "holes"]
+    layouts = [whole_tensor(name, "float32", (2, 2), ALONE) for name in names]
+    checkpoint = {
+        "fine": stored("float32", 2, 2),
+        "shape": stored("float32", 2, 3),
+        "dtype": stored("bfloat16", 2, 2),
+        "holes": StoredTensor(
+            dtype="float32", global_shape=(2, 2), boxes=(Box(offsets=(0, 0), sizes=(1, 2)),)
+        ),
+        "more": stored("float32", 1),
+        "count": stored("int64"),
+        "tied": stored("int64"),
+    }
+    with pytest.raises(LoadMismatchError) as caught:
+        plan_load(
+            layouts,
+            checkpoint,
+            ALONE,
+            value_keys=["count", "epoch", "step"],
+            stored_value_keys=["step", "kind", "extra"],
+            alias_keys=["tied"],
+        )
+    assert caught.value.missing == ("absent", "epoch")
+    assert caught.value.unexpected == ("extra", "more")
+    assert set(caught.value.mismatched) == {"shape", "dtype", "kind", "holes", "count"}
+    text = str(caught.value)
+    assert "(2, 3) in the checkpoint, (2, 2) in the state" in text
+    assert "bfloat16 in the checkpoint, float32 in the state" in text
+    assert "lack 2 elements" in text
+
+
+def test_more_in_the_checkpoint_may_be_allowed() -> None:
+    stored = {"more": StoredTensor(dtype="int8", global_shape=(), boxes=(Box.whole(()),))}
+    assert plan_load([], stored, ALONE, stored_value_keys=["v"], allow_unexpected=True) == ()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(2.5),
+        torch.empty(0, 3),
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.arange(10)[::3],
+        torch.tensor([1 + 2j]).conj(),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3, dtype=torch.bfloat16),
+    ],
+    ids=lambda t: f"{t.dtype}{tuple(t.shape)}",
+)
+def test_a_plain_tensor_is_read_and_filled(tensor: torch.Tensor) -> None:
+    layout = describe("t", tensor, Ranks(rank=1, world_size=3))
+    assert layout == whole_tensor(
+        "t", str(tensor.dtype)[6:], tuple(tensor.shape), Ranks(rank=0, world_size=3)
+    )
+    shard = local_shard(tensor, 0)
+    assert shard.is_contiguous()
+    assert not shard.requires_grad
+    assert not shard.is_conj()
+    assert torch.equal(shard, tensor)
+    other = tensor.detach().clone()
+    fill(other, {0: torch.zeros_like(shard)})
+    fill(other, {0: shard})
+    assert torch.equal(other, tensor)
+
+
+def test_filling_a_parameter_is_no_operation_of_the_graph() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    fill(parameter, {0: torch.zeros(2)})
+    assert parameter.is_leaf
+    assert parameter.grad_fn is None
+    assert torch.equal(parameter.detach(), torch.zeros(2))
+
+
+@pytest.mark.parametrize("piece", [{}, {0: torch.ones(3)}, {0: torch.ones(2, dtype=torch.float64)}])
+def test_a_piece_that_doesnt_fit_is_refused(piece: dict[int, torch.Tensor]) -> None:
+    with pytest.raises(ValueError, match="local shard 0"):
+        fill(torch.ones(2), piece)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [
+        (torch.ones(2, device="meta"), "meta"),
+        (
+            torch.sparse_coo_tensor(
+                torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (3,), check_invariants=False
+            ),
+            "sparse",
+        ),
+    ],
+)
+def test_tensors_without_plain_elements_are_refused(tensor: torch.Tensor, word: str) -> None:
+    with pytest.raises(UnsupportedShardingError, match=f"layer.w.*{word}"):
+        describe("layer.w", tensor, ALONE)

@@ -1,0 +1,58 @@
+"""XLA's text of a sharding as tiles and devices."""
+
+import pytest
+
+from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.errors import UnsupportedShardingError
+
+
+def parsed(text: str, ndim: int) -> Tiling:
+    tiling = parse_sharding("w", text, ndim)
+    assert tiling is not None
+    return tiling
+
+
+@pytest.mark.parametrize("text", ["", "{replicated}", "{devices=[1,1,4]0,1,2,3 last_tile_dim_replicate}"])
+def test_whole_on_every_device(text: str) -> None:
+    assert parse_sharding("w", text, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "counts", "groups"),
+    [
+        ("{devices=[2,2]0,1,2,3}", (2, 2), ((0,), (1,), (2,), (3,))),
+        ("{devices=[2,1,2]2,3,0,1 last_tile_dim_replicate}", (2, 1), ((2, 3), (0, 1))),
+        ("{devices=[2,1,2]2,3,0,1 last_tile_dims={replicated}}", (2, 1), ((2, 3), (0, 1))),
+        ("{devices=[2,2]<=[4]}", (2, 2), ((0,), (1,), (2,), (3,))),
+        ("{devices=[2,2]<=[2,2]T(1,0)}", (2, 2), ((0,), (2,), (1,), (3,))),
+        ("{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}", (1, 2), ((0, 2), (1, 3))),
+        ("{devices=[4,1]0,1,2,3 metadata={op_name=x}}", (4, 1), ((0,), (1,), (2,), (3,))),
+    ],
+)
+def test_tiles(text: str, counts: tuple[int, ...], groups: tuple[tuple[int, ...], ...]) -> None:
+    assert parsed(text, 2) == Tiling(counts=counts, groups=groups)
+
+
+def test_the_last_tiles_are_short_or_empty() -> None:
+    tiling = parsed("{devices=[4]0,1,2,3}", 1)
+    assert tiling.padded_sizes((5,)) == (2,)
+    assert [b.sizes for b in tiling.boxes((5,))] == [(2,), (2,), (1,), (0,)]
+    assert tiling.device_boxes((5,))[2] == Box(offsets=(4,), sizes=(1,))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{manual}", "MANUAL"),
+        ("{maximal device=2}", "maximal"),
+        ("{unknown}", "unknown"),
+        ("{devices=[2,2]0,1,2}", "2 dimensions"),
+        ("{devices=[4]0,1,2,3}", "2 dimensions"),
+        ("{{devices=[2,2]0,1,2,3}, {replicated}}", "mark_sharding"),
+        ("{devices=[2,1,2]0,1,2,3 last_tile_dims={manual}}", "manual"),
+    ],
+)
+def test_what_says_nothing_of_devices_is_refused_by_name(text: str, words: str) -> None:
+    with pytest.raises(UnsupportedShardingError, match=f"(?s)layer.w.*{words}"):
+        parse_sharding("layer.w", text, 2)
