@@ -1,0 +1,158 @@
+"""The programs that the cluster runs, built once from pinned Go modules into a cache outside the tree."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepcluster import toolchain
+from stepcluster.errors import BuildError
+from stepcluster.machine import run, say
+
+SOURCE = Path(__file__).parents[1] / "go"
+PACKAGES = (
+    "./kube",
+    "./coredns",
+    "./pause",
+    "sigs.k8s.io/jobset",
+    "helm.sh/helm/v4/cmd/helm",
+    "github.com/fsouza/fake-gcs-server",
+)
+PROGRAMS = ("kube", "kubectl", "coredns", "pause", "jobset", "helm", "fake-gcs-server")
+VERSION_PACKAGE = "k8s.io/component-base/version"
+PROGRESS_INTERVAL_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binaries:
+    """The folder with every program, and JobSet's manifests of the same version beside them."""
+
+    folder: Path
+
+    def __getitem__(self, program: str) -> str:
+        """The path of a program, for an argument vector."""
+        return str(self.folder / program)
+
+    @property
+    def jobset_crd(self) -> Path:
+        return self.folder / "jobset-crd.yaml"
+
+    @property
+    def jobset_webhooks(self) -> Path:
+        return self.folder / "jobset-webhooks.yaml"
+
+
+def cache_root() -> Path:
+    """Where builds are kept: $XDG_CACHE_HOME/stepkeeper, by default ~/.cache/stepkeeper."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepkeeper"
+
+
+def build_flags(go_mod: str) -> tuple[str, ...]:
+    """Flags of `go build`: without the version in them the API server calls itself v0.0.0 and version checks fail."""
+    found = re.search(r"^\s*k8s\.io/kubernetes (v(\d+)\.(\d+)\.\d+)$", go_mod, re.MULTILINE)
+    if found is None:
+        raise BuildError(f"{SOURCE / 'go.mod'} pins no k8s.io/kubernetes: restore the file")
+    values = {"gitVersion": found[1], "gitMajor": found[2], "gitMinor": found[3]}
+    defines = " ".join(f"-X {VERSION_PACKAGE}.{name}={value}" for name, value in values.items())
+    return ("-trimpath", f"-ldflags=-s -w {defines}")
+
+
+def content_key(source: Path, flags: Sequence[str], packages: Sequence[str] = PACKAGES) -> str:
+    """A name for what a build of `source` gives: a digest over its files, the flags and the packages."""
+    digest = hashlib.sha256(repr((tuple(flags), tuple(packages))).encode())
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(source)}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()[:16]
+
+
+def find() -> Binaries | None:
+    """The programs of this tree's sources, if they have been built."""
+    folder = cache_root() / "binaries" / content_key(SOURCE, _flags())
+    return Binaries(folder=folder) if folder.is_dir() else None
+
+
+def ensure() -> Binaries:
+    """Every program is built.
+
+    Raises:
+        BuildError: Go is missing or too old and could not be had, or the build failed.
+    """
+    found = find()
+    if found is not None:
+        return found
+    target = cache_root() / "binaries" / content_key(SOURCE, _flags())
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _clear_abandoned(target.parent)
+    partial = target.parent / f".building-{os.getpid()}"
+    partial.mkdir()
+    try:
+        _build_into(partial)
+        if not target.exists():
+            partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Binaries(folder=target)
+
+
+def _flags() -> tuple[str, ...]:
+    return build_flags((SOURCE / "go.mod").read_text(encoding="utf-8"))
+
+
+def _clear_abandoned(folder: Path) -> None:
+    """What killed builds left is gone; a build that another process is at stays."""
+    for partial in folder.glob(".building-*"):
+        if not Path("/proc", partial.name.rpartition("-")[2]).exists():
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _build_into(folder: Path) -> None:
+    go = _find_go()
+    environment = {**os.environ, "CGO_ENABLED": "0"}
+    say("cluster binaries: fetching the pinned modules")
+    list_packages = [go, "list", "-C", str(SOURCE), "-deps", "-f", "{{.ImportPath}}", *PACKAGES]
+    n_packages = len(run(list_packages, env=environment, timeout_s=1200).splitlines())
+    say(f"cluster binaries: building (once; about 10 minutes on 2 cores with nothing cached, {n_packages} packages)")
+    _go_build([go, "build", "-C", str(SOURCE), "-v", *_flags(), "-o", f"{folder}/", *PACKAGES], environment, n_packages)
+    (folder / "kubectl").symlink_to("kube")
+    find_module = [go, "list", "-C", str(SOURCE), "-m", "-f", "{{.Dir}}", "sigs.k8s.io/jobset"]
+    module = Path(run(find_module, env=environment).strip())
+    shutil.copyfile(module / "charts/jobset/crds/jobset.x-k8s.io_jobsets.yaml", folder / "jobset-crd.yaml")
+    shutil.copyfile(module / "config/components/webhook/manifests.yaml", folder / "jobset-webhooks.yaml")
+
+
+def _find_go() -> str:
+    try:
+        return str(toolchain.find_go(SOURCE, cache_root()))
+    except (subprocess.CalledProcessError, ValueError) as error:
+        raise BuildError(
+            f"no Go that can build {SOURCE}: install the version that its go.mod asks for, or newer ({error})"
+        ) from error
+
+
+def _go_build(argv: Sequence[str], environment: dict[str, str], n_packages: int) -> None:
+    """`go build -v` has ended well; its lines, one for each compiled package, became a sign of life."""
+    started = said = time.monotonic()
+    others: list[str] = []
+    n_compiled = 0
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr or ():
+            if re.fullmatch(r"\S+\n", line) and not line.startswith("#"):
+                n_compiled += 1
+            else:
+                others = [*others[-40:], line]
+            if time.monotonic() - said > PROGRESS_INTERVAL_S:
+                said = time.monotonic()
+                say(f"cluster binaries: {n_compiled} of {n_packages} packages, {said - started:.0f} s")
+    if process.returncode != 0:
+        raise BuildError(f"go build failed in {SOURCE}: {''.join(others)[-4000:] or 'it said nothing'}")
+    say(f"cluster binaries: built in {time.monotonic() - started:.0f} s")
+
+

@@ -1,0 +1,75 @@
+"""Ending a cluster, whether it runs, half started or crashed, and leaving the machine as it was."""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepcluster import cgroups, network
+from stepcluster.errors import ClusterError
+from stepcluster.layout import Layout
+from stepcluster.machine import run, wait_until
+from stepcluster.processes import CLUSTER_MARK, first_process, kill_marked, marked
+
+GRACE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftovers:
+    """What a cluster left on the machine besides processes."""
+
+    groups: tuple[str, ...]
+    mounts: tuple[Path, ...]
+    """Below the cluster's folder, the deepest first."""
+
+
+def plan(*, cluster: str, others: Iterable[str], groups: Iterable[str], mounts: Iterable[Path], folder: Path) -> Leftovers:
+    """What is this cluster's, out of all groups and mount points of the machine.
+
+    Cluster `a` must not take groups of cluster `a-b` for its own: its own are those that no longer name claims.
+    """
+    prefix = f"stepkeeper-{cluster}-"
+    longer = tuple(f"stepkeeper-{other}-" for other in others if other.startswith(f"{cluster}-"))
+    below = [mount for mount in mounts if folder in (mount, *mount.parents)]
+    return Leftovers(
+        groups=tuple(sorted(name for name in groups if name.startswith(prefix) and not name.startswith(longer))),
+        mounts=tuple(sorted(below, key=lambda mount: len(mount.parts), reverse=True)),
+    )
+
+
+def mount_points(mountinfo: str) -> list[Path]:
+    """The mount points in the text of /proc/self/mountinfo."""
+    return [Path(line.split()[4].encode().decode("unicode_escape")) for line in mountinfo.splitlines()]
+
+
+def clean(layout: Layout, others: Iterable[str]) -> None:
+    """Nothing of the cluster is left: no process, interface, group, mount or file.
+
+    Raises:
+        ClusterError: Something is left that would not go away; it is named.
+    """
+    folder = layout.folder
+    first = first_process(CLUSTER_MARK, str(folder))
+    if first is not None:
+        kill_marked(CLUSTER_MARK, str(folder))
+    wait_until(lambda: _no_process(folder), f"the end of cluster {layout.name}", timeout_s=GRACE_S, poll_s=0.05)
+    network.disconnect(layout)
+    left = plan(
+        cluster=layout.name,
+        others=others,
+        groups=cgroups.existing(f"stepkeeper-{layout.name}-"),
+        mounts=mount_points(Path("/proc/self/mountinfo").read_text(encoding="utf-8")),
+        folder=folder,
+    )
+    for mount in left.mounts:
+        run(["umount", str(mount)])
+    for name in left.groups:
+        wait_until(lambda name=name: not cgroups.remove(name), f"group {name} to be empty", timeout_s=GRACE_S)  # type: ignore[misc]
+    shutil.rmtree(folder)
+    if folder.exists():
+        raise ClusterError(f"{folder} could not be deleted: delete it")
+
+
+def _no_process(folder: Path) -> bool:
+    kill_marked(CLUSTER_MARK, str(folder))
+    return not any(marked(CLUSTER_MARK, str(folder)))

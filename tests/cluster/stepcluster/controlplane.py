@@ -1,0 +1,163 @@
+"""The control plane's programs and their arguments."""
+
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+
+from stepcluster import layout as places
+from stepcluster.binaries import Binaries
+from stepcluster.layout import Layout
+from stepcluster.machine import wait_until
+from stepcluster.processes import Launcher
+
+NODE_MONITOR_GRACE_S = 20
+"""Kubernetes itself waits 50 s before it calls a silent node Unknown."""
+NODE_MONITOR_PERIOD_S = 2
+UNREACHABLE_TOLERATION_S = 5
+"""Kubernetes itself leaves a pod on an unreachable node for 300 s. The toleration of a node that is merely not ready stays at
+300 s: that is what a node says while it shuts down and its pods save."""
+
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
+
+
+def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
+    """etcd and the API server answer; controller manager and scheduler are started.
+
+    Raises:
+        StartError: One of them doesn't answer in time.
+    """
+    (layout.folder / "audit-policy.yaml").write_text(json.dumps(AUDIT_POLICY), encoding="utf-8")
+    kube = binaries["kube"]
+    log = launcher.start("etcd", [kube, *etcd_arguments(layout)])
+    wait_until(lambda: _etcd_listens(layout), "etcd", timeout_s=30, log=log)
+    start_api_server(launcher, binaries, layout)
+    for name, arguments in (
+        ("kube-controller-manager", manager_arguments(layout)),
+        ("kube-scheduler", scheduler_arguments(layout)),
+        ("kube-proxy", proxy_arguments(layout)),
+    ):
+        launcher.start(name, [kube, *arguments])
+
+
+def start_api_server(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
+    """The API server says that it is ready.
+
+    Raises:
+        StartError: It doesn't in time.
+    """
+    log = launcher.start("kube-apiserver", [binaries["kube"], *api_server_arguments(layout)])
+    wait_until(lambda: api_is_ready(layout), "the API server", timeout_s=60, log=log)
+
+
+def api_is_ready(layout: Layout) -> bool:
+    """Whether the API server answers /readyz with 200."""
+    trust = ssl.create_default_context(cafile=str(layout.certificates / "ca.crt"))
+    trust.load_cert_chain(layout.certificates / "admin.crt", layout.certificates / "admin.key")
+    try:
+        with urllib.request.urlopen(f"{layout.api_url}/readyz", context=trust, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
+
+
+def etcd_arguments(layout: Layout) -> list[str]:
+    return [
+        "etcd",
+        f"--data-dir={layout.folder / 'etcd'}",
+        f"--listen-client-url=http://{layout.address}:{places.ETCD_PORT}",
+        f"--listen-peer-url=http://127.0.0.1:{places.ETCD_PEER_PORT}",
+    ]
+
+
+def api_server_arguments(layout: Layout) -> list[str]:
+    folder = layout.certificates
+    return [
+        "kube-apiserver",
+        f"--etcd-servers=http://{layout.address}:{places.ETCD_PORT}",
+        f"--bind-address={layout.address}",
+        f"--advertise-address={layout.address}",
+        f"--secure-port={places.API_PORT}",
+        f"--tls-cert-file={folder / 'kube-apiserver.crt'}",
+        f"--tls-private-key-file={folder / 'kube-apiserver.key'}",
+        f"--client-ca-file={folder / 'ca.crt'}",
+        f"--kubelet-certificate-authority={folder / 'ca.crt'}",
+        f"--kubelet-client-certificate={folder / 'kubelet-client.crt'}",
+        f"--kubelet-client-key={folder / 'kubelet-client.key'}",
+        "--kubelet-preferred-address-types=InternalIP",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={folder / 'service-accounts.key'}",
+        f"--service-account-signing-key-file={folder / 'service-accounts.key'}",
+        f"--service-cluster-ip-range={layout.service_network}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        f"--default-unreachable-toleration-seconds={UNREACHABLE_TOLERATION_S}",
+        "--allow-privileged=true",
+        f"--audit-policy-file={layout.folder / 'audit-policy.yaml'}",
+        f"--audit-log-path={layout.audit_log}",
+        "--audit-log-maxsize=2000",
+    ]
+
+
+def manager_arguments(layout: Layout) -> list[str]:
+    folder = layout.certificates
+    return [
+        "kube-controller-manager",
+        *_client_arguments(layout, "kube-controller-manager"),
+        f"--root-ca-file={folder / 'ca.crt'}",
+        f"--service-account-private-key-file={folder / 'service-accounts.key'}",
+        # Each controller has its own account and rights, as in a cluster that somebody runs.
+        "--use-service-account-credentials=true",
+        f"--node-monitor-grace-period={NODE_MONITOR_GRACE_S}s",
+        f"--node-monitor-period={NODE_MONITOR_PERIOD_S}s",
+        f"--flex-volume-plugin-dir={layout.folder / 'volume-plugins'}",
+    ]
+
+
+def scheduler_arguments(layout: Layout) -> list[str]:
+    return ["kube-scheduler", *_client_arguments(layout, "kube-scheduler")]
+
+
+def proxy_arguments(layout: Layout) -> list[str]:
+    """One proxy for all nodes: they share the cluster's network namespace."""
+    config = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clientConnection": {"kubeconfig": str(layout.certificates / "kube-proxy.kubeconfig")},
+        "mode": "nftables",
+        "clusterCIDR": str(layout.network),
+        "hostnameOverride": "system",
+        "healthzBindAddress": f"127.0.0.1:{places.PROXY_HEALTH_PORT}",
+        "metricsBindAddress": f"127.0.0.1:{places.PROXY_METRICS_PORT}",
+        # These would be written to settings of the machine.
+        "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+        "nftables": {"syncPeriod": "30s", "minSyncPeriod": "100ms"},
+    }
+    path = layout.folder / "kube-proxy.yaml"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return ["kube-proxy", f"--config={path}"]
+
+
+def _client_arguments(layout: Layout, user: str) -> list[str]:
+    kubeconfig = layout.certificates / f"{user}.kubeconfig"
+    return [
+        f"--kubeconfig={kubeconfig}",
+        f"--authentication-kubeconfig={kubeconfig}",
+        f"--authorization-kubeconfig={kubeconfig}",
+        "--leader-elect=false",
+        "--secure-port=0",
+    ]
+
+
+def _etcd_listens(layout: Layout) -> bool:
+    try:
+        with socket.create_connection((str(layout.address), places.ETCD_PORT), timeout=1):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,194 @@
+"""The images of the cluster and of the product, each built once for its content."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from stepcluster import dns, nodeconfig, ociimage, rootfs
+from stepcluster.binaries import Binaries, cache_root
+from stepcluster.errors import BuildError, CommandError
+from stepcluster.machine import run, say
+from stepcluster.ociimage import Entry, Layer, Settings, tree
+
+ROOT = Path(__file__).parents[3]
+WHEEL_SOURCES = ("pyproject.toml", "README.md", "LICENSE", "operator", "runtime", "planners")
+OPERATOR_USER = "65532:65532"
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+SHELL_IMAGE = "localhost/busybox:1"
+PIP_TIMEOUT_S = 900.0
+LAYOUT = 1
+"""Raised when what this module puts into a layer changes."""
+
+
+def pause(binaries: Binaries) -> Path:
+    """The archive of the image that holds a pod's namespaces."""
+    layer = _layer("pause", [binaries.folder.name], lambda _: [Entry(path="pause", source=Path(binaries["pause"]))])
+    return _image(nodeconfig.PAUSE_IMAGE, [layer], Settings(entrypoint=["/pause"], user="65534:65534"))
+
+
+def coredns(binaries: Binaries) -> Path:
+    """The archive of CoreDNS's image."""
+    layer = _layer(
+        "coredns", [binaries.folder.name], lambda _: [Entry(path="coredns", source=Path(binaries["coredns"]))]
+    )
+    return _image(dns.IMAGE, [layer], Settings(entrypoint=["/coredns"]))
+
+
+def shell() -> Path:
+    """The archive of an image with busybox."""
+    return _image(SHELL_IMAGE, [_shell_layer()], Settings(environment={"PATH": SYSTEM_PATH}, command=["/bin/sh"]))
+
+
+def build_wheel() -> Path:
+    """The wheel of this tree, built if its sources have changed."""
+    folder = cache_root() / "wheels" / _key(_content(ROOT / name for name in WHEEL_SOURCES))
+    found = list(folder.glob("*.whl"))
+    if found:
+        return found[0]
+    say("images: building the wheel")
+    with _workspace() as workspace:
+        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", f"--outdir={workspace}/wheel", ROOT]
+        try:
+            run(build, timeout_s=300)
+        except CommandError as error:
+            raise BuildError(f"the wheel could not be built: {error}") from error
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not folder.exists():
+            Path(workspace, "wheel").rename(folder)
+    return next(iter(folder.glob("*.whl")))
+
+
+def operator(wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
+    """Name and archive of the operator's image: the wheel with the locked packages of its `operator` extra, no torch."""
+    lock = ROOT / "requirements-operator.lock"
+    packages = _layer("operator-packages", [lock.read_text(encoding="utf-8"), sys.version], _installed(lock, "opt/packages"))
+    name = f"localhost/stepkeeper-operator:{tag}"
+    layers = [_shell_layer(), _python_layer(), packages, _wheel_layer(wheel or build_wheel())]
+    settings = Settings(
+        environment=_python_environment("/opt/stepkeeper:/opt/packages"),
+        entrypoint=["python", "-m", "stepkeeper_operator"],
+        user=OPERATOR_USER,
+        folder="/tmp",
+    )
+    return name, _image(name, layers, settings)
+
+
+def trainer(app: Path, wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
+    """Name and archive of an image with the wheel and the files of `app` in /app.
+
+    torch isn't in it: the pod mounts the node's torch environment, read-only, at /opt/torch.
+    """
+    name = f"localhost/{app.name.replace('_', '-')}:{tag}"
+    files = [Entry(path="app"), *tree(app, f"app/{app.name}"), Entry(path="opt"), Entry(path="opt/torch")]
+    own = _layer("app", [_content([app]), app.name], lambda _: files)
+    layers = [_shell_layer(), _python_layer(), _wheel_layer(wheel or build_wheel()), own]
+    settings = Settings(
+        environment=_python_environment("/app:/opt/stepkeeper:/opt/torch"), command=["python"], folder="/app"
+    )
+    return name, _image(name, layers, settings)
+
+
+def _python_environment(python_path: str) -> dict[str, str]:
+    return {
+        "PATH": SYSTEM_PATH,
+        "PYTHONPATH": python_path,
+        "PYTHONUNBUFFERED": "1",
+        "LANG": "C.UTF-8",
+        "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt",
+    }
+
+
+def _shell_layer() -> Layer:
+    return _layer("shell", [rootfs.PASSWD], lambda _: rootfs.shell_entries())
+
+
+def _python_layer() -> Layer:
+    of = [sys.version, sys.base_prefix, *rootfs.NOT_IN_A_POD]
+    return _layer("python", of, lambda workspace: _with_bytecode(rootfs.python_entries(), workspace))
+
+
+def _wheel_layer(wheel: Path) -> Layer:
+    return _layer("wheel", [_content([wheel])], _installed(wheel, "opt/stepkeeper"))
+
+
+def _installed(what: Path, target: str) -> Callable[[Path], Iterable[Entry]]:
+    """Entries of a wheel, or of everything in a lock file, and of nothing else, below `target`."""
+
+    def entries(workspace: Path) -> Iterable[Entry]:
+        say(f"images: installing {what.name}")
+        source = [str(what)] if what.suffix == ".whl" else ["--require-hashes", "-r", str(what)]
+        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile", f"--target={workspace / 'pip'}"]
+        try:
+            run([sys.executable, "-m", "pip", "install", *options, *source], timeout_s=PIP_TIMEOUT_S)
+        except CommandError as error:
+            raise BuildError(f"{what} could not be installed into an image: {error}") from error
+        top = [Entry(path="opt"), *tree(workspace / "pip", target, skip=("__pycache__", "bin"))]
+        return _with_bytecode(top, workspace)
+
+    return entries
+
+
+def _with_bytecode(entries: Iterable[Entry], workspace: Path) -> list[Entry]:
+    """The entries, and bytecode for all modules among them: an image's file system can't take it later."""
+    found = list(entries)
+    copies = workspace / "modules"
+    for entry in found:
+        if entry.source is not None and entry.path.endswith(".py"):
+            copy = copies / entry.path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(entry.source, copy)
+    # Bytecode that doesn't compare times, since all files have one time. Some files are templates that don't compile.
+    compile_all = ["-m", "compileall", "-qq", "-j2", "--invalidation-mode=unchecked-hash"]
+    subprocess.run([sys.executable, *compile_all, "-s", copies, "-p", "/", copies], check=False)
+    for folder in copies.rglob("__pycache__"):
+        found.extend(tree(folder, str(folder.relative_to(copies)), skip=()))
+    return found
+
+
+def _layer(name: str, of: Iterable[str], entries: Callable[[Path], Iterable[Entry]]) -> Layer:
+    """The layer with this content, from the cache or made now."""
+    path = _images_folder() / f"layer-{name}-{_key(chr(0).join([str(LAYOUT), *of]))}.tar"
+    if not path.exists():
+        with _workspace() as workspace:
+            partial = Path(workspace, "layer.tar")
+            ociimage.write_layer(partial, entries(Path(workspace)))
+            partial.rename(path)
+    return ociimage.read_layer(path)
+
+
+def _image(name: str, layers: list[Layer], settings: Settings) -> Path:
+    """The archive of the image, whose own name tells its content."""
+    key = _key(repr((name, settings, [layer.digest for layer in layers])))
+    path = _images_folder() / f"{name.rpartition('/')[2].replace(':', '-')}-{key}.tar"
+    if not path.exists():
+        ociimage.write_image(path, name, layers, settings)
+    return path
+
+
+def _images_folder() -> Path:
+    folder = cache_root() / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _workspace() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(dir=_images_folder())
+
+
+def _content(paths: Iterable[Path]) -> str:
+    """A digest of files and folders, caches of Python apart."""
+    digest = hashlib.sha256()
+    for top in paths:
+        for path in [top] if top.is_file() else sorted(top.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(f"{path.relative_to(top.parent)}\0".encode())
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,143 @@
+"""Names, addresses and folders of one cluster. Pure: nothing here looks at the machine."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+from stepcluster.errors import ClusterError
+
+NAME_PATTERN = re.compile(r"[a-z][-a-z0-9]{0,19}")
+"""What a cluster may be called: it becomes part of folder and cgroup names."""
+
+FIRST_BLOCK = 128
+N_BLOCKS = 64
+"""Clusters get 10.128.0.0/16 to 10.191.0.0/16, each the first that nothing on the machine is routed to."""
+
+API_PORT = 6443
+GCS_PORT = 4443
+JOBSET_WEBHOOK_PORT = 9443
+JOBSET_HEALTH_PORT = 9081
+ETCD_PORT = 2379
+ETCD_PEER_PORT = 2380
+KUBELET_PORT = 10250
+KUBELET_HEALTH_PORT = 10150
+PROXY_HEALTH_PORT = 10256
+PROXY_METRICS_PORT = 10249
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where everything of one cluster is. Ports are fixed: a cluster has a network namespace of its own."""
+
+    name: str
+    block: int
+    """Second byte of all addresses of the cluster."""
+    folder: Path
+
+    @property
+    def network(self) -> IPv4Network:
+        return IPv4Network(f"10.{self.block}.0.0/16")
+
+    @property
+    def host_address(self) -> IPv4Address:
+        """The machine's end of the cable between machine and cluster."""
+        return self.network[1]
+
+    @property
+    def address(self) -> IPv4Address:
+        """The cluster's end: API server, kubelets and object storage listen here, seen alike from pods and machine."""
+        return self.network[2]
+
+    @property
+    def service_network(self) -> IPv4Network:
+        return IPv4Network(f"10.{self.block}.128.0/17")
+
+    @property
+    def api_service_address(self) -> IPv4Address:
+        return self.service_network[1]
+
+    @property
+    def dns_service_address(self) -> IPv4Address:
+        return self.service_network[10]
+
+    def pod_network(self, node_number: int) -> IPv4Network:
+        """The /24 of a node's pods. Block 0 holds the cable, the upper half holds the services."""
+        if not 0 <= node_number < 127:
+            raise ClusterError(f"a cluster has at most 127 nodes, there is no number {node_number}")
+        return IPv4Network(f"10.{self.block}.{node_number + 1}.0/24")
+
+    @property
+    def host_interface(self) -> str:
+        return f"stepk{self.block}"
+
+    @property
+    def api_url(self) -> str:
+        return f"https://{self.address}:{API_PORT}"
+
+    @property
+    def gcs_url(self) -> str:
+        return f"http://{self.address}:{GCS_PORT}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    @property
+    def certificates(self) -> Path:
+        return self.folder / "certificates"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def audit_log(self) -> Path:
+        return self.folder / "audit.log"
+
+    def node_folder(self, node: str) -> Path:
+        return self.folder / "nodes" / node
+
+    def cgroup_name(self, node: str) -> str:
+        return f"stepkeeper-{self.name}-{node}"
+
+
+def check_name(name: str) -> str:
+    """The name can be a cluster's.
+
+    Raises:
+        ClusterError: It can't.
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise ClusterError(
+            f"{name!r} can't be a cluster's name: use up to 20 lower-case letters, digits and hyphens, a letter first"
+        )
+    return name
+
+
+def choose_block(routed: Iterable[IPv4Network]) -> int:
+    """The first block that overlaps with none of `routed`.
+
+    Raises:
+        ClusterError: All are taken.
+    """
+    taken = [network for network in routed if network.prefixlen > 0]
+    for block in range(FIRST_BLOCK, FIRST_BLOCK + N_BLOCKS):
+        if not any(IPv4Network(f"10.{block}.0.0/16").overlaps(network) for network in taken):
+            return block
+    raise ClusterError(
+        f"every network from 10.{FIRST_BLOCK}.0.0/16 to 10.{FIRST_BLOCK + N_BLOCKS - 1}.0.0/16 is routed somewhere "
+        "already: take a cluster down"
+    )
+
+
+def parse_routes(proc_net_route: str) -> tuple[IPv4Network, ...]:
+    """The destinations in the text of /proc/net/route."""
+    networks = []
+    for line in proc_net_route.splitlines()[1:]:
+        fields = line.split()
+        address = IPv4Address(int.from_bytes(bytes.fromhex(fields[1]), "little"))
+        mask = IPv4Address(int.from_bytes(bytes.fromhex(fields[7]), "little"))
+        networks.append(IPv4Network(f"{address}/{mask}"))
+    return tuple(networks)

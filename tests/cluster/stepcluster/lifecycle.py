@@ -1,0 +1,162 @@
+"""Starting a cluster and ending it."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from stepcluster import (
+    binaries,
+    certificates,
+    cleaning,
+    controlplane,
+    dns,
+    gcs,
+    images,
+    jobset,
+    network,
+    packages,
+    processes,
+    state,
+)
+from stepcluster.errors import ClusterExistsError, CommandError, NoClusterError, StartError
+from stepcluster.layout import Layout, check_name
+from stepcluster.machine import require_root, run, say, wait_until
+from stepcluster.nodes import Node, NodeRunner, choose_nodes
+from stepcluster.parts import Parts
+
+READY_TIMEOUT_S = 90.0
+
+
+def start(name: str, *, n_tpu_nodes: int = 2, torch_folder: Path | None = None) -> Parts:
+    """The cluster is up: nodes Ready, names resolve, JobSets run, storage answers.
+
+    If it can't be, or on Ctrl-C, nothing of it is left. A crashed one of this name is cleaned up first.
+
+    Raises:
+        UnsupportedMachineError: This isn't Linux, or not root.
+        ClusterExistsError: It is running.
+        StartError: A part doesn't come up.
+    """
+    require_root()
+    check_name(name)
+    packages.ensure()
+    programs = binaries.ensure()
+    folder = state.cluster_folder(name)
+    with state.lock(folder):
+        if state.is_running(name):
+            raise ClusterExistsError(
+                f"cluster {name!r} is running: use it, or `python -m stepcluster down --name {name}` first"
+            )
+        _clean_crashed(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return _start(name, programs, choose_nodes(n_tpu_nodes), torch_folder)
+        except BaseException:
+            # Ctrl-C too: whoever started it half wants nothing of it.
+            cleaning.clean(_layout(name), _others(name))
+            raise
+
+
+def stop(name: str) -> None:
+    """Nothing of the cluster is left on the machine, whether it ran or had crashed.
+
+    Raises:
+        NoClusterError: There is no such cluster.
+    """
+    require_root()
+    check_name(name)
+    if name not in state.names():
+        raise NoClusterError(f"there is no cluster {name!r}; there are: {', '.join(state.names()) or 'none'}")
+    with state.lock(state.cluster_folder(name)):
+        cleaning.clean(_layout(name), _others(name))
+
+
+def _clean_crashed(name: str) -> None:
+    if any(state.cluster_folder(name).iterdir()):
+        say(f"cluster {name}: cleaning up after one that was not taken down")
+        cleaning.clean(_layout(name), _others(name))
+
+
+def _start(name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torch_folder: Path | None) -> Parts:
+    started = time.monotonic()
+
+    def told(what: str) -> None:
+        say(f"cluster {name}: {what} after {time.monotonic() - started:.1f} s")
+
+    folder = state.cluster_folder(name)
+    spaces = processes.start_namespaces(folder, folder / "logs" / "namespaces.log")
+    with state.lock(state.state_root()):
+        layout = Layout(name=name, block=network.free_block(), folder=folder)
+        record = state.Record(name=name, block=layout.block, nodes=nodes, torch_folder=str(torch_folder or ""))
+        state.write(record)
+        network.connect(layout, spaces)
+    parts = Parts.of(record, programs)
+    authority = certificates.create_authority(layout.certificates, name)
+    certificates.issue_all(authority, layout, [node.name for node in nodes])
+    _start_nodes(parts)
+    controlplane.start(parts.launcher, programs, layout)
+    told("API server ready")
+    gcs.start(parts.launcher, programs, layout)
+    jobset.start(parts.launcher, programs, layout)
+    _apply(parts, [*jobset.manifests(programs, layout), *dns.manifests(layout)])
+    for node in nodes:
+        parts.wait_ready(node)
+    told("nodes ready")
+    _wait_serving(parts)
+    told("everything ready")
+    return parts
+
+
+def _start_nodes(parts: Parts) -> None:
+    first_images = [images.pause(parts.binaries)]
+    for node in parts.record.nodes:
+        own = [images.coredns(parts.binaries)] if node.name == "system" else []
+        for archive in first_images + own:
+            parts.runner.import_image(node.name, archive)
+        parts.runner.start(node)
+
+
+def _apply(parts: Parts, manifests: Iterable[Mapping[str, object]]) -> None:
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
+    run([*parts.kubectl, "apply", "--server-side", "-f", "-"], stdin=text)
+
+
+def _wait_serving(parts: Parts) -> None:
+    """Names resolve, JobSet's webhooks answer and pods can be made."""
+
+    def jobset_answers() -> bool:
+        try:
+            run([*parts.kubectl, "create", "--dry-run=server", "-f", "-"], stdin=json.dumps(_probe_jobset()))
+        except CommandError as error:
+            if "connection refused" in str(error) or "no matches for kind" in str(error):
+                return False
+            raise StartError(f"JobSet's controller does not work: {error}") from error
+        return True
+
+    log = parts.layout.logs / "jobset.log"
+    wait_until(jobset_answers, "JobSet's webhooks", timeout_s=READY_TIMEOUT_S, log=log)
+    wait = ["wait", "--for=condition=Available", f"--timeout={READY_TIMEOUT_S:.0f}s", "deployment/coredns"]
+    run([*parts.kubectl, "-n", dns.NAMESPACE, *wait])
+    run([*parts.kubectl, "wait", "--for=create", "--timeout=30s", "serviceaccount/default"])
+
+
+def _probe_jobset() -> Mapping[str, object]:
+    pod = {"restartPolicy": "Never", "containers": [{"name": "probe", "image": images.SHELL_IMAGE}]}
+    job = {"name": "probe", "template": {"spec": {"template": {"spec": pod}}}}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "probe", "namespace": "default"},
+        "spec": {"replicatedJobs": [job]},
+    }
+
+
+def _layout(name: str) -> Layout:
+    """Where a cluster is, also one that didn't get as far as to write it down."""
+    record = state.read_file(name)
+    return Layout(name=name, block=record.block if record else 0, folder=state.cluster_folder(name))
+
+
+def _others(name: str) -> list[str]:
+    return [other for other in state.names() if other != name]

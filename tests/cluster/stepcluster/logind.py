@@ -1,0 +1,68 @@
+"""The part of systemd-logind that a kubelet talks to: who must be waited for before the machine goes off."""
+
+import asyncio
+import os
+
+from dbus_next import PropertyAccess
+from dbus_next.aio import MessageBus
+from dbus_next.service import ServiceInterface, dbus_property, method, signal
+
+BUS_SOCKET = "/run/dbus/system_bus_socket"
+BUS_CONFIGURATION = f"""\
+<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <listen>unix:path={BUS_SOCKET}</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow send_destination="*" eavesdrop="true"/><allow receive_sender="*"/><allow own="*"/><allow user="*"/>
+  </policy>
+</busconfig>
+"""
+LONGEST_DELAY_S = 600
+STOP_SERVICES_S = 1.0
+"""A machine takes a moment more after the last one that it waited for: the kubelet's last status gets out."""
+
+
+class LoginManager(ServiceInterface):
+    """org.freedesktop.login1.Manager, as far as a kubelet uses it."""
+
+    def __init__(self) -> None:
+        super().__init__("org.freedesktop.login1.Manager")
+        self._locks: list[int] = []
+
+    @dbus_property(access=PropertyAccess.READ)
+    def InhibitDelayMaxUSec(self) -> "t":  # noqa: F821, N802 — D-Bus's name and type code
+        return LONGEST_DELAY_S * 1_000_000
+
+    @method()
+    def Inhibit(self, what: "s", who: "s", why: "s", mode: "s") -> "h":  # noqa: F821, N802 — the same
+        """A lock: as long as the other end of the pipe is open, the machine doesn't go off."""
+        ours, theirs = os.pipe()
+        self._locks.append(ours)
+        return theirs
+
+    @signal()
+    def PrepareForShutdown(self, starts: bool) -> "b":  # noqa: F821, N802 — the same
+        return starts
+
+    async def released(self) -> None:
+        """Everybody who held a lock has closed it, or the longest delay has passed."""
+        loop = asyncio.get_running_loop()
+        for lock in self._locks:
+            closed = loop.create_future()
+            loop.add_reader(lock, closed.set_result, None)
+            try:
+                await asyncio.wait_for(closed, LONGEST_DELAY_S)
+            finally:
+                loop.remove_reader(lock)
+        await asyncio.sleep(STOP_SERVICES_S)
+
+
+async def serve() -> LoginManager:
+    """A login manager is on the system bus."""
+    bus = await MessageBus(bus_address=f"unix:path={BUS_SOCKET}", negotiate_unix_fd=True).connect()
+    manager = LoginManager()
+    bus.export("/org/freedesktop/login1", manager)
+    await bus.request_name("org.freedesktop.login1")
+    return manager

@@ -1,0 +1,39 @@
+"""The one cable between the machine and a cluster. The machine gets an interface and a route, and nothing else."""
+
+from pathlib import Path
+
+from stepcluster.layout import Layout, choose_block, parse_routes
+from stepcluster.machine import run
+from stepcluster.processes import Namespaces
+
+INNER_INTERFACE = "uplink"
+
+
+def free_block() -> int:
+    """The number of an address block that nothing on this machine is routed to."""
+    return choose_block(parse_routes(Path("/proc/net/route").read_text(encoding="utf-8")))
+
+
+def connect(layout: Layout, namespaces: Namespaces) -> None:
+    """Machine and cluster reach each other, pods and service addresses included.
+
+    There is no way out of the cluster: a pod that tries is told at once that the network is unreachable. The cable goes
+    away with the cluster's network namespace.
+    """
+    outer, prefix = layout.host_interface, layout.pod_network(0).prefixlen
+    run(["ip", "link", "add", outer, "type", "veth", "peer", "name", INNER_INTERFACE, "netns", str(namespaces.pid)])
+    run(["ip", "address", "add", f"{layout.host_address}/{prefix}", "dev", outer])
+    run(["ip", "link", "set", outer, "up"])
+    for words in (
+        ["link", "set", "lo", "up"],
+        ["address", "add", f"{layout.address}/{prefix}", "dev", INNER_INTERFACE],
+        ["link", "set", INNER_INTERFACE, "up"],
+    ):
+        run(namespaces.enter(["ip", *words]))
+    run(["ip", "route", "add", str(layout.network), "via", str(layout.address)])
+
+
+def disconnect(layout: Layout) -> None:
+    """The machine's end of the cable is gone, at once and not when the kernel gets to it."""
+    if Path("/sys/class/net", layout.host_interface).exists():
+        run(["ip", "link", "delete", layout.host_interface])

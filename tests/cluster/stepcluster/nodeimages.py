@@ -1,0 +1,40 @@
+"""Which images a node has, and getting them into its containerd. Runs on the machine and inside the node alike."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+KNOWN = "images.json"
+"""In a node's folder: archives that the node is to have, also after it was wiped."""
+IMPORTED = "containerd/imported.json"
+"""Below containerd's own data, and so gone when these are wiped: archives that are in it."""
+
+
+def ctr(folder: Path, *arguments: str) -> list[str]:
+    """The command that asks a node's containerd."""
+    return ["ctr", f"--address={folder / 'containerd.sock'}", "--namespace=k8s.io", *arguments]
+
+
+def remember(folder: Path, archive: Path) -> None:
+    """The archive is among those that the node imports when it starts."""
+    _write(folder / KNOWN, sorted({*_read(folder / KNOWN), str(archive)}))
+
+
+def import_missing(folder: Path, run: Callable[[Sequence[str]], object]) -> None:
+    """Every archive that the node is to have is in its containerd."""
+    imported = _read(folder / IMPORTED)
+    for archive in _read(folder / KNOWN):
+        if archive not in imported:
+            run(ctr(folder, "images", "import", "--snapshotter=overlayfs", archive))
+            imported.append(archive)
+            _write(folder / IMPORTED, imported)
+
+
+def _read(path: Path) -> list[str]:
+    return [str(item) for item in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+
+
+def _write(path: Path, items: Sequence[str]) -> None:
+    partial = path.with_name(path.name + ".new")
+    partial.write_text(json.dumps(list(items)), encoding="utf-8")
+    partial.rename(path)

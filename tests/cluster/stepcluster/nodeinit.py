@@ -1,0 +1,149 @@
+"""The first process of a node, what systemd is to a machine: mounts, services, and an orderly shutdown.
+
+Run as `python -m stepcluster.nodeinit PLAN` inside namespaces of its own. SIGUSR1 shuts the node down the way a cloud does
+that takes the machine back: those who asked for it are told and waited for, then everything ends.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepcluster import logind, nodeimages
+from stepcluster.layout import API_PORT
+from stepcluster.machine import run, say, wait_until
+
+TORCH_PATH = Path("/run/stepkeeper/torch")
+"""Where every node shows its pods the torch environment."""
+RESTART_DELAY_S = 1.0
+KERNEL_SETTINGS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}
+"""A kubelet writes these and refuses to start if it can't."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """What the first process needs to know."""
+
+    folder: str
+    kube: str
+    api_host: str
+    kubelet_arguments: tuple[str, ...]
+    torch_folder: str
+
+
+class Services:
+    """The node's programs, each started again when it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[int, tuple[str, list[str], subprocess.Popen[bytes]]] = {}
+
+    def start(self, name: str, argv: list[str]) -> None:
+        """The program runs, its output goes to `<name>.log` in the node's folder."""
+        with (self._folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._running[process.pid] = (name, argv, process)
+
+    def reap(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Children that ended are waited for, services among them are due to start again."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._running:
+                name, argv, process = self._running.pop(pid)
+                process.returncode = os.waitstatus_to_exitcode(status)
+                say(f"{name} ended with {process.returncode}, starting it again")
+                loop.call_later(RESTART_DELAY_S, self.start, name, argv)
+
+
+def prepare_mounts(plan: NodePlan) -> None:
+    """The node has folders of its own in place of the machine's, and sees the rest of the machine's files."""
+    folder = Path(plan.folder)
+    run(["mount", "--make-rshared", "/"])
+    for name in ("lib", "log"):
+        upper, work = folder / f"var-{name}", folder / f"var-{name}-work"
+        upper.mkdir(exist_ok=True)
+        work.mkdir(exist_ok=True)
+        options = f"lowerdir=/var/{name},upperdir={upper},workdir={work}"
+        run(["mount", "-t", "overlay", "-o", options, "overlay", f"/var/{name}"])
+    run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"])
+    settings = folder / "kernel-settings"
+    settings.mkdir(exist_ok=True)
+    for name, value in KERNEL_SETTINGS.items():
+        # Files in their place: the machine's own settings stay as they are.
+        stand_in = settings / name.replace("/", ".")
+        stand_in.write_text(value + "\n", encoding="utf-8")
+        run(["mount", "--bind", str(stand_in), f"/proc/sys/{name}"])
+    if plan.torch_folder:
+        TORCH_PATH.mkdir(parents=True)
+        run(["mount", "--bind", plan.torch_folder, str(TORCH_PATH)])
+        run(["mount", "-o", "remount,bind,ro", str(TORCH_PATH)])
+
+
+def start_services(plan: NodePlan, services: Services) -> None:
+    """D-Bus, containerd with its images, and the kubelet are started, each after what it needs."""
+    folder = Path(plan.folder)
+    Path(logind.BUS_SOCKET).parent.mkdir(parents=True)
+    bus_configuration = folder / "dbus.conf"
+    bus_configuration.write_text(logind.BUS_CONFIGURATION, encoding="utf-8")
+    services.start("dbus", ["dbus-daemon", f"--config-file={bus_configuration}", "--nofork", "--nopidfile"])
+    services.start("containerd", ["containerd", f"--config={folder / 'containerd.toml'}"])
+    containerd_socket = folder / "containerd.sock"
+    log = folder / "containerd.log"
+    wait_until(lambda: _answers(containerd_socket), "containerd", timeout_s=30, log=log, poll_s=0.05)
+    nodeimages.import_missing(folder, run)
+    wait_until(lambda: _api_listens(plan.api_host), "the API server", timeout_s=120)
+
+
+async def main(plan: NodePlan) -> None:
+    loop = asyncio.get_running_loop()
+    folder = Path(plan.folder)
+    (folder / "containerd.sock").unlink(missing_ok=True)
+    started = time.monotonic()
+    prepare_mounts(plan)
+    services = Services(folder)
+    start_services(plan, services)
+    login_manager = await logind.serve()
+    services.start("kubelet", [plan.kube, "kubelet", *plan.kubelet_arguments])
+    say(f"kubelet started after {time.monotonic() - started:.1f} s")
+    off = asyncio.Event()
+    loop.add_signal_handler(signal.SIGCHLD, services.reap, loop)
+    loop.add_signal_handler(signal.SIGUSR1, off.set)
+    services.reap(loop)
+    await off.wait()
+    say("shutting down")
+    login_manager.PrepareForShutdown(True)
+    await login_manager.released()
+    say("off")
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _api_listens(host: str) -> bool:
+    try:
+        with socket.create_connection((host, API_PORT), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    values = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    asyncio.run(main(NodePlan(**{**values, "kubelet_arguments": tuple(values["kubelet_arguments"])})))

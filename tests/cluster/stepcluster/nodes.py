@@ -1,0 +1,145 @@
+"""The nodes: what each is, its configuration files, starting and stopping it."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stepcluster import cgroups, nodeconfig, nodeimages, nodeinit
+from stepcluster.binaries import Binaries
+from stepcluster.errors import FaultError
+from stepcluster.layout import Layout
+from stepcluster.machine import run, wait_until
+from stepcluster.processes import (
+    CLUSTER_MARK,
+    NODE_MARK,
+    Launcher,
+    Namespaces,
+    first_process,
+    kill_marked,
+    marked,
+)
+
+TPU_TAINTS = (
+    {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"},
+    {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"},
+)
+TPU_LABELS = {
+    "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
+    "cloud.google.com/gke-tpu-topology": "2x2",
+    "cloud.google.com/gke-spot": "true",
+    "cloud.google.com/gke-nodepool": "tpu-v5e-spot",
+}
+TPU_CHIPS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One node of a cluster."""
+
+    name: str
+    number: int
+    """Place in the cluster: says which addresses its pods get and which ports its kubelet has."""
+    tpu_chips: int = 0
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return TPU_LABELS if self.tpu_chips else {"cloud.google.com/gke-nodepool": "system"}
+
+    @property
+    def taints(self) -> Sequence[dict[str, str]]:
+        return TPU_TAINTS if self.tpu_chips else ()
+
+
+def choose_nodes(n_tpu: int) -> tuple[Node, ...]:
+    """The system node and `n_tpu` TPU nodes."""
+    tpus = (Node(name=f"tpu-{i}", number=i + 1, tpu_chips=TPU_CHIPS) for i in range(n_tpu))
+    return (Node(name="system", number=0), *tpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRunner:
+    """Starts, stops and looks into the nodes of one cluster."""
+
+    launcher: Launcher
+    binaries: Binaries
+    layout: Layout
+    torch_folder: Path | None
+    """Shown to pods, read-only, at one path on every node."""
+
+    def start(self, node: Node) -> Path:
+        """The node's first process runs: it brings up containerd and the kubelet. Its log's path is returned."""
+        folder = self.layout.node_folder(node.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        cgroups.create(self.layout.cgroup_name(node.name))
+        nodeconfig.write(self.layout, node.name, node.number, node.taints)
+        plan = nodeinit.NodePlan(
+            folder=str(folder),
+            kube=self.binaries["kube"],
+            api_host=str(self.layout.address),
+            kubelet_arguments=nodeconfig.kubelet_arguments(self.layout, node.name, node.labels),
+            torch_folder=str(self.torch_folder or ""),
+        )
+        (folder / "plan.json").write_text(json.dumps(asdict(plan)), encoding="utf-8")
+        argv = ["unshare", "--pid", "--mount", "--fork", "--mount-proc", "--propagation", "private"]
+        argv += [sys.executable, "-m", "stepcluster.nodeinit", str(folder / "plan.json")]
+        marks = {NODE_MARK: str(folder), "PYTHONPATH": str(Path(__file__).parents[1])}
+        return self.launcher.start(f"node-{node.name}", argv, marks=marks)
+
+    def namespaces(self, node: str) -> Namespaces:
+        """The node's namespaces.
+
+        Raises:
+            FaultError: The node is off.
+        """
+        pid = first_process(NODE_MARK, str(self.layout.node_folder(node)))
+        if pid is None:
+            raise FaultError(f"node {node} is off: `python -m stepcluster fault power-on {node}` starts it")
+        return Namespaces(pid=pid)
+
+    def is_on(self, node: str) -> bool:
+        return first_process(NODE_MARK, str(self.layout.node_folder(node))) is not None
+
+    def power_off(self, node: str) -> None:
+        """Every process of the node and its containers was killed at once; what it had stored stays."""
+        os.kill(self.namespaces(node).pid, 9)
+        self.wait_off(node, timeout_s=15)
+
+    def wait_off(self, node: str, *, timeout_s: float) -> None:
+        """No process of the node is left.
+
+        Raises:
+            StartError: Some are, after `timeout_s`.
+        """
+        folder = str(self.layout.node_folder(node))
+        cgroup = self.layout.cgroup_name(node)
+        wait_until(
+            lambda: not any(marked(NODE_MARK, folder)) and not cgroups.processes(cgroup),
+            f"the end of node {node}",
+            timeout_s=timeout_s,
+            poll_s=0.05,
+        )
+        cgroups.remove(cgroup)
+
+    def wipe(self, node: str) -> None:
+        """The node, which is off, is as new; only the list of its images is kept."""
+        folder = self.layout.node_folder(node)
+        for name in ("containerd", "kubelet", "var-lib", "var-log", "pod-logs"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+    def import_image(self, node: str, archive: Path) -> None:
+        """The image is in the node's containerd, and will be again when the node is started anew."""
+        folder = self.layout.node_folder(node)
+        folder.mkdir(parents=True, exist_ok=True)
+        nodeimages.remember(folder, archive)
+        if self.is_on(node):
+            inside = self.namespaces(node)
+            nodeimages.import_missing(folder, lambda argv: run(inside.enter(argv)))
+
+
+def kill_cluster(folder: Path) -> int:
+    """Every process of the cluster was killed; how many there were is returned."""
+    return kill_marked(CLUSTER_MARK, str(folder))

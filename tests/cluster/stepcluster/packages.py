@@ -1,0 +1,83 @@
+"""The programs that come from the distribution, installed by name, and only those that are missing."""
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from stepcluster.errors import CommandError, UnsupportedMachineError
+from stepcluster.machine import require_root, run, say, search_path
+
+CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
+INSTALL_TIMEOUT_S = 900.0
+
+PACKAGE_OF = {
+    "containerd": "containerd",
+    "containerd-shim-runc-v2": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "mount": "mount",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "dbus-daemon": "dbus",
+}
+"""Program, package that has it in Debian and Ubuntu."""
+
+
+def cni_folder(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
+    """The folder with the plugins `ptp` and `host-local`, if there is one."""
+    return next(
+        (folder for folder in CNI_FOLDERS if exists(folder / "ptp") and exists(folder / "host-local")), None
+    )
+
+
+def missing_packages(
+    which: Callable[[str], str | None] | None = None, exists: Callable[[Path], bool] = Path.exists
+) -> tuple[str, ...]:
+    """Names of the packages to install, sorted."""
+    find = which or functools.partial(shutil.which, path=search_path())
+    names = {package for program, package in PACKAGE_OF.items() if find(program) is None}
+    if cni_folder(exists) is None:
+        names.add("containernetworking-plugins")
+    if not exists(Path("/bin/busybox")) and not exists(Path("/usr/bin/busybox")):
+        names.add("busybox-static")
+    return tuple(sorted(names))
+
+
+def ensure() -> None:
+    """Every program from the distribution is there, and no service was left running for it.
+
+    Raises:
+        UnsupportedMachineError: Something is missing and can't be installed here.
+    """
+    names = missing_packages()
+    if not names:
+        return
+    require_root()
+    if shutil.which("apt-get") is None:
+        raise UnsupportedMachineError(f"there is no apt-get here; install what has: {' '.join(names)}")
+    say(f"cluster packages: installing {' '.join(names)}")
+    had_service = _containerd_runs()
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *names]
+    try:
+        run(["apt-get", "update"], env=environment, timeout_s=INSTALL_TIMEOUT_S)
+        run(install, env=environment, timeout_s=INSTALL_TIMEOUT_S)
+    except CommandError as error:
+        raise UnsupportedMachineError(f"could not install {' '.join(names)}: {error}") from error
+    if "containerd" in names and not had_service and _containerd_runs():
+        # The cluster's nodes run their own; the package starts one that nobody asked for.
+        run(["systemctl", "disable", "--now", "containerd.service"])
+
+
+def _containerd_runs() -> bool:
+    if shutil.which("systemctl") is None or not Path("/run/systemd/system").exists():
+        return False
+    try:
+        return run(["systemctl", "show", "--property=ActiveState", "containerd.service"]).strip().endswith("=active")
+    except CommandError:
+        # Without a running systemd there is no service either.
+        return False

@@ -1,0 +1,97 @@
+"""A running cluster put together from its record: what every command and fault works with."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepcluster import binaries, processes, state
+from stepcluster.binaries import Binaries
+from stepcluster.errors import BuildError, CommandError, NoClusterError
+from stepcluster.layout import Layout
+from stepcluster.machine import run, wait_until
+from stepcluster.nodes import Node, NodeRunner
+from stepcluster.processes import CLUSTER_MARK, Launcher, Namespaces
+
+NODE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The record of a cluster with what works on it."""
+
+    record: state.Record
+    binaries: Binaries
+    launcher: Launcher
+    runner: NodeRunner
+
+    @classmethod
+    def of(cls, record: state.Record, programs: Binaries) -> "Parts":
+        """The parts of a cluster whose namespaces are there.
+
+        Raises:
+            NoClusterError: They aren't.
+        """
+        layout = record.layout()
+        pid = processes.first_process(CLUSTER_MARK, str(layout.folder))
+        if pid is None:
+            raise NoClusterError(f"cluster {record.name!r} has ended")
+        launcher = Launcher(namespaces=Namespaces(pid=pid), folder=layout.folder, logs=layout.logs)
+        torch_folder = Path(record.torch_folder) if record.torch_folder else None
+        runner = NodeRunner(launcher=launcher, binaries=programs, layout=layout, torch_folder=torch_folder)
+        return cls(record=record, binaries=programs, launcher=launcher, runner=runner)
+
+    @classmethod
+    def attach(cls, name: str) -> "Parts":
+        """The parts of the running cluster of this name.
+
+        Raises:
+            NoClusterError: None is running.
+            BuildError: Its programs are no longer in the cache.
+        """
+        record = state.read(name)
+        programs = binaries.find()
+        if programs is None:
+            raise BuildError("the cluster's programs have changed: run `python -m stepcluster build`, then down and up")
+        return cls.of(record, programs)
+
+    @property
+    def layout(self) -> Layout:
+        return self.record.layout()
+
+    @property
+    def kubectl(self) -> list[str]:
+        """The beginning of a kubectl command."""
+        return [self.binaries["kubectl"], f"--kubeconfig={self.layout.kubeconfig}"]
+
+    def node(self, name: str) -> Node:
+        """The node of this name.
+
+        Raises:
+            NoClusterError: The cluster has none.
+        """
+        found = next((node for node in self.record.nodes if node.name == name), None)
+        if found is None:
+            known = ", ".join(node.name for node in self.record.nodes)
+            raise NoClusterError(f"cluster {self.record.name!r} has no node {name!r}; it has {known}")
+        return found
+
+    def wait_ready(self, node: Node) -> None:
+        """The node is Ready and, with TPUs, says how many chips it has.
+
+        Raises:
+            StartError: Not in time; the message has the tail of its log.
+        """
+        log = self.layout.node_folder(node.name) / "kubelet.log"
+        wait_until(lambda: self._is_ready(node.name), f"node {node.name}", timeout_s=NODE_TIMEOUT_S, log=log)
+        if node.tpu_chips:
+            chips = {"google.com/tpu": str(node.tpu_chips)}
+            patch = json.dumps({"status": {"capacity": chips, "allocatable": chips}})
+            run([*self.kubectl, "patch", "node", node.name, "--subresource=status", "--type=merge", "-p", patch])
+
+    def _is_ready(self, node: str) -> bool:
+        condition = '{.status.conditions[?(@.type=="Ready")].status}'
+        try:
+            return run([*self.kubectl, "get", "node", node, "-o", f"jsonpath={condition}"]) == "True"
+        except CommandError:
+            # It has not registered yet.
+            return False

@@ -1,0 +1,162 @@
+"""The cluster's processes: one tree in namespaces of its own, so that its first process takes all others with it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepcluster import reaper
+from stepcluster.errors import FaultError
+from stepcluster.machine import search_path, wait_until
+
+CLUSTER_MARK = "STEPKEEPER_CLUSTER"
+"""In the environment of each process of a cluster: its folder. So all are found even if nothing was written down."""
+NODE_MARK = "STEPKEEPER_NODE"
+"""In the environment of each process of a node, containers apart: the node's folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Namespaces:
+    """The network, process and mount namespaces of a cluster or a node, held by their first process."""
+
+    pid: int
+
+    def enter(self, argv: Sequence[str]) -> list[str]:
+        """The arguments that run `argv` inside."""
+        return ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--", *argv]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """Starts programs inside a cluster, each with a log of its own."""
+
+    namespaces: Namespaces
+    folder: Path
+    logs: Path
+
+    def start(self, name: str, argv: Sequence[str], *, marks: Mapping[str, str] | None = None) -> Path:
+        """The program runs; its log's path is returned."""
+        log = self.logs / f"{name}.log"
+        start_detached(
+            self.namespaces.enter(argv), log, {CLUSTER_MARK: str(self.folder), "STEPKEEPER_PROGRAM": name, **(marks or {})}
+        )
+        return log
+
+    def pid(self, name: str) -> int:
+        """The process id, as the machine sees it, of a program that was started by this name.
+
+        Raises:
+            FaultError: It isn't running.
+        """
+        for pid in marked(CLUSTER_MARK, str(self.folder)):
+            if f"STEPKEEPER_PROGRAM={name}".encode() in _environment(pid) and _comm(pid) not in {"nsenter", "unshare"}:
+                return pid
+        raise FaultError(f"{name} is not running in the cluster at {self.folder}")
+
+
+def start_namespaces(folder: Path, log: Path) -> Namespaces:
+    """New namespaces are there; everything started in them ends when their first process does.
+
+    Raises:
+        StartError: The kernel refused them; the message has why.
+    """
+    argv = ["unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "--propagation", "private"]
+    start_detached([*argv, sys.executable, "-I", "-S", reaper.__file__], log, {CLUSTER_MARK: str(folder)})
+    wait_until(
+        lambda: first_process(CLUSTER_MARK, str(folder)) is not None, "the namespaces", timeout_s=10, log=log, poll_s=0.02
+    )
+    pid = first_process(CLUSTER_MARK, str(folder))
+    assert pid is not None
+    return Namespaces(pid=pid)
+
+
+def start_detached(argv: Sequence[str], log: Path, marks: Mapping[str, str]) -> None:
+    """The program runs in a session of its own: Ctrl-C in this terminal doesn't reach it."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # What the caller has in its environment for its own sake must not change how the cluster behaves.
+    environment = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+            env={"PATH": search_path(), **environment, **marks},
+        )
+    # Nobody waits for it here: it outlives this process. Without this, Popen warns of that when it is dropped.
+    process.returncode = 0
+
+
+def first_process(mark: str, value: str) -> int | None:
+    """The process with number 1 inside its own namespace, directly below a marked launcher."""
+    for pid in marked(mark, value):
+        numbers = _status(pid).get("NSpid", "").split()
+        if len(numbers) == (3 if mark == NODE_MARK else 2) and numbers[-1] == "1" and _comm(pid) != "unshare":
+            return pid
+    return None
+
+
+def marked(mark: str, value: str) -> Iterator[int]:
+    """Process ids, as the machine sees them, of all processes with this mark, this process and its parents apart."""
+    wanted = f"{mark}={value}".encode()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid() and wanted in _environment(int(entry)):
+            yield int(entry)
+
+
+def kill_marked(mark: str, value: str) -> int:
+    """Every marked process was sent SIGKILL; how many there were is returned."""
+    n_killed = 0
+    wanted = f"{mark}={value}".encode()
+    for pid in marked(mark, value):
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            # The number may have gone to another process since it was listed; the handle can't.
+            if wanted in _environment(pid):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                n_killed += 1
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(handle)
+    return n_killed
+
+
+def namespace_number(pid: int) -> int:
+    """The process's number in the innermost namespace that it is in; 0 if it has ended."""
+    return int((_status(pid).get("NSpid") or "0").split()[-1])
+
+
+def command_line(pid: int) -> str:
+    """The process's arguments, joined by spaces; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
+
+
+def _status(pid: int) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _comm(pid: int) -> str:
+    return _status(pid).get("Name", "")
