@@ -7,11 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
-
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
     from stepkeeper.manager import CheckpointManager
     from stepkeeper.results import RestoreResult, StepOutcome
+    from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
 
 __all__ = [
     "CheckpointManager",

@@ -25,7 +25,7 @@ from stepkeeper.contract import (
 )
 from stepkeeper.ending import exit_code_of, traceback_of, write_termination
 from stepkeeper.env import Environment, Places, read_environment
-from stepkeeper.errors import ClosedError, FencedError, GangError, SaveError, StepkeeperError
+from stepkeeper.errors import ClosedError, FencedError, GangError, RestoreError, SaveError, StepkeeperError
 from stepkeeper.gang import open_gang
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.policy import EveryNSteps, SavePolicy, from_interval

@@ -77,7 +77,7 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
         process = companion.process()
         place = _place(job, companion, gang)
         vote = {"written": encode(_write(job, process, place, gang))}
-    except Exception as error:  # noqa: BLE001  # raised below, once the others have been told
+    except Exception as error:  # raised below, once the others have been told
         failure = error
         vote = {"error": error_to(error)}
     votes = gang.gather(f"{job.name}/vote", vote, _SAVE_TIMEOUT_S)
@@ -86,7 +86,7 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
         job.moved(SaveState.COMMITTING)
         try:
             outcome = _decide(job, process, place, votes)
-        except Exception as error:  # noqa: BLE001  # raised below, once the others have been told
+        except Exception as error:  # raised below, once the others have been told
             failure = failure or error
             outcome = {"error": error_to(error)}
     outcome = gang.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
@@ -105,7 +105,7 @@ def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
         try:
             claim = companion.begin(base=job.base).claim
             place = {"claim": claim.slot, "nonce": new_nonce()}
-        except Exception as error:  # noqa: BLE001  # raised below, once the others have been told
+        except Exception as error:  # raised below, once the others have been told
             failure = error
             place = {"error": error_to(error)}
     place = gang.broadcast(f"{job.name}/place", place, _SAVE_TIMEOUT_S)

@@ -10,13 +10,6 @@ from itertools import groupby
 from typing import Any, Final
 
 import torch
-from stepkeeper_planners import adapters
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.layout import Ranks, TensorLayout
-from stepkeeper_planners.reshard import PieceRead, StoredTensor, plan_load
-from stepkeeper_planners.state import gather_state, scatter_state
-from stepkeeper_planners.values import decode_value
 
 from stepkeeper.checkpoint import CheckpointReader, read_manifests
 from stepkeeper.companion.client import error_from, error_to
@@ -28,7 +21,15 @@ from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
 from stepkeeper.manifest import ChunkRecord, TensorRecord
+from stepkeeper.snapshot import run_pending
 from stepkeeper.storage import Store
+from stepkeeper_planners import adapters
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.dtypes import dtype_of
+from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.reshard import PieceRead, StoredTensor, plan_load
+from stepkeeper_planners.state import gather_state, scatter_state
+from stepkeeper_planners.values import decode_value
 
 __all__ = ["Restorer", "load_commit"]
 
@@ -95,7 +96,7 @@ class Restorer:
             )
         except TornCheckpointError as error:
             verdict = {"torn": str(error)}
-        except Exception as error:  # noqa: BLE001  # raised below, once the others have been told
+        except Exception as error:  # raised below, once the others have been told
             failure = error
             verdict = {"error": error_to(error)}
         name = self._name()
@@ -128,7 +129,7 @@ class Restorer:
             try:
                 commit = choose()
                 choice = {} if commit is None else {"commit": encode(commit)}
-            except Exception as error:  # noqa: BLE001  # raised below, once the others have been told
+            except Exception as error:  # raised below, once the others have been told
                 failure = error
                 choice = {"error": error_to(error)}
         choice = self._gang.broadcast(f"{name}/choice", choice, _TIMEOUT_S)
@@ -167,6 +168,7 @@ def load_commit(store: Store, record: CommitRecord, state: Mapping[str, object],
         for fqn, value in values.items()
     }
     scatter_state(state, flat, loaded)
+    run_pending(flat.tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

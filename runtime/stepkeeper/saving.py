@@ -7,14 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Final
 
-from stepkeeper_planners.layout import Ranks
-
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import CompanionLostError
 from stepkeeper.gang import Gang
 from stepkeeper.persist import SaveJob, SaveState, persist
 from stepkeeper.snapshot import Region, take_snapshot
+from stepkeeper_planners.layout import Ranks
 
 __all__ = ["InFlight", "SaveState", "Saver"]
 
@@ -145,7 +144,7 @@ class Saver:
     def _run(self, job: SaveJob, in_flight: InFlight) -> None:
         try:
             committed = persist(job, self._companion, self._gang)
-        except BaseException as error:  # noqa: BLE001  # whatever it was, it goes to whoever asks for the result
+        except BaseException as error:  # whatever it was, it goes to whoever asks for the result
             in_flight.moved(SaveState.FAILED)
             self._free.append(job.region)
             self._note_failure(in_flight.step, error)

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from stepkeeper.companion.endpoint import EndpointError, ReportTarget, post_report

@@ -78,7 +78,7 @@ class _Server:
             try:
                 body, after = self._do(Kind(packet.message["kind"]), packet.message["body"], packet.fds)
                 answer: dict[str, Any] = {"body": body}
-            except Exception as error:  # noqa: BLE001  # it is the trainer's to judge
+            except Exception as error:  # it is the trainer's to judge
                 answer = {"error": _told(error)}
             finally:
                 for fd in packet.fds:

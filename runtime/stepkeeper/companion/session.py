@@ -140,7 +140,7 @@ class Session:
         except UnknownOutcomeError:
             while True:
                 try:
-                    record = self._log.settle(claim)
+                    record = self._log.settle()
                 except UnknownOutcomeError:
                     time.sleep(_SETTLE_EVERY_S)
                     continue

@@ -1,19 +1,19 @@
 """Taking a snapshot: all that the train loop waits for."""
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+
+from stepkeeper.checkpoint import TensorOrder, ValueOrder
+from stepkeeper.snapshot.device import clone_on_device
+from stepkeeper.snapshot.region import ALIGNMENT_BYTES, Region
 from stepkeeper_planners import adapters
 from stepkeeper_planners.assign import SavePlan, plan_save
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.state import gather_state
 from stepkeeper_planners.values import encode_value
-
-from stepkeeper.checkpoint import TensorOrder, ValueOrder
-from stepkeeper.snapshot.region import ALIGNMENT_BYTES, Region
 
 __all__ = ["Snapshot", "take_snapshot"]
 
@@ -61,7 +61,7 @@ def take_snapshot(state: Mapping[str, object], ranks: Ranks, region: Region) -> 
 
     """
     flat = gather_state(state)
-    clones = _clone_on_device(flat.tensors)
+    clones = clone_on_device(flat.tensors)
     now = flat.tensors | clones
     layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in now.items()]
     plan = plan_save(layouts, tuple(flat.values), ranks)
@@ -81,14 +81,6 @@ def take_snapshot(state: Mapping[str, object], ranks: Ranks, region: Region) -> 
         local_indices=tuple(write.local_index for write in plan.tensors),
         on_device=clones,
     )
-
-
-def _clone_on_device(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    clones = {fqn: t.detach().clone() for fqn, t in tensors.items() if t.device.type == "xla"}
-    if clones:
-        # An XLA tensor means that torch_xla was imported by whoever made it.
-        sys.modules["torch_xla"].sync()
-    return clones
 
 
 def _laid_out(
