@@ -16,10 +16,10 @@ import torch_xla.runtime as xr
 from torch_xla.distributed.spmd import XLAShardedTensor
 
 from stepkeeper_planners.adapters import plain
+from stepkeeper_planners.adapters.devices import device_owners
 from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.dtypes import dtype_name
-from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 
 # torch_xla has shards, sharding specs and pending work nowhere but in its extension module.
@@ -92,7 +92,10 @@ def materialize(tensors: Iterable[torch.Tensor]) -> None:
     """None of the XLA tensors has a computation pending: if one had, all pending work was started."""
     bare = [_bare(tensor) for tensor in tensors if tensor.device.type == "xla"]
     if bare and any(_C._check_tensor_need_materialization(bare)):
+        # A sync moves XLA's random seed on. Training draws the same numbers whether it is saved and restored or not.
+        seed = xm.get_rng_state()
         torch_xla.sync()
+        xm.set_rng_state(seed)
 
 
 def identity(tensor: torch.Tensor) -> object:
@@ -128,30 +131,9 @@ def _local_devices() -> list[str]:
 
 @lru_cache(maxsize=8)
 def _owners(ranks: Ranks) -> dict[int, tuple[Owner, ...]]:
-    """Each device's copies: who holds it, as which local shard.
-
-    Raises:
-        UnsupportedShardingError: the ranks aren't the processes of the SPMD program, in the order of their devices.
-    """
     local = [_ordinal(name) for name in _local_devices()]
     everywhere = [_ordinal(name) for name in _C._xla_get_all_runtime_devices()]
-    processes: int = xr.process_count()
-    if processes == 1:
-        # Each rank runs the whole program on devices of its own, numbered alike: copies of one another.
-        return {
-            device: tuple(Owner(rank=rank, local_index=index) for rank in range(ranks.world_size))
-            for index, device in enumerate(local)
-        }
-    share = len(everywhere) // processes
-    if processes != ranks.world_size or local != everywhere[ranks.rank * share : (ranks.rank + 1) * share]:
-        raise UnsupportedShardingError(
-            f"rank {ranks.rank} of {ranks.world_size} has devices {local} of {everywhere} in a program of {processes} "
-            "processes; needed is one rank for each process, in the order of the devices"
-        )
-    return {
-        device: (Owner(rank=position // share, local_index=position % share),)
-        for position, device in enumerate(everywhere)
-    }
+    return device_owners(local, everywhere, xr.process_count(), ranks)
 
 
 def _transferred(bare: torch.Tensor) -> list[tuple[torch.Tensor, str]]:
