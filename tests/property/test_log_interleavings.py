@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from hypothesis import given, settings
@@ -147,8 +148,7 @@ def run_client(world: World, pause: Callable[[], None], name: str) -> None:
                 case 0:
                     persist(lambda: log.delete(claim, lambda state: [r.slot for r in state.line[2:]]))
                 case 1 if log.state.head is not None:
-                    head = log.state.head
-                    persist(lambda head=head: quarantine_if_live(log, claim, head))
+                    persist(partial(quarantine_if_live, log, claim, log.state.head))
                 case _:
                     commit(world, log, claim, f"{name}-{number}")
     except FencedError:
@@ -251,7 +251,7 @@ def test_no_interleaving_breaks_the_log(choices: bytes, n_clients: int) -> None:
     world = World(choose)
     scheduler = Scheduler(choose)
     for number in range(n_clients):
-        scheduler.start(lambda pause, number=number: run_client(world, pause, f"client{number}"))
+        scheduler.start(partial(run_client, world, name=f"client{number}"))
     scheduler.run()
     while world.late:
         world.deliver_one()

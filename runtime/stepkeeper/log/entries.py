@@ -219,6 +219,8 @@ class Entry:
                     "use the release that wrote it, or a newer one"
                 )
             kind = raw["kind"]
+            if kind not in _KINDS:
+                raise LogFormatError(f"{where} is of the unknown kind {kind!r}; known: {', '.join(_KINDS)}")
             if unknown := sorted(set(raw) - {"format", "kind", "claim", "nonce", "after", "index", kind}):
                 raise LogFormatError(f"{where}: unknown key {unknown[0]!r}")
             return cls(

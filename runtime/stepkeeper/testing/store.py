@@ -1,4 +1,4 @@
-"""What every store has to do, as a pytest class: subclass it, override the fixture `store`."""
+"""What every store has to do, as a pytest class: subclass it and define two fixtures."""
 
 import secrets
 import threading
@@ -18,19 +18,10 @@ _MIB = 1024 * 1024
 
 
 class StoreContract:
-    """Give `store` an empty root for each test; `another` a second client of the same root."""
+    """The fixture `store` is an empty root for each test, `another` is a second client of the same root."""
 
     large_bytes = 20 * _MIB
     """Enough for a store's way of sending large objects."""
-
-    @pytest.fixture
-    def store(self) -> Store:
-        raise NotImplementedError("a subclass says which store")
-
-    @pytest.fixture
-    def another(self, store: Store) -> Store:
-        """By default the same client."""
-        return store
 
     def test_a_put_is_read_back(self, store: Store, another: Store) -> None:
         assert store.put_if_absent("a/b/c.json", b"first")

@@ -1,0 +1,21 @@
+"""The torch-free half stays torch-free, and a folder needs no client library."""
+
+import subprocess
+import sys
+
+MODULES = (
+    "stepkeeper.storage",
+    "stepkeeper.log",
+    "stepkeeper.checkpoint",
+    "stepkeeper.collect",
+    "stepkeeper.dcp.metadata",
+)
+HEAVY = ("torch", "numpy", "google.cloud", "google.auth", "requests", "pytest")
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = f"import sys, {', '.join(MODULES)}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,51 @@
+"""URIs: what names a store, and what is said about the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from stepkeeper.errors import BadUriError
+from stepkeeper.storage import open_store
+from stepkeeper.storage.gcs import GcsStore
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    store = open_store(f"{tmp_path.as_uri()}/my%20run/")
+    store.write("1/x", [b"1"])
+    assert (tmp_path / "my run" / "1" / "x").read_bytes() == b"1"
+    assert store.uri == f"{tmp_path.as_uri()}/my%20run"
+
+
+def test_memory_of_one_name_is_shared() -> None:
+    open_store("memory://one").write("x", [b"1"])
+    assert open_store("memory://one/").read("x") == b"1"
+    assert open_store("memory://two").list("") == []
+
+
+def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    store = open_store("gs://bucket/runs/x/")
+    assert isinstance(store, GcsStore)
+    assert store.uri == "gs://bucket/runs/x"
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("/mnt/runs", "has no scheme; for a folder write 'file:///mnt/runs'"),
+        ("", "has no scheme; for a folder write 'file:///folder'"),
+        ("file://mnt/runs", "names a host .* write three slashes: 'file:///mnt/runs'"),
+        ("file:///", "is 'file:///' and its absolute path"),
+        ("file:///a/../b", "without '..'"),
+        ("gs:///x", "names no bucket; write 'gs://bucket/prefix'"),
+        ("gs://Bucket/x", "names no bucket"),
+        ("gs://bucket/a//b", "leave them out"),
+        ("gs://bucket/x?y=1", "no meaning in a checkpoint URI"),
+        ("gcs://bucket/x", "write 'gs://bucket/x'"),
+        ("s3://bucket/x", "no store for 's3'; there are file://, gs:// and memory://"),
+    ],
+)
+def test_what_names_no_store_is_told_what_to_write(uri: str, message: str) -> None:
+    with pytest.raises(BadUriError, match=message):
+        open_store(uri)

@@ -1,0 +1,78 @@
+"""What may be deleted, as a function of the log and the policy."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from stepkeeper.contract import Retention
+from stepkeeper.log import Claim, Log, ManifestRef
+from stepkeeper.retention import deletable
+from stepkeeper.storage.memory import MemoryStore
+
+REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+
+
+def commits(log: Log, claim: Claim, steps: Sequence[int]) -> list[int]:
+    return [
+        log.commit(claim, step=step, folder=f"{step}/f", size_bytes=1, manifest=REF).slot for step in steps
+    ]
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log(MemoryStore())
+
+
+def steps_of(log: Log, slots: Sequence[int]) -> list[int]:
+    return [log.state.commits[slot].step for slot in slots]
+
+
+def test_the_newest_are_kept(log: Log) -> None:
+    slots = commits(log, log.begin(), range(10, 60, 10))
+    chosen = deletable(log.state, Retention(last=2), verified=slots)
+    assert steps_of(log, chosen) == [10, 20, 30]
+
+
+def test_multiples_are_kept_besides(log: Log) -> None:
+    slots = commits(log, log.begin(), range(10, 100, 10))
+    chosen = deletable(log.state, Retention(last=1, every_steps=40), verified=slots)
+    assert steps_of(log, chosen) == [10, 20, 30, 50, 60, 70]
+
+
+def test_the_newest_verified_one_is_kept_however_old(log: Log) -> None:
+    slots = commits(log, log.begin(), range(10, 60, 10))
+    chosen = deletable(log.state, Retention(last=1), verified=slots[:2])
+    assert steps_of(log, chosen) == [10, 30, 40]
+
+
+def test_without_a_verified_one_nothing_goes(log: Log) -> None:
+    claim = log.begin()
+    slots = commits(log, claim, range(10, 60, 10))
+    assert deletable(log.state, Retention(last=1)) == ()
+    log.restored(claim, slots[3])
+    assert steps_of(log, deletable(log.state, Retention(last=1))) == [10, 20, 30]
+
+
+def test_a_quarantined_commit_is_neither_kept_for_another_nor_deleted(log: Log) -> None:
+    claim = log.begin()
+    slots = commits(log, claim, (10, 20, 30))
+    log.quarantine(claim, slots[2], "a bad block")
+    assert steps_of(log, deletable(log.state, Retention(last=1), verified=slots)) == [10]
+
+
+def test_an_abandoned_branch_goes_once_the_line_has_passed_it_verified(log: Log) -> None:
+    base, *_ = commits(log, log.begin(), (10, 20, 30))
+    claim = log.begin(base=base)
+    policy = Retention(last=5)
+    assert deletable(log.state, policy, verified=[base]) == ()
+    (new,) = commits(log, claim, (25,))
+    assert deletable(log.state, policy, verified=[base]) == ()
+    assert steps_of(log, deletable(log.state, policy, verified=[base, new])) == [20]
+    (newer,) = commits(log, claim, (30,))
+    assert steps_of(log, deletable(log.state, policy, verified=[base, newer])) == [20, 30]
+
+
+def test_a_root_without_a_head_loses_nothing(log: Log) -> None:
+    slots = commits(log, log.begin(), (10, 20))
+    log.begin(scratch=True)
+    assert deletable(log.state, Retention(last=1), verified=slots) == ()
