@@ -137,9 +137,10 @@ def main() -> None:
     options = parse_options()
     preset = PRESETS[options.preset]
     n_steps = options.steps or preset.steps
-    xr.use_spmd()
-    training = Training(preset)
+    # First of all: from here on, being told to stop is heeded.
     with open_manager(options.checkpoint_uri) as manager:
+        xr.use_spmd()
+        training = Training(preset)
         restored = manager.restore_latest(training.state)
         step = restored.step if restored else 0
         print(f"start step={step}", flush=True)
@@ -148,8 +149,7 @@ def main() -> None:
             loss = training.step(next(batches))
             step += 1
             print(f"step={step} epoch={training.loader.epoch} loss={loss:.4f} exact={loss.hex()}", flush=True)
-            outcome = manager.step(step, training.state, metrics={"loss": f"{loss:.4f}"})
-            if outcome.stop:
+            if manager.step(step, training.state, metrics={"loss": f"{loss:.4f}"}).stop:
                 break
 
 
