@@ -6,7 +6,6 @@ greatest of them, which no rank has passed: right for any step numbers and any i
 """
 
 import threading
-import time
 from typing import Final
 
 from stepkeeper.errors import GangError
@@ -67,17 +66,6 @@ class StepAgreement:
             for name in due:
                 del self._due_beyond[name]
             return due
-
-    def settle(self, name: str, timeout_s: float) -> None:
-        """Wait until the round for `name`, if this rank wished for it, has been held.
-
-        Called in the train thread before `passed`, so that a wish that this very step gave rise to is due soon.
-        """
-        deadline = time.monotonic() + timeout_s
-        with self._changed:
-            while name in self._wishes and self._error is None:
-                if not self._changed.wait(deadline - time.monotonic()):
-                    return
 
     def close(self) -> None:
         """The thread has ended."""

@@ -1,16 +1,27 @@
 """How a process ends: its exit code, and its last word in the termination-message file."""
 
 import logging
+import time
 import traceback
 from pathlib import Path
 from typing import Final
 
+from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.env import Environment
 from stepkeeper.errors import FencedError, GangError
+from stepkeeper.log import CommitRecord
+from stepkeeper.preemption import NoticeWatcher
+from stepkeeper.progress import Progress
 
-__all__ = ["exit_code_of", "traceback_of", "write_termination"]
+__all__ = ["Ending", "exit_code_of", "traceback_of"]
 
 _log: Final = logging.getLogger(__name__)
+_FLUSH_S: Final = 5.0
+_FLUSH_STOPPED_S: Final = 2.0
+_RESERVE_S: Final = 1.0
+"""Kept of the grace period for the last report and the interpreter's own end."""
+
 _FAILURE: Final = 1
 _INTERRUPTED: Final = 130
 
@@ -39,13 +50,55 @@ def traceback_of(error: BaseException) -> str | None:
     return "".join(traceback.format_exception(error))
 
 
-def write_termination(path: Path | None, termination: Termination) -> None:
-    """`termination` is in the file that the kubelet reads, where there is one.
+class Ending:
+    """What a process has to say and to watch when it ends. Without an operator there is nobody to say it to."""
 
-    A file that can't be written is logged, no more: the process ends either way, and its exit code says most of it.
-    """
-    if path is None:
-        return
+    def __init__(
+        self,
+        environment: Environment | None,
+        companion: Companion,
+        progress: Progress,
+        notices: NoticeWatcher,
+    ) -> None:
+        self._environment = environment
+        self._companion = companion
+        self._progress = progress
+        self._notices = notices
+
+    def left_s(self) -> float | None:
+        """Of the grace period; None where there is no notice, or nobody has said how long it is."""
+        notice = self._notices.notice
+        if notice is None or self._environment is None:
+            return None
+        passed_s = time.monotonic() - notice.monotonic_s
+        return max(0.0, self._environment.identity.grace_s - _RESERVE_S - passed_s)
+
+    def flush_s(self) -> float:
+        """How long the last report may take."""
+        left_s = self.left_s()
+        return _FLUSH_S if left_s is None else min(_FLUSH_STOPPED_S, left_s + _RESERVE_S / 2)
+
+    def last_word(self, code: int, newest: CommitRecord | None, error: str | None) -> None:
+        """The termination message says what is known now of how this process ends."""
+        if self._environment is None:
+            return
+        begun, notice = self._companion.begun, self._notices.notice
+        _write(
+            self._environment.places.termination_file,
+            Termination(
+                code=code,
+                step=self._progress.step,
+                root=None if begun is None else begun.root,
+                sequence=None if newest is None else newest.slot,
+                claim=None if begun is None else begun.claim.slot,
+                notice=None if notice is None else notice.source,
+                error=error,
+            ),
+        )
+
+
+def _write(path: Path, termination: Termination) -> None:
+    """A file that can't be written is logged, no more: the process ends either way, and its code says most of it."""
     try:
         path.write_bytes(termination.to_json())
     except OSError as error:

@@ -12,6 +12,8 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, Self
 
 import torch.distributed as dist
+from torch.distributed import DistStoreError
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from stepkeeper.errors import GangError
 
@@ -87,7 +89,7 @@ class SoloGang:
 class StoreGang:
     """Several processes with a store between them."""
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
         self._base = store
         self._rank = rank
         self._world_size = world_size
@@ -144,16 +146,16 @@ class StoreGang:
                 raise GangError(
                     f"rank {self._rank} waited {timeout_s:.1f} s for {waiting_for} ({name}): it is lost or far behind"
                 )
-            with suppress(dist.DistStoreError):
+            with suppress(DistStoreError):
                 client.wait([name], timedelta(seconds=min(left_s, _WAIT_SLICE_S)))
         found: dict[str, Any] = json.loads(client.get(name))
         return found
 
-    def _client(self) -> dist.Store:
-        client: dist.Store | None = getattr(self._clients, "store", None)
+    def _client(self) -> Store:
+        client: Store | None = getattr(self._clients, "store", None)
         if client is None:
             with self._cloning:
-                client = self._base.clone()
+                client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
             self._clients.store = client
         return client
 
@@ -165,7 +167,7 @@ class StoreGang:
 
         global _instances
         _instances += 1
-        store = dist.PrefixStore(f"{_PREFIX}/{_instances}", _get_default_store())
+        store = PrefixStore(f"{_PREFIX}/{_instances}", _get_default_store())
         return cls(store, dist.get_rank(group), dist.get_world_size(group))
 
 

@@ -3,7 +3,6 @@
 import faulthandler
 import logging
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +10,6 @@ from typing import Final, Self
 
 import torch.distributed as dist
 
-from stepkeeper.agreement import STOP, StepAgreement
 from stepkeeper.companion.messages import Open
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import (
@@ -21,30 +19,24 @@ from stepkeeper.contract import (
     ReportPhase,
     Restored,
     Retention,
-    Termination,
 )
-from stepkeeper.ending import exit_code_of, traceback_of, write_termination
+from stepkeeper.decisions import Decisions
+from stepkeeper.ending import Ending, exit_code_of, traceback_of
 from stepkeeper.env import Environment, Places, read_environment
-from stepkeeper.errors import ClosedError, FencedError, GangError, RestoreError, SaveError, StepkeeperError
+from stepkeeper.errors import ClosedError, FencedError, GangError, SaveError, StepkeeperError
 from stepkeeper.gang import open_gang
-from stepkeeper.log import CommitRecord, Log
+from stepkeeper.log import CommitRecord
 from stepkeeper.policy import EveryNSteps, SavePolicy, from_interval
 from stepkeeper.preemption import Notice, NoticeWatcher
 from stepkeeper.progress import Progress
 from stepkeeper.restore import Restorer
-from stepkeeper.results import Health, RestoreResult, StepOutcome
-from stepkeeper.saving import InFlight, Saver
+from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
+from stepkeeper.saving import InFlight, SaveEnd, Saver
 from stepkeeper.storage import open_store
 
 __all__ = ["CheckpointManager"]
 
 _log: Final = logging.getLogger(__name__)
-_SAVE: Final = "save"
-_FLUSH_DONE_S: Final = 5.0
-_FLUSH_STOPPED_S: Final = 2.0
-_RESERVE_S: Final = 1.0
-"""Kept of the grace period for the last report and the interpreter's own end."""
-
 _MEET_S: Final = 3600.0
 _SAVE_AT_END_S: Final = 60.0
 """How long a save in flight may take when an exception ends the process."""
@@ -62,12 +54,12 @@ class CheckpointManager:
                 if manager.step(step, state, {"loss": loss}).stop:
                     break
 
-    `state` is a tree of tensors, objects with state_dict() and load_state_dict(), and plain values; it is looked at only
-    when it is saved or restored. Leaving the block ends the process with the code that says what became of it, unless
-    training is simply done. All ranks call every method at the same steps.
+    `state` is a tree of tensors, objects with state_dict() and load_state_dict(), and plain values; it is looked at
+    only when it is saved or restored. Leaving the block ends the process with the code that says what became of it,
+    unless training is simply done. All ranks call every method at the same steps.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  # torch_xla's signature
         self,
         path: str,
         save_interval: int | SavePolicy = 1000,
@@ -81,9 +73,10 @@ class CheckpointManager:
     ) -> None:
         """A manager for the root `path` (file://…, gs://…, or a folder). Nothing is read or written yet.
 
-        `save_interval` is a number of steps or a policy. `max_to_keep` newest commits are kept, 0 keeps all; `retention`
-        says it in full. `max_pending_async` snapshots at most are held in host memory: with 1, a save that comes
-        while one is in flight waits for that one. With `chkpt_on_preemption`, SIGTERM makes all ranks save one step.
+        `save_interval` is a number of steps or a policy. `max_to_keep` newest commits are kept, 0 keeps all;
+        `retention` says it in full. `max_pending_async` snapshots at most are held in host memory: with 1, a save
+        that comes while one is in flight waits for that one. With `chkpt_on_preemption`, SIGTERM makes all ranks
+        save one step.
 
         Raises:
             BadUriError: `path` names no store.
@@ -98,12 +91,11 @@ class CheckpointManager:
             retention = Retention(last=max_to_keep)
         self._environment = environment
         self._store = open_store(_uri_of(path))
-        self._policy = save_interval
         self._gang = open_gang(process_group)
         self._companion = Companion(self._opening(retention), self._direct)
         self._progress = Progress(self._companion.tell)
         self._restorer = Restorer(self._store, self._companion, self._gang)
-        self._agreement = StepAgreement(self._gang)
+        self._decisions = Decisions(save_interval, self._gang)
         self._saver = Saver(
             self._companion,
             self._gang,
@@ -115,16 +107,13 @@ class CheckpointManager:
         self._restored: CommitRecord | None = None
         self._newest: CommitRecord | None = None
         self._error: str | None = None
-        self._asked_for: str | None = None
-        self._asked_save = False
-        self._last_save_s = time.monotonic()
         self._last_begun: InFlight | None = None
-        self._stop_step: int | None = None
         self._stopped = False
         self._closed = False
         trigger = None if environment is None else environment.places.notice_file
         self._notices = NoticeWatcher(trigger, self._progress.flush, self._noticed)
-        self._agreement.start()
+        self._ending = Ending(environment, self._companion, self._progress, self._notices)
+        self._decisions.start()
         self._notices.start(signals=chkpt_on_preemption)
         if environment is not None:
             # It reports from here on; elsewhere it is started when something is to be written.
@@ -175,12 +164,12 @@ class CheckpointManager:
         try:
             record = self._restorer.latest(state)
         except FencedError as error:
-            self._last_word(ExitCode.FENCED, str(error))
+            self._ending.last_word(ExitCode.FENCED, self._newest or self._restored, str(error))
             raise
         self._restored = record
         restored = None if record is None else Restored(sequence=record.slot, step=record.step)
         self._progress.restored(restored)
-        self._last_save_s = time.monotonic()
+        self._decisions.save_begun()
         return None if record is None else self._result_of(record)
 
     def step(
@@ -202,24 +191,24 @@ class CheckpointManager:
         """
         self._raise_failure()
         self._progress.finished(step, metrics)
-        if self._advance(step):
+        if self._decisions.stops(step):
             self._stop(step, state)
             return StepOutcome(step=step, stop=True)
-        if not self._take_due(step):
+        if not self._decisions.due(step):
             return StepOutcome(step=step)
         return StepOutcome(step=step, in_flight=self._begin_save(step, state))
 
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
         stopping = self._saves_on_notice and self.reached_preemption(step)
-        saved = self._last_begun is not None and self._last_begun.step >= (self._stop_step or 0)
-        return self._take_due(step) or (stopping and not saved)
+        saved = self._last_begun is not None and self._last_begun.step >= (self._decisions.stop_step or 0)
+        return self._decisions.due(step) or (stopping and not saved)
 
     def reached_preemption(self, step: int) -> bool:
         """True from the step on that all ranks agreed to stop at. Ranks: all."""
         if not self._saves_on_notice:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
-        return self._advance(step)
+        return self._decisions.stops(step)
 
     def save(self, step: int, state: Mapping[str, object], force: bool = False) -> bool:
         """True: `step` was to be saved (`should_save`, or `force`) and is committed."""
@@ -230,9 +219,9 @@ class CheckpointManager:
         return True
 
     def save_async(self, step: int, state: Mapping[str, object], force: bool = False) -> bool:
-        """True: `step` was to be saved, and its snapshot is taken: `state` may change. `in_flight` tells how it goes on.
+        """True: `step` was to be saved, and its snapshot is taken: `state` may change.
 
-        Waits for an earlier save if as many are in flight as may be. Ranks: all.
+        `in_flight` tells how it goes on. Waits for an earlier save if as many are in flight as may be. Ranks: all.
 
         Raises:
             StepkeeperError: a save in the background failed since the last call.
@@ -256,17 +245,20 @@ class CheckpointManager:
 
         """
         self._raise_failure()
-        line = Log(self._store).open().line
-        record = next((record for record in line if record.step == step), None)
-        if record is None:
-            steps = ", ".join(str(record.step) for record in reversed(line)) or "none"
-            raise RestoreError(f"{self._store.uri} has no commit of step {step}; its steps: {steps}")
-        self._restorer.commit(record, state)
-        self._restored = record
+        self._restored = self._restorer.step(step, state)
 
     def all_steps(self) -> list[int]:
         """The steps that can be restored: HEAD's and its ancestors'."""
-        return sorted({record.step for record in Log(self._store).open().line})
+        return self._restorer.steps()
+
+    def metadata(self, step: int) -> CheckpointInfo:
+        """What the commit of `step` holds: names, dtypes and shapes, read from its manifests.
+
+        Raises:
+            RestoreError: there is no such commit; it lists those that there are.
+
+        """
+        return self._restorer.describe(step)
 
     def join(self) -> None:
         """No save is in flight. Raises what one of them failed with."""
@@ -280,7 +272,7 @@ class CheckpointManager:
 
         """
         ended = self._saver.wait(timeout_s)
-        self._raise_failure()
+        self._raise_failure(newest=True)
         return ended
 
     def health(self) -> Health:
@@ -296,12 +288,12 @@ class CheckpointManager:
             notice=None if notice is None else notice.source,
         )
 
-    def notice(self) -> None:
+    def request_stop(self) -> None:
         """All ranks will stop at one of the next steps, as if they had been sent SIGTERM."""
         self._notices.give("call")
 
     def exit_if_stopped(self) -> None:
-        """Nothing, or the end of this process: code 75, if `step` has said stop. Leaving the `with` block does it too."""
+        """Nothing; or, if `step` has said stop, the end of this process with code 75. Leaving the block does it too."""
         if self._stopped:
             self._end(ExitCode.SAVED, None)
             sys.exit(ExitCode.SAVED)
@@ -318,8 +310,7 @@ class CheckpointManager:
         """
         if self._closed:
             return
-        self._saver.wait()
-        self._raise_failure()
+        self.wait()
         if self._gang.world_size > 1:
             met = self._gang.gather("done", {}, _MEET_S)
             self._gang.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
@@ -335,16 +326,19 @@ class CheckpointManager:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
+        if self._closed:
+            return
+        if error is None or exit_code_of(error) == ExitCode.DONE:
             self.exit_if_stopped()
             try:
                 self.close()
             except StepkeeperError as failure:
                 self._end_with(failure)
                 raise
-        elif not self._closed:
-            self._end_with(error)
+            return
+        self._end_with(error)
         if isinstance(error, FencedError | GangError):
+            # Their codes mean something; Python's own for an exception is 1.
             sys.excepthook(type(error), error, trace)
             raise SystemExit(exit_code_of(error)) from error
 
@@ -365,9 +359,8 @@ class CheckpointManager:
         """In the thread that listens to the companion."""
         if directive.stop:
             self._notices.give("directive")
-        if directive.checkpoint_now not in (None, self._asked_for):
-            self._asked_for = directive.checkpoint_now
-            self._agreement.wish(f"{_SAVE}/{directive.checkpoint_now}")
+        if directive.checkpoint_now is not None:
+            self._decisions.wish_save(directive.checkpoint_now)
         if directive.dump_stacks:
             faulthandler.dump_traceback()
 
@@ -375,48 +368,21 @@ class CheckpointManager:
         """In the thread where the notice came up."""
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
         self._progress.noticed(notice.source)
-        self._agreement.wish(STOP)
-
-    def _advance(self, step: int) -> bool:
-        """True if all ranks agreed to stop at `step` or before."""
-        if self._stop_step is None:
-            for wish in self._agreement.passed(step):
-                if wish == STOP:
-                    self._stop_step = step
-                else:
-                    self._asked_save = True
-        return self._stop_step is not None
-
-    def _take_due(self, step: int) -> bool:
-        """True if `step` is to be saved though nobody stops."""
-        asked, self._asked_save = self._asked_save, False
-        since_save_s = time.monotonic() - self._last_save_s
-        if asked or self._policy.due(step, 0.0):
-            return True
-        if not self._policy.due(step, since_save_s):
-            return False
-        if self._gang.world_size == 1:
-            return True
-        if self._gang.rank == 0:
-            # Clocks differ between ranks: rank 0's counts, and all save at a step that they agree on.
-            self._agreement.wish(_SAVE)
-        return False
+        self._decisions.wish_stop()
 
     def _begin_save(self, step: int, state: Mapping[str, object]) -> InFlight:
-        self._last_save_s = time.monotonic()
-        in_flight = self._saver.start(step, state)
-        self._last_begun = in_flight
+        self._decisions.save_begun()
         self._progress.saving(step)
-        return in_flight
+        self._last_begun = self._saver.start(step, state)
+        return self._last_begun
 
-    def _save_ended(self, in_flight: InFlight) -> None:
+    def _save_ended(self, end: SaveEnd) -> None:
         """In the saver's thread."""
-        error = in_flight.future.exception()
-        self._error = None if error is None else f"the save of step {in_flight.step} failed: {error}"
-        if error is None:
-            self._newest = in_flight.result().record
+        if end.record is not None:
+            self._newest = end.record
+        self._error = None if end.error is None else f"the save of step {end.step} failed: {end.error}"
         self._progress.failed(self._error)
-        if self._saver.in_flight is None:
+        if end.idle:
             self._progress.saving(None)
 
     def _stop(self, step: int, state: Mapping[str, object]) -> None:
@@ -431,9 +397,14 @@ class CheckpointManager:
         in_flight = self._last_begun
         if not skips and (in_flight is None or in_flight.step != step or in_flight.failed):
             in_flight = self._begin_save(step, state)
+        if in_flight is not None:
+            self._await_last(in_flight)
+        self._saver.take_failure(newest=True)
+        self._stopped = True
+
+    def _await_last(self, in_flight: InFlight) -> None:
         try:
-            if in_flight is not None:
-                in_flight.result(self._left_s())
+            in_flight.result(self._ending.left_s())
         except FencedError:
             raise
         except (StepkeeperError, TimeoutError) as error:
@@ -441,44 +412,16 @@ class CheckpointManager:
             self._error = f"the save of step {in_flight.step} for the notice failed: {error!r}"
             self._progress.failed(self._error)
             _log.exception("the save for the notice failed")
-        self._saver.take_failure()
-        self._stopped = True
 
-    def _left_s(self) -> float | None:
-        """Of the grace period; None where nobody has said how long it is."""
-        notice = self._notices.notice
-        if notice is None or self._environment is None:
-            return None
-        grace_s = self._environment.identity.grace_s
-        return max(0.0, grace_s - _RESERVE_S - (time.monotonic() - notice.monotonic_s))
-
-    def _raise_failure(self) -> None:
+    def _raise_failure(self, *, newest: bool = False) -> None:
         if self._closed:
             raise ClosedError("this manager is closed; construct another one")
-        failure = self._saver.take_failure()
+        failure = self._saver.take_failure(newest=newest)
         if isinstance(failure, FencedError):
-            self._last_word(ExitCode.FENCED, str(failure))
+            self._ending.last_word(ExitCode.FENCED, self._newest or self._restored, str(failure))
             raise failure
         if failure is not None:
             raise SaveError(f"a save in the background failed: {failure}") from failure
-
-    def _last_word(self, code: int, error: str | None) -> None:
-        """The termination message is written: what is known now of how this process ends."""
-        if self._environment is None:
-            return
-        begun, newest, notice = self._companion.begun, self._newest or self._restored, self._notices.notice
-        write_termination(
-            self._environment.places.termination_file,
-            Termination(
-                code=code,
-                step=self._progress.step,
-                root=None if begun is None else begun.root,
-                sequence=None if newest is None else newest.slot,
-                claim=None if begun is None else begun.claim.slot,
-                notice=None if notice is None else notice.source,
-                error=error,
-            ),
-        )
 
     def _end_with(self, error: BaseException) -> None:
         """The process is about to end with `error`: a save in flight is given a little time, peers none."""
@@ -494,14 +437,12 @@ class CheckpointManager:
         if self._closed:
             return
         self._closed = True
-        self._last_word(code, error or self._error)
-        self._agreement.close()
+        self._ending.last_word(code, self._newest or self._restored, error or self._error)
+        self._gang.abort()
+        self._decisions.close()
         self._notices.close()
         self._progress.flush()
-        left_s = self._left_s()
-        flush_s = _FLUSH_DONE_S if left_s is None else min(_FLUSH_STOPPED_S, left_s + _RESERVE_S / 2)
-        self._companion.close(flush_s)
-        self._gang.abort()
+        self._companion.close(self._ending.flush_s())
         self._saver.close()
 
     def _result_of(self, record: CommitRecord) -> RestoreResult:

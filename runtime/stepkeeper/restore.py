@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
@@ -19,8 +20,9 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.dcp.metadata import merge_tensors, merge_values
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.gang import Gang
-from stepkeeper.log import CommitRecord
+from stepkeeper.log import CommitRecord, Log
 from stepkeeper.manifest import ChunkRecord, TensorRecord
+from stepkeeper.results import CheckpointInfo, TensorInfo
 from stepkeeper.snapshot import run_pending
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
@@ -63,7 +65,7 @@ class Restorer:
         while base is not None:
             torn = self._load(base, state)
             if torn is None:
-                self._agree(lambda commit=base: self._note_restored(commit))
+                self._agree(partial(self._note_restored, base))
                 return base
             if condemned is not None:
                 raise RestoreError(
@@ -73,18 +75,56 @@ class Restorer:
                 )
             condemned = base
             _log.error("the commit of step %d is torn, its parent is loaded instead: %s", base.step, torn)
-            base = self._agree(lambda commit=base, reason=torn: self._quarantine(commit, reason))
+            base = self._agree(partial(self._quarantine, base, torn))
         if condemned is not None:
             raise RestoreError(
                 f"the commit of step {condemned.step} was read bad, and there is none before it"
             )
         return None
 
-    def commit(self, record: CommitRecord, state: Mapping[str, object]) -> None:
-        """`state` is what `record` holds. Nothing is appended to the log. Raises TornCheckpointError."""
+    def step(self, step: int, state: Mapping[str, object]) -> CommitRecord:
+        """`state` is what the newest commit of `step` on HEAD's line holds. Nothing is appended to the log.
+
+        Raises:
+            RestoreError: there is no such commit.
+            TornCheckpointError: bytes of it are bad.
+
+        """
+        record = self._agree(partial(self.find, step))
+        assert record is not None
         torn = self._load(record, state)
         if torn is not None:
             raise TornCheckpointError(torn)
+        return record
+
+    def find(self, step: int) -> CommitRecord:
+        """The newest commit of `step` on HEAD's line. Raises RestoreError, listing the steps that there are."""
+        line = Log(self._store).open().line
+        record = next((record for record in line if record.step == step), None)
+        if record is None:
+            steps = ", ".join(str(record.step) for record in reversed(line)) or "none"
+            raise RestoreError(f"{self._store.uri} has no commit of step {step}; its steps: {steps}")
+        return record
+
+    def steps(self) -> list[int]:
+        """The steps of HEAD's line."""
+        return sorted({record.step for record in Log(self._store).open().line})
+
+    def describe(self, step: int) -> CheckpointInfo:
+        """What the commit of `step` holds, from its manifests. Raises RestoreError, TornCheckpointError."""
+        record = self.find(step)
+        manifests = read_manifests(self._store, record)
+        return CheckpointInfo(
+            sequence=record.slot,
+            step=record.step,
+            uri=f"{self._store.uri.rstrip('/')}/{record.folder}",
+            size_bytes=record.size_bytes,
+            tensors={
+                fqn: TensorInfo(dtype=tensor.dtype, shape=tensor.global_shape)
+                for fqn, tensor in merge_tensors(manifests).items()
+            },
+            values=tuple(merge_values(manifests)),
+        )
 
     def _load(self, record: CommitRecord, state: Mapping[str, object]) -> str | None:
         """None if all ranks have loaded it, else why bytes of it are bad. Whatever else goes wrong is raised."""

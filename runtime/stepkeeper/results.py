@@ -1,10 +1,11 @@
 """What the manager answers with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepkeeper.saving import InFlight
 
-__all__ = ["Health", "RestoreResult", "StepOutcome"]
+__all__ = ["CheckpointInfo", "Health", "RestoreResult", "StepOutcome", "TensorInfo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +58,25 @@ class Health:
     def ok(self) -> bool:
         """True if the newest save that has ended did not fail."""
         return self.error is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorInfo:
+    dtype: str
+    """Without torch's prefix: float32."""
+
+    shape: tuple[int, ...]
+    """The whole tensor's, however it was sharded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """What a commit holds."""
+
+    sequence: int
+    step: int
+    uri: str
+    size_bytes: int
+    tensors: Mapping[str, TensorInfo]
+    values: tuple[str, ...]
+    """Names of what is no tensor."""

@@ -5,17 +5,19 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import CompanionLostError
 from stepkeeper.gang import Gang
+from stepkeeper.log import CommitRecord
 from stepkeeper.persist import SaveJob, SaveState, persist
 from stepkeeper.snapshot import Region, take_snapshot
 from stepkeeper_planners.layout import Ranks
 
-__all__ = ["InFlight", "SaveState", "Saver"]
+__all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
 
 _log: Final = logging.getLogger(__name__)
 _MOST_LOST_IN_A_ROW: Final = 2
@@ -59,6 +61,17 @@ class InFlight:
         return int((time.monotonic() - self._began_s) * 1000)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveEnd:
+    """How a save ended; told before anybody who waits for it goes on."""
+
+    step: int
+    record: CommitRecord | None
+    error: BaseException | None
+    idle: bool
+    """No later save was begun."""
+
+
 class Saver:
     """Saves of one rank, in the order they were begun.
 
@@ -72,7 +85,7 @@ class Saver:
         *,
         max_pending: int,
         base: Callable[[], int | None],
-        on_end: Callable[[InFlight], None],
+        on_end: Callable[[SaveEnd], None],
     ) -> None:
         self._companion = companion
         self._gang = gang
@@ -83,6 +96,7 @@ class Saver:
         self._number = 0
         self._lost_in_a_row = 0
         self._failure: BaseException | None = None
+        self._unmended: BaseException | None = None
         # Its thread is waited for when the interpreter ends: a save that was begun is finished.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
 
@@ -127,9 +141,13 @@ class Saver:
         """True if no save is in flight any more."""
         return not wait_for([pending.future for pending in self._pending], timeout_s).not_done
 
-    def take_failure(self) -> BaseException | None:
-        """Why a save in the background failed, if one did since the last call."""
-        failure, self._failure = self._failure, None
+    def take_failure(self, *, newest: bool = False) -> BaseException | None:
+        """Why a save in the background failed, if one did since the last call.
+
+        One lost companion is forgiven as long as a later save makes it good; with `newest` it isn't.
+        """
+        failure = self._failure or (self._unmended if newest else None)
+        self._failure = self._unmended = None
         return failure
 
     def close(self) -> None:
@@ -142,24 +160,35 @@ class Saver:
         self._pending = [pending for pending in self._pending if not pending.done]
 
     def _run(self, job: SaveJob, in_flight: InFlight) -> None:
+        committed: Committed | None = None
+        failure: BaseException | None = None
         try:
             committed = persist(job, self._companion, self._gang)
-        except BaseException as error:  # whatever it was, it goes to whoever asks for the result
-            in_flight.moved(SaveState.FAILED)
-            self._free.append(job.region)
-            self._note_failure(in_flight.step, error)
-            in_flight.future.set_exception(error)
+        except BaseException as error:  # it goes to whoever asks for the result
+            failure = error
+        self._note(in_flight.step, failure)
+        in_flight.moved(SaveState.COMMITTED if failure is None else SaveState.FAILED)
+        self._on_end(
+            SaveEnd(
+                step=in_flight.step,
+                record=None if committed is None else committed.record,
+                error=failure,
+                idle=in_flight is self._pending[-1],
+            )
+        )
+        self._free.append(job.region)
+        if committed is None:
+            in_flight.future.set_exception(failure)
         else:
-            in_flight.moved(SaveState.COMMITTED)
-            self._lost_in_a_row = 0
-            self._free.append(job.region)
             in_flight.future.set_result(committed)
-        self._on_end(in_flight)
 
-    def _note_failure(self, step: int, error: BaseException) -> None:
-        _log.error("the save of step %d failed: %s", step, error)
-        if isinstance(error, CompanionLostError):
-            self._lost_in_a_row += 1
-            if self._lost_in_a_row < _MOST_LOST_IN_A_ROW:
-                return
-        self._failure = error
+    def _note(self, step: int, failure: BaseException | None) -> None:
+        if failure is None:
+            self._unmended = None
+            self._lost_in_a_row = 0
+            return
+        _log.error("the save of step %d failed: %s", step, failure)
+        self._unmended = failure
+        self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
+        if self._lost_in_a_row in (0, _MOST_LOST_IN_A_ROW):
+            self._failure = failure

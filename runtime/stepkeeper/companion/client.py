@@ -122,12 +122,9 @@ class CompanionProcess:
             pending, self._pending = self._pending, {}
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_TIMEOUT_S)
+        how = f"the companion process {self.pid} went away (code {self._process.poll()})"
         for future in pending.values():
-            future.set_exception(
-                CompanionLostError(
-                    f"the companion process {self.pid} went away (code {self._process.poll()}) with a request unanswered"
-                )
-            )
+            future.set_exception(CompanionLostError(f"{how} with a request unanswered"))
 
 
 def error_to(error: BaseException) -> dict[str, str]:

@@ -20,6 +20,7 @@ from stepkeeper.errors import CompanionError
 __all__ = ["serve"]
 
 _SOCKET_GONE: Final = 0
+_BROKEN: Final = 70
 
 
 def serve(socket_fd: int, trainer_pid: int) -> None:
@@ -72,20 +73,27 @@ class _Server:
             self._session.reporter.update(self._state)
 
     def work(self) -> None:
-        while True:
-            packet = self._requests.get()
-            after: Callable[[], None] | None = None
-            try:
-                body, after = self._do(Kind(packet.message["kind"]), packet.message["body"], packet.fds)
-                answer: dict[str, Any] = {"body": body}
-            except Exception as error:  # it is the trainer's to judge
-                answer = {"error": _told(error)}
-            finally:
-                for fd in packet.fds:
-                    os.close(fd)
-            self._send({"id": packet.message["id"], **answer})
-            if after is not None:
-                after()
+        """Never returns. What goes wrong outside a request ends the process, which the trainer sees."""
+        try:
+            while True:
+                self._answer(self._requests.get())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(_BROKEN)
+
+    def _answer(self, packet: Packet) -> None:
+        after: Callable[[], None] | None = None
+        try:
+            body, after = self._do(Kind(packet.message["kind"]), packet.message["body"], packet.fds)
+            answer: dict[str, Any] = {"body": body}
+        except Exception as error:  # it is the trainer's to judge
+            answer = {"error": _told(error)}
+        finally:
+            for fd in packet.fds:
+                os.close(fd)
+        self._send({"id": packet.message["id"], **answer})
+        if after is not None:
+            after()
 
     def _do(
         self, kind: Kind, raw: dict[str, Any], fds: tuple[int, ...]
@@ -100,25 +108,19 @@ class _Server:
         session = self._session
         if session is None:
             raise CompanionError(f"asked to {kind} before anything was opened")
-        match kind:
-            case Kind.BEGIN:
-                return encode(session.begin(decode(Begin, raw))), None
-            case Kind.QUARANTINE:
-                return encode(session.quarantine(decode(Quarantine, raw))), None
-            case Kind.RESTORED:
-                session.restored(decode(Restored, raw))
-            case Kind.WRITE:
-                return encode(session.write(decode(Write, raw), fds[0])), None
-            case Kind.COMMIT:
-                committed, after = session.commit(decode(Commit, raw))
-                return encode(committed), after
-            case Kind.VOID:
-                session.void(decode(Void, raw))
-            case Kind.CLOSE:
-                session.flush(decode(Close, raw).flush_millis / 1000)
-            case Kind.STATE:
-                raise CompanionError("the state is no request")
-        return {}, None
+        if kind is Kind.COMMIT:
+            committed, after = session.commit(decode(Commit, raw))
+            return encode(committed), after
+        do: dict[Kind, Callable[[], object]] = {
+            Kind.BEGIN: lambda: session.begin(decode(Begin, raw)),
+            Kind.QUARANTINE: lambda: session.quarantine(decode(Quarantine, raw)),
+            Kind.RESTORED: lambda: session.restored(decode(Restored, raw)),
+            Kind.WRITE: lambda: session.write(decode(Write, raw), fds[0]),
+            Kind.VOID: lambda: session.void(decode(Void, raw)),
+            Kind.CLOSE: lambda: session.flush(decode(Close, raw).flush_millis / 1000),
+        }
+        answer = do[kind]()
+        return ({} if answer is None else encode(answer)), None
 
     def _direct(self, directive: Directive) -> None:
         self._send({"directive": encode(directive)})

@@ -27,7 +27,7 @@ from stepkeeper.companion.messages import (
 from stepkeeper.companion.reporter import LogView, Reporter
 from stepkeeper.contract import Commit as ReportedCommit
 from stepkeeper.contract import Directive, Head
-from stepkeeper.errors import CompanionError, StorageError, UnknownOutcomeError, VerifyError
+from stepkeeper.errors import CompanionError, StepkeeperError, UnknownOutcomeError
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.manifest import Manifest
 from stepkeeper.storage import Store, open_store
@@ -160,7 +160,7 @@ class Session:
                 collect_garbage(self._log, self._store, claim)
                 self._collected = True
             self._tell_reporter()
-        except (VerifyError, StorageError) as error:
+        except StepkeeperError as error:
             print(f"stepkeeper: after the commit of step {record.step}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
 
     def _held(self) -> Claim:

@@ -8,7 +8,7 @@ __all__ = ["clone_on_device", "run_pending"]
 
 
 def clone_on_device(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies of the XLA tensors among `tensors`, on their devices with their shardings; the copying has been dispatched."""
+    """Copies of the XLA tensors among `tensors`, on their devices with their shardings; the copying was dispatched."""
     clones = {fqn: t.detach().clone() for fqn, t in tensors.items() if t.device.type == "xla"}
     if clones:
         _sync()
