@@ -119,8 +119,14 @@ def _build_into(folder: Path) -> None:
     say("cluster binaries: fetching the pinned modules")
     list_packages = [go, "list", "-C", str(SOURCE), "-deps", "-f", "{{.ImportPath}}", *PACKAGES]
     n_packages = len(run(list_packages, env=environment, timeout_s=1200).splitlines())
-    say(f"cluster binaries: building (once; about 10 minutes on 2 cores with nothing cached, {n_packages} packages)")
-    _go_build([go, "build", "-C", str(SOURCE), "-v", *_flags(), "-o", f"{folder}/", *PACKAGES], environment, n_packages)
+    say(
+        f"cluster binaries: building (once; about 10 minutes on 2 cores with nothing cached, {n_packages} packages)"
+    )
+    _go_build(
+        [go, "build", "-C", str(SOURCE), "-v", *_flags(), "-o", f"{folder}/", *PACKAGES],
+        environment,
+        n_packages,
+    )
     (folder / "kubectl").symlink_to("kube")
     find_module = [go, "list", "-C", str(SOURCE), "-m", "-f", "{{.Dir}}", "sigs.k8s.io/jobset"]
     module = Path(run(find_module, env=environment).strip())
@@ -154,5 +160,3 @@ def _go_build(argv: Sequence[str], environment: dict[str, str], n_packages: int)
     if process.returncode != 0:
         raise BuildError(f"go build failed in {SOURCE}: {''.join(others)[-4000:] or 'it said nothing'}")
     say(f"cluster binaries: built in {time.monotonic() - started:.0f} s")
-
-

@@ -32,14 +32,17 @@ class Authority:
         """The authority's own certificate."""
         return self.folder / "ca.crt"
 
-    def issue(self, file_name: str, common_name: str, *, organisation: str = "", hosts: Sequence[str] = ()) -> None:
+    def issue(
+        self, file_name: str, common_name: str, *, organisation: str = "", hosts: Sequence[str] = ()
+    ) -> None:
         """`<file_name>.crt` and `.key` are in the folder, good for clients and, with hosts, for servers."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if organisation:
             names.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organisation))
         builder = _builder(x509.Name(names), self.certificate.subject, key.public_key()).add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]),
+            critical=False,
         )
         if hosts:
             builder = builder.add_extension(
@@ -99,7 +102,10 @@ def write_kubeconfig(layout: Layout, folder: Path, user: str) -> str:
         return base64.b64encode((folder / file_name).read_bytes()).decode()
 
     cluster = {"server": layout.api_url, "certificate-authority-data": embedded("ca.crt")}
-    credentials = {"client-certificate-data": embedded(f"{user}.crt"), "client-key-data": embedded(f"{user}.key")}
+    credentials = {
+        "client-certificate-data": embedded(f"{user}.crt"),
+        "client-key-data": embedded(f"{user}.key"),
+    }
     name = f"stepkeeper-{layout.name}"
     config = {
         "apiVersion": "v1",
@@ -139,6 +145,8 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     path.touch(mode=0o600)
     path.write_bytes(
         key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.TraditionalOpenSSL,
+            serialization.NoEncryption(),
         )
     )

@@ -21,7 +21,11 @@ def create(name: str) -> None:
         group.mkdir(exist_ok=True)
         for file in ("cpuset.cpus", "cpuset.mems"):
             # In version 1 a new cpuset is empty, and nothing can run in it.
-            if (parent / file).exists() and (group / file).exists() and not (group / file).read_text().strip():
+            if (
+                (parent / file).exists()
+                and (group / file).exists()
+                and not (group / file).read_text().strip()
+            ):
                 (group / file).write_text((parent / file).read_text())
 
 
@@ -68,4 +72,6 @@ def find(name: str, container_id: str) -> list[Path]:
 
 def existing(prefix: str, root: Path = ROOT) -> Sequence[str]:
     """Names of the top groups that begin so."""
-    return sorted({path.name for parent in hierarchies(root) for path in parent.glob(f"{prefix}*") if path.is_dir()})
+    return sorted(
+        {path.name for parent in hierarchies(root) for path in parent.glob(f"{prefix}*") if path.is_dir()}
+    )

@@ -23,7 +23,9 @@ class Leftovers:
     """Below the cluster's folder, the deepest first."""
 
 
-def plan(*, cluster: str, others: Iterable[str], groups: Iterable[str], mounts: Iterable[Path], folder: Path) -> Leftovers:
+def plan(
+    *, cluster: str, others: Iterable[str], groups: Iterable[str], mounts: Iterable[Path], folder: Path
+) -> Leftovers:
     """What is this cluster's, out of all groups and mount points of the machine.
 
     Cluster `a` must not take groups of cluster `a-b` for its own: its own are those that no longer name claims.
@@ -32,7 +34,9 @@ def plan(*, cluster: str, others: Iterable[str], groups: Iterable[str], mounts: 
     longer = tuple(f"stepkeeper-{other}-" for other in others if other.startswith(f"{cluster}-"))
     below = [mount for mount in mounts if folder in (mount, *mount.parents)]
     return Leftovers(
-        groups=tuple(sorted(name for name in groups if name.startswith(prefix) and not name.startswith(longer))),
+        groups=tuple(
+            sorted(name for name in groups if name.startswith(prefix) and not name.startswith(longer))
+        ),
         mounts=tuple(sorted(below, key=lambda mount: len(mount.parts), reverse=True)),
     )
 
@@ -52,7 +56,9 @@ def clean(layout: Layout, others: Iterable[str]) -> None:
     first = first_process(CLUSTER_MARK, str(folder))
     if first is not None:
         kill_marked(CLUSTER_MARK, str(folder))
-    wait_until(lambda: _no_process(folder), f"the end of cluster {layout.name}", timeout_s=GRACE_S, poll_s=0.05)
+    wait_until(
+        lambda: _no_process(folder), f"the end of cluster {layout.name}", timeout_s=GRACE_S, poll_s=0.05
+    )
     network.disconnect(layout)
     left = plan(
         cluster=layout.name,

@@ -38,7 +38,11 @@ def manifests(layout: Layout) -> list[Mapping[str, object]]:
 
 
 def _account() -> Mapping[str, object]:
-    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "coredns", "namespace": NAMESPACE}}
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": "coredns", "namespace": NAMESPACE},
+    }
 
 
 def _role() -> Mapping[str, object]:
@@ -65,7 +69,9 @@ def _role_binding() -> Mapping[str, object]:
 
 
 def _service(layout: Layout) -> Mapping[str, object]:
-    ports = [{"name": f"dns-{protocol.lower()}", "port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    ports = [
+        {"name": f"dns-{protocol.lower()}", "port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")
+    ]
     return {
         "apiVersion": "v1",
         "kind": "Service",

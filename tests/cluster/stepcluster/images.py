@@ -26,7 +26,9 @@ LAYOUT = 1
 
 def pause(binaries: Binaries) -> Path:
     """The archive of the image that holds a pod's namespaces."""
-    layer = _layer("pause", [binaries.folder.name], lambda _: [Entry(path="pause", source=Path(binaries["pause"]))])
+    layer = _layer(
+        "pause", [binaries.folder.name], lambda _: [Entry(path="pause", source=Path(binaries["pause"]))]
+    )
     return _image(nodeconfig.PAUSE_IMAGE, [layer], Settings(entrypoint=["/pause"], user="65534:65534"))
 
 
@@ -40,7 +42,9 @@ def coredns(binaries: Binaries) -> Path:
 
 def shell() -> Path:
     """The archive of an image with busybox."""
-    return _image(SHELL_IMAGE, [_shell_layer()], Settings(environment={"PATH": SYSTEM_PATH}, command=["/bin/sh"]))
+    return _image(
+        SHELL_IMAGE, [_shell_layer()], Settings(environment={"PATH": SYSTEM_PATH}, command=["/bin/sh"])
+    )
 
 
 def build_wheel() -> Path:
@@ -51,7 +55,15 @@ def build_wheel() -> Path:
         return found[0]
     say("images: building the wheel")
     with _workspace() as workspace:
-        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", f"--outdir={workspace}/wheel", ROOT]
+        build = [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            f"--outdir={workspace}/wheel",
+            ROOT,
+        ]
         try:
             run(build, timeout_s=300)
         except CommandError as error:
@@ -65,7 +77,9 @@ def build_wheel() -> Path:
 def operator(wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
     """Name and archive of the operator's image: the wheel with the locked packages of its `operator` extra, no torch."""
     lock = ROOT / "requirements-operator.lock"
-    packages = _layer("operator-packages", [lock.read_text(encoding="utf-8"), sys.version], _installed(lock, "opt/packages"))
+    packages = _layer(
+        "operator-packages", [lock.read_text(encoding="utf-8"), sys.version], _installed(lock, "opt/packages")
+    )
     name = f"localhost/stepkeeper-operator:{tag}"
     layers = [_shell_layer(), _python_layer(), packages, _wheel_layer(wheel or build_wheel())]
     settings = Settings(
@@ -82,7 +96,7 @@ def trainer(app: Path, wheel: Path | None = None, tag: str = "dev") -> tuple[str
 
     torch isn't in it: the pod mounts the node's torch environment, read-only, at /opt/torch.
     """
-    name = f"localhost/{app.name.replace('_', '-')}:{tag}"
+    name = f"localhost/stepkeeper-trainer:{tag}"
     files = [Entry(path="app"), *tree(app, f"app/{app.name}"), Entry(path="opt"), Entry(path="opt/torch")]
     own = _layer("app", [_content([app]), app.name], lambda _: files)
     layers = [_shell_layer(), _python_layer(), _wheel_layer(wheel or build_wheel()), own]
@@ -121,7 +135,13 @@ def _installed(what: Path, target: str) -> Callable[[Path], Iterable[Entry]]:
     def entries(workspace: Path) -> Iterable[Entry]:
         say(f"images: installing {what.name}")
         source = [str(what)] if what.suffix == ".whl" else ["--require-hashes", "-r", str(what)]
-        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile", f"--target={workspace / 'pip'}"]
+        options = [
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-compile",
+            f"--target={workspace / 'pip'}",
+        ]
         try:
             run([sys.executable, "-m", "pip", "install", *options, *source], timeout_s=PIP_TIMEOUT_S)
         except CommandError as error:

@@ -78,7 +78,9 @@ def _clean_crashed(name: str) -> None:
         cleaning.clean(_layout(name), _others(name))
 
 
-def _start(name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torch_folder: Path | None) -> Parts:
+def _start(
+    name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torch_folder: Path | None
+) -> Parts:
     started = time.monotonic()
 
     def told(what: str) -> None:
@@ -88,7 +90,9 @@ def _start(name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torc
     spaces = processes.start_namespaces(folder, folder / "logs" / "namespaces.log")
     with state.lock(state.state_root()):
         layout = Layout(name=name, block=network.free_block(), folder=folder)
-        record = state.Record(name=name, block=layout.block, nodes=nodes, torch_folder=str(torch_folder or ""))
+        record = state.Record(
+            name=name, block=layout.block, nodes=nodes, torch_folder=str(torch_folder or "")
+        )
         state.write(record)
         network.connect(layout, spaces)
     parts = Parts.of(record, programs)

@@ -20,7 +20,9 @@ def require_root() -> None:
         UnsupportedMachineError: It isn't; the message says why that is needed.
     """
     if sys.platform != "linux":
-        raise UnsupportedMachineError(f"the test cluster runs containers, which needs Linux; this is {sys.platform}")
+        raise UnsupportedMachineError(
+            f"the test cluster runs containers, which needs Linux; this is {sys.platform}"
+        )
     if os.geteuid() != 0:
         raise UnsupportedMachineError(
             "the test cluster makes namespaces, cgroups and containers, which needs root: run it again with "
@@ -30,7 +32,9 @@ def require_root() -> None:
 
 def search_path() -> str:
     """PATH, with the folders that only root's has."""
-    return ":".join([os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+    return ":".join(
+        [os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin"), "/usr/local/sbin", "/usr/sbin", "/sbin"]
+    )
 
 
 def run(
@@ -48,7 +52,13 @@ def run(
     words = [str(word) for word in argv]
     try:
         done = subprocess.run(
-            words, input=stdin, env=env or {**os.environ, "PATH": search_path()}, timeout=timeout_s, capture_output=True, text=True, check=False
+            words,
+            input=stdin,
+            env=env or {**os.environ, "PATH": search_path()},
+            timeout=timeout_s,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except FileNotFoundError as error:
         raise CommandError(f"{words[0]} is not on this machine: run `python -m stepcluster build`") from error

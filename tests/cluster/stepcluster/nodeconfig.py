@@ -125,4 +125,8 @@ def _network(layout: Layout, number: int) -> dict[str, object]:
         "ranges": [[{"subnet": str(layout.pod_network(number))}]],
         "routes": [{"dst": "0.0.0.0/0"}],
     }
-    return {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipMasq": False, "ipam": addresses}]}
+    return {
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [{"type": "ptp", "ipMasq": False, "ipam": addresses}],
+    }

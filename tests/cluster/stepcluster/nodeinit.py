@@ -19,8 +19,10 @@ from stepcluster import logind, nodeimages
 from stepcluster.layout import API_PORT
 from stepcluster.machine import run, say, wait_until
 
-TORCH_PATH = Path("/run/stepkeeper/torch")
+TORCH_PATH = Path("/opt/torch")
 """Where every node shows its pods the torch environment."""
+OWN_FOLDERS = (Path("/opt"), Path("/var/lib"), Path("/var/log"))
+"""Folders of the machine that the node sees, with what it writes there for itself alone."""
 RESTART_DELAY_S = 1.0
 KERNEL_SETTINGS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}
 """A kubelet writes these and refuses to start if it can't."""
@@ -70,12 +72,21 @@ def prepare_mounts(plan: NodePlan) -> None:
     """The node has folders of its own in place of the machine's, and sees the rest of the machine's files."""
     folder = Path(plan.folder)
     run(["mount", "--make-rshared", "/"])
-    for name in ("lib", "log"):
-        upper, work = folder / f"var-{name}", folder / f"var-{name}-work"
-        upper.mkdir(exist_ok=True)
+    for lower in OWN_FOLDERS:
+        upper, work = (folder / "own" / f"{lower.name}-{part}" for part in ("files", "work"))
+        upper.mkdir(parents=True, exist_ok=True)
         work.mkdir(exist_ok=True)
-        options = f"lowerdir=/var/{name},upperdir={upper},workdir={work}"
-        run(["mount", "-t", "overlay", "-o", options, "overlay", f"/var/{name}"])
+        run(
+            [
+                "mount",
+                "-t",
+                "overlay",
+                "-o",
+                f"lowerdir={lower},upperdir={upper},workdir={work}",
+                "overlay",
+                lower,
+            ]
+        )
     run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run"])
     settings = folder / "kernel-settings"
     settings.mkdir(exist_ok=True)
@@ -85,7 +96,7 @@ def prepare_mounts(plan: NodePlan) -> None:
         stand_in.write_text(value + "\n", encoding="utf-8")
         run(["mount", "--bind", str(stand_in), f"/proc/sys/{name}"])
     if plan.torch_folder:
-        TORCH_PATH.mkdir(parents=True)
+        TORCH_PATH.mkdir(exist_ok=True)
         run(["mount", "--bind", plan.torch_folder, str(TORCH_PATH)])
         run(["mount", "-o", "remount,bind,ro", str(TORCH_PATH)])
 

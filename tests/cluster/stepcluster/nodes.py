@@ -127,7 +127,7 @@ class NodeRunner:
     def wipe(self, node: str) -> None:
         """The node, which is off, is as new; only the list of its images is kept."""
         folder = self.layout.node_folder(node)
-        for name in ("containerd", "kubelet", "var-lib", "var-log", "pod-logs"):
+        for name in ("containerd", "kubelet", "own", "pod-logs"):
             shutil.rmtree(folder / name, ignore_errors=True)
 
     def import_image(self, node: str, archive: Path) -> None:

@@ -120,7 +120,10 @@ def image_index(manifest: bytes, name: str) -> dict[str, object]:
         "io.containerd.image.name": name,
         "org.opencontainers.image.ref.name": name.rpartition(":")[2],
     }
-    return {"schemaVersion": 2, "manifests": [{**_descriptor(MANIFEST_TYPE, manifest), "annotations": annotations}]}
+    return {
+        "schemaVersion": 2,
+        "manifests": [{**_descriptor(MANIFEST_TYPE, manifest), "annotations": annotations}],
+    }
 
 
 def write_image(path: Path, name: str, layers: Sequence[Layer], settings: Settings) -> None:

@@ -77,7 +77,11 @@ def _containerd_runs() -> bool:
     if shutil.which("systemctl") is None or not Path("/run/systemd/system").exists():
         return False
     try:
-        return run(["systemctl", "show", "--property=ActiveState", "containerd.service"]).strip().endswith("=active")
+        return (
+            run(["systemctl", "show", "--property=ActiveState", "containerd.service"])
+            .strip()
+            .endswith("=active")
+        )
     except CommandError:
         # Without a running systemd there is no service either.
         return False

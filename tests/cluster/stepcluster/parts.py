@@ -51,7 +51,9 @@ class Parts:
         record = state.read(name)
         programs = binaries.find()
         if programs is None:
-            raise BuildError("the cluster's programs have changed: run `python -m stepcluster build`, then down and up")
+            raise BuildError(
+                "the cluster's programs have changed: run `python -m stepcluster build`, then down and up"
+            )
         return cls.of(record, programs)
 
     @property
@@ -61,7 +63,8 @@ class Parts:
     @property
     def kubectl(self) -> list[str]:
         """The beginning of a kubectl command."""
-        return [self.binaries["kubectl"], f"--kubeconfig={self.layout.kubeconfig}"]
+        cache = self.layout.folder / "kubectl-cache"
+        return [self.binaries["kubectl"], f"--kubeconfig={self.layout.kubeconfig}", f"--cache-dir={cache}"]
 
     def node(self, name: str) -> Node:
         """The node of this name.
@@ -86,7 +89,18 @@ class Parts:
         if node.tpu_chips:
             chips = {"google.com/tpu": str(node.tpu_chips)}
             patch = json.dumps({"status": {"capacity": chips, "allocatable": chips}})
-            run([*self.kubectl, "patch", "node", node.name, "--subresource=status", "--type=merge", "-p", patch])
+            run(
+                [
+                    *self.kubectl,
+                    "patch",
+                    "node",
+                    node.name,
+                    "--subresource=status",
+                    "--type=merge",
+                    "-p",
+                    patch,
+                ]
+            )
 
     def _is_ready(self, node: str) -> bool:
         condition = '{.status.conditions[?(@.type=="Ready")].status}'

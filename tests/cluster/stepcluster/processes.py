@@ -41,7 +41,9 @@ class Launcher:
         """The program runs; its log's path is returned."""
         log = self.logs / f"{name}.log"
         start_detached(
-            self.namespaces.enter(argv), log, {CLUSTER_MARK: str(self.folder), "STEPKEEPER_PROGRAM": name, **(marks or {})}
+            self.namespaces.enter(argv),
+            log,
+            {CLUSTER_MARK: str(self.folder), "STEPKEEPER_PROGRAM": name, **(marks or {})},
         )
         return log
 
@@ -52,7 +54,10 @@ class Launcher:
             FaultError: It isn't running.
         """
         for pid in marked(CLUSTER_MARK, str(self.folder)):
-            if f"STEPKEEPER_PROGRAM={name}".encode() in _environment(pid) and _comm(pid) not in {"nsenter", "unshare"}:
+            if f"STEPKEEPER_PROGRAM={name}".encode() in _environment(pid) and _comm(pid) not in {
+                "nsenter",
+                "unshare",
+            }:
                 return pid
         raise FaultError(f"{name} is not running in the cluster at {self.folder}")
 
@@ -66,7 +71,11 @@ def start_namespaces(folder: Path, log: Path) -> Namespaces:
     argv = ["unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "--propagation", "private"]
     start_detached([*argv, sys.executable, "-I", "-S", reaper.__file__], log, {CLUSTER_MARK: str(folder)})
     wait_until(
-        lambda: first_process(CLUSTER_MARK, str(folder)) is not None, "the namespaces", timeout_s=10, log=log, poll_s=0.02
+        lambda: first_process(CLUSTER_MARK, str(folder)) is not None,
+        "the namespaces",
+        timeout_s=10,
+        log=log,
+        poll_s=0.02,
     )
     pid = first_process(CLUSTER_MARK, str(folder))
     assert pid is not None

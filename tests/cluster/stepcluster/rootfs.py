@@ -9,7 +9,9 @@ from pathlib import Path
 from stepcluster.machine import run
 from stepcluster.ociimage import Entry, tree
 
-PASSWD = "root:x:0:0:root:/root:/bin/sh\nstepkeeper:x:65532:65532::/tmp:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
+PASSWD = (
+    "root:x:0:0:root:/root:/bin/sh\nstepkeeper:x:65532:65532::/tmp:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
+)
 GROUP = "root:x:0:\nstepkeeper:x:65532:\nnobody:x:65534:\n"
 CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 NOT_IN_A_POD = (
@@ -43,7 +45,19 @@ WHEELS_EXPECT = (
 def shell_entries() -> Iterator[Entry]:
     """A root with busybox under all its names."""
     busybox = next(path for path in (Path("/bin/busybox"), Path("/usr/bin/busybox")) if path.exists())
-    for folder in ("dev", "etc", "proc", "root", "run", "sys", "usr", "usr/bin", "usr/lib", "usr/lib64", "var"):
+    for folder in (
+        "dev",
+        "etc",
+        "proc",
+        "root",
+        "run",
+        "sys",
+        "usr",
+        "usr/bin",
+        "usr/lib",
+        "usr/lib64",
+        "var",
+    ):
         yield Entry(path=folder)
     yield Entry(path="tmp", mode=0o1777)
     for name in ("bin", "lib", "lib64"):
@@ -72,7 +86,9 @@ def python_entries() -> Iterator[Entry]:
         yield Entry(path=f"usr/local/bin/{name}", link=version)
     yield from tree(standard_library, f"usr/local/lib/{version}", skip=NOT_IN_A_POD)
     yield Entry(path=f"usr/local/lib/{version}/site-packages")
-    extensions = [path for path in (standard_library / "lib-dynload").glob("*.so") if "_tkinter" not in path.name]
+    extensions = [
+        path for path in (standard_library / "lib-dynload").glob("*.so") if "_tkinter" not in path.name
+    ]
     yield from library_entries(shared_libraries([interpreter, *extensions]))
     for bundle in CERTIFICATES:
         if bundle.exists():

@@ -55,7 +55,9 @@ def read(name: str) -> Record:
     """
     record = read_file(name)
     if record is None or not is_running(name):
-        raise NoClusterError(f"no cluster {name!r} is running: `python -m stepcluster up --name {name}` starts it")
+        raise NoClusterError(
+            f"no cluster {name!r} is running: `python -m stepcluster up --name {name}` starts it"
+        )
     return record
 
 

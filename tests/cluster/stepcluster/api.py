@@ -1,0 +1,149 @@
+"""What tests, the demo and benchmarks work with: a cluster as one object."""
+
+import contextlib
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stepcluster import images, lifecycle, nodeinit
+from stepcluster.errors import NoClusterError
+from stepcluster.faults import Faults
+from stepcluster.gcs import BUCKET
+from stepcluster.machine import COMMAND_TIMEOUT_S, run, search_path
+from stepcluster.parts import Parts
+
+TORCH_HOST_PATH = str(nodeinit.TORCH_PATH)
+"""The hostPath at which every node has the torch environment of the Python that started the cluster."""
+
+
+class Cluster:
+    """A running cluster.
+
+    Made by `cluster_up`, or by `Cluster.attach` for one that `make cluster` started.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.faults = Faults(parts=parts)
+
+    @classmethod
+    def attach(cls, name: str = "dev") -> "Cluster":
+        """The running cluster of this name. Raises NoClusterError if there is none."""
+        return cls(Parts.attach(name))
+
+    @property
+    def name(self) -> str:
+        return self._parts.record.name
+
+    @property
+    def folder(self) -> Path:
+        """Where logs, certificates and the nodes' data are."""
+        return self._parts.layout.folder
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self._parts.layout.kubeconfig
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self._parts.record.nodes)
+
+    @property
+    def tpu_nodes(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self._parts.record.nodes if node.tpu_chips)
+
+    @property
+    def gcs_url(self) -> str:
+        """The object storage's URL for pods: the value of STORAGE_EMULATOR_HOST."""
+        return self._parts.layout.gcs_url
+
+    @property
+    def gcs_host_url(self) -> str:
+        """The object storage's URL on this machine."""
+        return self._parts.layout.gcs_url
+
+    @property
+    def gcs_bucket(self) -> str:
+        """A bucket that is there from the start."""
+        return BUCKET
+
+    @property
+    def audit_log(self) -> Path:
+        """What was asked of the API server: one JSON object in a line for each request, when it ended."""
+        return self._parts.layout.audit_log
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a shell needs to work with the cluster."""
+        return {
+            "KUBECONFIG": str(self.kubeconfig),
+            "STORAGE_EMULATOR_HOST": self.gcs_host_url,
+            "PATH": f"{self._parts.binaries.folder}:{os.environ.get('PATH', '')}",
+        }
+
+    def kubectl(
+        self, *arguments: str | Path, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> str:
+        """What kubectl printed. Raises CommandError, with its words, if it failed."""
+        return run([*self._parts.kubectl, *arguments], stdin=stdin, timeout_s=timeout_s)
+
+    def helm(self, *arguments: str | Path, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """What helm printed. Raises CommandError, with its words, if it failed."""
+        own = {
+            f"HELM_{kind}_HOME": str(self.folder / "helm" / kind.lower())
+            for kind in ("CACHE", "CONFIG", "DATA")
+        }
+        environment = {**os.environ, "PATH": search_path(), "KUBECONFIG": str(self.kubeconfig), **own}
+        return run([self._parts.binaries["helm"], *arguments], env=environment, timeout_s=timeout_s)
+
+    def load_image(self, archive: Path, *, nodes: Sequence[str] | None = None) -> None:
+        """The image of an OCI archive is on the nodes (by default all), also after one of them comes back as new."""
+        for node in nodes if nodes is not None else self.nodes:
+            self._parts.runner.import_image(self._parts.node(node).name, archive)
+
+    def load_shell_image(self) -> str:
+        """An image with busybox is on all nodes; its name."""
+        self.load_image(images.shell())
+        return images.SHELL_IMAGE
+
+    def load_operator_image(self, wheel: Path | None = None, tag: str = "dev") -> str:
+        """The operator's image, of this tree or of a wheel, is on the system node; its name."""
+        name, archive = images.operator(wheel, tag)
+        self.load_image(archive, nodes=["system"])
+        return name
+
+    def load_trainer_image(self, app: Path, wheel: Path | None = None, tag: str = "dev") -> str:
+        """An image with the wheel and the folder `app`, in /app, is on the TPU nodes; its name."""
+        name, archive = images.trainer(app, wheel, tag)
+        self.load_image(archive, nodes=self.tpu_nodes)
+        return name
+
+    def down(self) -> None:
+        """Nothing of the cluster is left on the machine."""
+        lifecycle.stop(self.name)
+
+
+@contextlib.contextmanager
+def cluster_up(name: str = "dev", *, n_tpu_nodes: int = 2, keep: bool = False) -> Iterator[Cluster]:
+    """A new cluster, taken down at the end of the block, also on Ctrl-C, unless `keep`.
+
+    Raises:
+        UnsupportedMachineError: This isn't Linux, or not root.
+        ClusterExistsError: One of this name is running.
+        StartError: A part of it doesn't come up.
+    """
+    cluster = start(name, n_tpu_nodes=n_tpu_nodes)
+    try:
+        yield cluster
+    finally:
+        if not keep:
+            with contextlib.suppress(NoClusterError):
+                # Somebody may have taken it down by hand.
+                cluster.down()
+
+
+def start(name: str, *, n_tpu_nodes: int = 2) -> Cluster:
+    """A new cluster whose pods find this Python's packages, torch among them, at TORCH_HOST_PATH."""
+    torch_folder = Path(sysconfig.get_path("purelib"))
+    return Cluster(lifecycle.start(name, n_tpu_nodes=n_tpu_nodes, torch_folder=torch_folder))

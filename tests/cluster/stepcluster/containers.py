@@ -1,0 +1,138 @@
+"""A pod's containers as the machine sees them: their processes and their memory group."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepcluster import cgroups
+from stepcluster.errors import FaultError
+from stepcluster.machine import run
+from stepcluster.parts import Parts
+from stepcluster.processes import command_line, namespace_number
+
+HEADROOM_BYTES = 64 << 20
+OOM_TIMEOUT_S = 30.0
+HOG = """
+import sys
+for path in sys.argv[1:]:
+    with open(path, "w") as file:
+        file.write("0")
+held = []
+while True:
+    held.append(b"x" * (8 << 20))
+"""
+"""Joins a group and takes memory without end. The kernel ends the largest process of the group, which is not this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """One running container of a pod."""
+
+    pod: str
+    node: str
+    container_id: str
+    groups: tuple[Path, ...]
+
+    def processes(self) -> dict[int, str]:
+        """Process ids, as the machine sees them, and command lines."""
+        pids = set().union(*(cgroups.members(group) for group in self.groups))
+        return {pid: command_line(pid) for pid in sorted(pids)}
+
+
+def find(parts: Parts, pod: str, *, namespace: str = "default", container: str = "") -> Container:
+    """The running container of that name in the pod, or its first.
+
+    Raises:
+        FaultError: It isn't running.
+    """
+    text = run([*parts.kubectl, "-n", namespace, "get", "pod", pod, "-o", "json"])
+    return locate(parts, json.loads(text), container)
+
+
+def locate(parts: Parts, pod: Mapping[str, Any], container: str) -> Container:
+    """The container of a pod that was read from the API server."""
+    name = pod["metadata"]["name"]
+    statuses: Sequence[Mapping[str, Any]] = pod["status"].get("containerStatuses") or []
+    for status in statuses:
+        if status["name"] == (container or status["name"]) and "running" in status["state"]:
+            container_id = str(status["containerID"]).rpartition("/")[2]
+            node = str(pod["spec"]["nodeName"])
+            groups = tuple(cgroups.find(parts.layout.cgroup_name(node), container_id))
+            return Container(pod=name, node=node, container_id=container_id, groups=groups)
+    raise FaultError(
+        f"pod {name} has no running container {container or 'at all'}: see `kubectl describe pod {name}`"
+    )
+
+
+def choose(processes: Mapping[int, str], numbers: Mapping[int, int], pattern: str) -> int:
+    """The process whose command line has `pattern` in it; without one, the container's first.
+
+    Raises:
+        FaultError: There is none, or more than one.
+    """
+    if not pattern:
+        return min(processes, key=lambda pid: numbers[pid])
+    matching = [pid for pid, line in processes.items() if pattern in line]
+    if len(matching) != 1:
+        listed = "; ".join(processes.values()) or "none"
+        raise FaultError(f"{len(matching)} processes match {pattern!r}, which has to be one of: {listed}")
+    return matching[0]
+
+
+def send(target: Container, number: signal.Signals, *, process: str = "") -> int:
+    """The signal was sent to one process of the container, whose id is returned.
+
+    Raises:
+        FaultError: No process, or more than one, matches.
+    """
+    processes = target.processes()
+    if not processes:
+        raise FaultError(f"pod {target.pod} has no process left")
+    pid = choose(processes, {pid: namespace_number(pid) for pid in processes}, process)
+    os.kill(pid, number)
+    return pid
+
+
+def exhaust_memory(target: Container) -> None:
+    """The kernel has killed a process of the container for want of memory; the limit is again what it was.
+
+    Raises:
+        FaultError: It didn't.
+    """
+    before = set(target.processes())
+    group, limit_file, usage_file = _memory_files(target.groups)
+    limit = limit_file.read_text(encoding="utf-8")
+    limit_file.write_text(str(int(usage_file.read_text(encoding="utf-8")) + HEADROOM_BYTES), encoding="utf-8")
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", HOG, str(group / "cgroup.procs")]) as hog:
+        try:
+            _wait_killed(before, {hog.pid})
+        finally:
+            hog.kill()
+            if limit_file.exists():
+                limit_file.write_text("-1" if limit_file.name.endswith("_bytes") else limit, encoding="utf-8")
+
+
+def _memory_files(groups: Iterable[Path]) -> tuple[Path, Path, Path]:
+    for group in groups:
+        for limit, usage in (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            ("memory.max", "memory.current"),
+        ):
+            if (group / limit).exists():
+                return group, group / limit, group / usage
+    raise FaultError("the container has no memory group: is it running?")
+
+
+def _wait_killed(before: set[int], hogs: set[int]) -> None:
+    deadline = time.monotonic() + OOM_TIMEOUT_S
+    while all(command_line(pid) for pid in before):
+        if time.monotonic() > deadline:
+            raise FaultError(f"no process of the container was killed in {OOM_TIMEOUT_S:g} s (hog {hogs})")
+        time.sleep(0.05)

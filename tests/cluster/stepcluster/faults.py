@@ -1,0 +1,135 @@
+"""What goes wrong on a real cluster, brought about on this one."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from stepcluster import containers, controlplane
+from stepcluster.errors import FaultError
+from stepcluster.machine import run
+from stepcluster.nodeconfig import SHUTDOWN_S
+from stepcluster.parts import Parts
+
+OPERATOR_SELECTOR = "app.kubernetes.io/name=stepkeeper,app.kubernetes.io/component=operator"
+POWER_OFF_MARGIN_S = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """The faults of one cluster. Each method returns when the fault has happened, not when its consequences have."""
+
+    parts: Parts
+
+    def spot_preemption(
+        self, node: str, *, back_after_s: float | None = None, delete_node: bool = True
+    ) -> None:
+        """The cloud has taken the node back: its pods were told, had 15 s, and it is off, and gone from the API server.
+
+        With `back_after_s` a new machine of the same name is Ready that many seconds later.
+        """
+        known = self.parts.node(node)
+        os.kill(self.parts.runner.namespaces(node).pid, signal.SIGUSR1)
+        self.parts.runner.wait_off(node, timeout_s=SHUTDOWN_S + POWER_OFF_MARGIN_S)
+        if delete_node:
+            # A cloud's node controller does that when the machine no longer exists.
+            self._kubectl("delete", "node", node, "--ignore-not-found")
+        if back_after_s is not None:
+            time.sleep(back_after_s)
+            self.power_on(known.name, fresh=True)
+
+    def power_cut(self, node: str) -> None:
+        """Everything on the node ended in one moment; nobody was told."""
+        self.parts.runner.power_off(self.parts.node(node).name)
+
+    def power_on(self, node: str, *, fresh: bool = False) -> None:
+        """The node is Ready again: with its disk as it was or, `fresh`, as a new machine."""
+        known = self.parts.node(node)
+        runner = self.parts.runner
+        if runner.is_on(node):
+            raise FaultError(f"node {node} is on already")
+        if fresh:
+            runner.wipe(node)
+            self._kubectl("delete", "node", node, "--ignore-not-found")
+        runner.start(known)
+        self.parts.wait_ready(known)
+
+    def signal_pod(
+        self,
+        pod: str,
+        number: signal.Signals = signal.SIGKILL,
+        *,
+        namespace: str = "default",
+        container: str = "",
+        process: str = "",
+    ) -> int:
+        """One process of a container got the signal: the first, or the one with `process` in its command line."""
+        target = containers.find(self.parts, pod, namespace=namespace, container=container)
+        return containers.send(target, number, process=process)
+
+    def out_of_memory(self, pod: str, *, namespace: str = "default", container: str = "") -> None:
+        """The kernel killed the container's largest process for want of memory."""
+        containers.exhaust_memory(containers.find(self.parts, pod, namespace=namespace, container=container))
+
+    def evict(self, pod: str, *, namespace: str = "default") -> None:
+        """The Eviction API took the request to end the pod."""
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": namespace},
+        }
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+        run([*self.parts.kubectl, "create", "--raw", path, "-f", "-"], stdin=json.dumps(eviction))
+
+    def drain(self, node: str, *, timeout_s: float = 90.0) -> None:
+        """No new pod comes to the node, and those that were there are gone; `uncordon` opens it again."""
+        name = self.parts.node(node).name
+        options = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={timeout_s:.0f}s"]
+        self._kubectl("drain", name, *options, timeout_s=timeout_s + 10)
+
+    def uncordon(self, node: str) -> None:
+        """Pods may come to the node again."""
+        self._kubectl("uncordon", self.parts.node(node).name)
+
+    def kill_operator(self) -> None:
+        """The operator's process was killed; its kubelet starts another."""
+        options = ["--selector", OPERATOR_SELECTOR, "--field-selector=status.phase=Running", "-o", "json"]
+        pods = json.loads(self._kubectl("get", "pods", "--all-namespaces", *options))["items"]
+        if not pods:
+            raise FaultError(f"no operator runs: no pod is labelled {OPERATOR_SELECTOR}")
+        for pod in pods:
+            containers.send(containers.locate(self.parts, pod, ""), signal.SIGKILL)
+
+    def stop_operator(self) -> None:
+        """No operator runs until `start_operator`."""
+        namespace, deployment = self._operator()
+        self._kubectl("-n", namespace, "scale", deployment, "--replicas=0")
+        self._kubectl(
+            "-n", namespace, "wait", "pod", "-l", OPERATOR_SELECTOR, "--for=delete", "--timeout=60s"
+        )
+
+    def start_operator(self) -> None:
+        """The operator that was stopped is available again."""
+        namespace, deployment = self._operator()
+        self._kubectl("-n", namespace, "scale", deployment, "--replicas=1")
+        self._kubectl("-n", namespace, "wait", deployment, "--for=condition=Available", "--timeout=60s")
+
+    def restart_api_server(self, *, down_for_s: float = 0.0) -> None:
+        """The API server was killed and, `down_for_s` later, is ready again."""
+        os.kill(self.parts.launcher.pid("kube-apiserver"), signal.SIGKILL)
+        time.sleep(down_for_s)
+        controlplane.start_api_server(self.parts.launcher, self.parts.binaries, self.parts.layout)
+
+    def _operator(self) -> tuple[str, str]:
+        """Namespace and name of the operator's Deployment."""
+        found = self._kubectl("get", "deployments", "--all-namespaces", "-l", OPERATOR_SELECTOR, "-o", "json")
+        items = json.loads(found)["items"]
+        if len(items) != 1:
+            raise FaultError(
+                f"{len(items)} Deployments are labelled {OPERATOR_SELECTOR}: install the chart, once"
+            )
+        return items[0]["metadata"]["namespace"], f"deployment/{items[0]['metadata']['name']}"
+
+    def _kubectl(self, *arguments: str, timeout_s: float = 120.0) -> str:
+        return run([*self.parts.kubectl, *arguments], timeout_s=timeout_s)

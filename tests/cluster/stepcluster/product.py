@@ -1,0 +1,38 @@
+"""stepkeeper on a test cluster, installed as its users install it: by its Helm chart, from the built wheel."""
+
+from pathlib import Path
+from typing import Final
+
+from stepcluster.api import Cluster
+
+__all__ = ["NAMESPACE", "install_operator"]
+
+NAMESPACE: Final = "stepkeeper"
+_CHART: Final = Path(__file__).parents[3] / "charts" / "stepkeeper"
+_TOLERATION_S: Final = 5
+"""How long pods stay on an unreachable node here; the chart's own value is 30."""
+
+
+def install_operator(cluster: Cluster, **settings: int | str) -> None:
+    """The operator is running in its image, ready to take reports. `settings` are the chart's."""
+    image = cluster.load_operator_image()
+    repository, _, tag = image.rpartition(":")
+    values: dict[str, int | str] = {
+        "image.repository": repository,
+        "image.tag": tag,
+        "image.pullPolicy": "Never",
+        "settings.unreachableTolerationSeconds": _TOLERATION_S,
+        **{f"settings.{name}": value for name, value in settings.items()},
+    }
+    assignments = ",".join(f"{name}={value}" for name, value in values.items())
+    options = [
+        "--namespace",
+        NAMESPACE,
+        "--create-namespace",
+        "--set",
+        assignments,
+        "--wait",
+        "--timeout",
+        "90s",
+    ]
+    cluster.helm("upgrade", "--install", "stepkeeper", _CHART, *options, timeout_s=120)
