@@ -36,7 +36,7 @@ _NOTE_LIMIT = 1024
 
 
 class Applier:
-    """Does what a decision says, in its order: status, actions, events."""
+    """Does what a decision says, in its order: status, events, actions."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Applier:
             self._cache.see_training_job(raw)
             self._memory.of(job.metadata.uid).last_write_at = self._clock()
             self._wrote("status", key)
-        for action in decision.actions:
-            await self._act(key, job, action)
         for note in decision.notes:
             await self._tell(key, job, note)
+        for action in decision.actions:
+            await self._act(key, job, action)
 
     async def _act(self, key: JobKey, job: CheckpointedTrainingJob, action: Action) -> None:
         match action:

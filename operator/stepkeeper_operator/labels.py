@@ -11,6 +11,7 @@ __all__ = [
     "JOB_INDEX_LABEL",
     "JOB_NAME_LABEL",
     "JOB_UID",
+    "NOT_READY_TAINT",
     "RESTART_ATTEMPT_LABEL",
     "SPOT_LABEL",
     "TEMPLATE_HASH",
@@ -46,4 +47,5 @@ SPOT_LABEL: Final = "cloud.google.com/gke-spot"
 ACCELERATOR_LABEL: Final = "cloud.google.com/gke-tpu-accelerator"
 TOPOLOGY_LABEL: Final = "cloud.google.com/gke-tpu-topology"
 TPU_RESOURCE: Final = "google.com/tpu"
+NOT_READY_TAINT: Final = "node.kubernetes.io/not-ready"
 UNREACHABLE_TAINT: Final = "node.kubernetes.io/unreachable"

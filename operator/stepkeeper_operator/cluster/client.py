@@ -28,7 +28,7 @@ class Cluster(Protocol):
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         """The object as it is now, or None if there is none."""
 
-    async def list(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
+    async def list_all(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
         """All objects in all namespaces; their items carry neither apiVersion nor kind."""
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
@@ -63,7 +63,7 @@ class KubernetesCluster:
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         return await self._ask("GET", resource.path(namespace, name), none_for_404=True)
 
-    async def list(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
+    async def list_all(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
         items: list[RawObject] = []
         query = {"limit": "500"} | ({"labelSelector": label_selector} if label_selector else {})
         while True:

@@ -66,6 +66,9 @@ def account(
 ) -> Books:
     """The books after everything that was observed. `jobset` is the job's own."""
     books = _opened_books(job.status)
+    if job.spec.suspend:
+        # A person stops it: that is the look which many unexplained restarts wait for.
+        books = replace(books, notes=books.notes.model_copy(update={"unexplained": 0}))
     if new_commit:
         books = _with_new_commit(books, job)
     books = _corrected(books, job, observed, now, reattribution_s)
@@ -189,8 +192,9 @@ def _close_as(books: Books, evidence: AttemptEvidence | None, finding: Finding, 
             "message": finding.message[:_MESSAGE_LIMIT],
         }
     )
-    unexplained = 0 if finding.explained else books.notes.unexplained + 1
-    notes = books.notes.model_copy(update={"unexplained": unexplained})
+    notes = books.notes
+    if finding.message not in _ASKED_FOR:
+        notes = notes.model_copy(update={"unexplained": 0 if finding.explained else notes.unexplained + 1})
     return replace(books, attempts=(*books.attempts[:-1], closed), notes=notes, finding=finding)
 
 

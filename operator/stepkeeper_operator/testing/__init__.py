@@ -1,0 +1,7 @@
+"""A cluster in memory, for tests of the operator: objects, and a JobSet controller that obeys their manifests."""
+
+from stepkeeper_operator.testing.cluster import FakeCluster
+from stepkeeper_operator.testing.controllers import FakeControllers
+from stepkeeper_operator.testing.world import World, training_job
+
+__all__ = ["FakeCluster", "FakeControllers", "World", "training_job"]

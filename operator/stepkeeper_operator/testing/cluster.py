@@ -1,0 +1,152 @@
+"""Objects with names, uids and versions: `Cluster` without a server."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+
+from stepkeeper_operator.cluster import CONFIG_MAPS, PODS, Cluster, Resource
+from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
+from stepkeeper_operator.facts.raw import RawObject, render_time
+
+__all__ = ["FakeCluster", "Write"]
+
+Place = tuple[str, str | None, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write that was asked for."""
+
+    verb: str
+    plural: str
+    name: str
+
+
+class FakeCluster(Cluster):
+    """Keeps objects; tells `on_change` of every change as a watch would. `writes` has what clients asked for."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._version = 100
+        self._uids = 0
+        self.objects: dict[Place, dict[str, Any]] = {}
+        self.writes: list[Write] = []
+        self.refusals: dict[tuple[str, str], ApiError] = {}
+        """By verb and plural: what the next such write is answered with, until it is taken out."""
+        self.on_change: Callable[[str, RawObject, bool], None] = lambda _plural, _raw, _deleted: None
+
+    @override
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
+        return copy.deepcopy(self.objects.get((resource.plural, namespace, name)))
+
+    @override
+    async def list_all(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
+        return [copy.deepcopy(raw) for place, raw in self.objects.items() if place[0] == resource.plural]
+
+    @override
+    async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
+        self._ask("create", resource, body["metadata"].get("name", ""))
+        if (resource.plural, namespace, body["metadata"].get("name")) in self.objects:
+            raise AlreadyExistsError(409, f"{resource.plural} {body['metadata']['name']} exists")
+        return self.put(resource.plural, body)
+
+    @override
+    async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
+        self._ask("replace", resource, body["metadata"]["name"])
+        self._check(self.objects[(resource.plural, namespace, body["metadata"]["name"])], body)
+        return self.put(resource.plural, body)
+
+    @override
+    async def apply(
+        self, resource: Resource, namespace: str, body: RawObject, *, subresource: str | None = None
+    ) -> RawObject:
+        name = body["metadata"]["name"]
+        self._ask("apply", resource, name)
+        known = self.objects.get((resource.plural, namespace, name))
+        if known is None:
+            if "uid" in body["metadata"]:
+                raise ConflictError(409, f"{resource.plural} {name} with that uid is gone")
+            return self.put(resource.plural, body)
+        self._check(known, body)
+        changed = copy.deepcopy(known)
+        if subresource == "status":
+            changed["status"] = body["status"]
+        elif resource is CONFIG_MAPS:
+            changed["data"] = body["data"]
+        else:
+            changed["spec"] |= body["spec"]
+        return self.put(resource.plural, changed)
+
+    @override
+    async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
+        self._ask("patch", PODS, name)
+        pod = copy.deepcopy(self.objects[("pods", namespace, name)])
+        self._check(pod, body)
+        conditions = {c["type"]: c for c in pod["status"].get("conditions", ())}
+        conditions |= {c["type"]: c for c in body["status"].get("conditions", ())}
+        pod["status"] |= {**body["status"], "conditions": list(conditions.values())}
+        self.put("pods", pod)
+
+    @override
+    async def delete(
+        self, resource: Resource, namespace: str, name: str, *, uid: str, foreground: bool = False
+    ) -> None:
+        self._ask("delete", resource, name)
+        known = self.objects.get((resource.plural, namespace, name))
+        if known is None:
+            return
+        self._check(known, {"metadata": {"uid": uid}})
+        if not foreground:
+            self.remove(resource.plural, namespace, name)
+        elif "deletionTimestamp" not in known["metadata"]:
+            self.mark_deleted(resource.plural, namespace, name, grace_s=0)
+
+    def put(self, plural: str, raw: RawObject) -> RawObject:
+        """The object is kept under its name, with a new version, and its watchers know."""
+        body = copy.deepcopy(dict(raw))
+        meta = body["metadata"]
+        self._version += 1
+        meta["resourceVersion"] = str(self._version)
+        if "uid" not in meta:
+            self._uids += 1
+            meta["uid"] = f"{plural}-{self._uids}"
+            meta["creationTimestamp"] = render_time(self._clock())
+        self.objects[(plural, meta.get("namespace"), meta.get("name", ""))] = body
+        self.on_change(plural, copy.deepcopy(body), False)  # a plain callable
+        return copy.deepcopy(body)
+
+    def mark_deleted(self, plural: str, namespace: str, name: str, *, grace_s: int) -> None:
+        """The object has a deletionTimestamp."""
+        raw = self.objects[(plural, namespace, name)]
+        if "deletionTimestamp" not in raw["metadata"]:
+            when = {
+                "deletionTimestamp": render_time(self._clock() + grace_s),
+                "deletionGracePeriodSeconds": grace_s,
+            }
+            self.put(plural, {**raw, "metadata": raw["metadata"] | when})
+
+    def remove(self, plural: str, namespace: str | None, name: str) -> None:
+        """The object is gone, and its watchers know."""
+        raw = self.objects.pop((plural, namespace, name), None)
+        if raw is not None:
+            self.on_change(plural, raw, True)  # a plain callable
+
+    def all(self, plural: str) -> list[dict[str, Any]]:
+        """Every object of a kind, by name."""
+        return [
+            raw for place, raw in sorted(self.objects.items(), key=lambda i: str(i[0])) if place[0] == plural
+        ]
+
+    def _ask(self, verb: str, resource: Resource, name: str) -> None:
+        if resource.plural != "tokenreviews":
+            self.writes.append(Write(verb, resource.plural, name))
+        if (verb, resource.plural) in self.refusals:
+            raise self.refusals[verb, resource.plural]
+
+    def _check(self, known: RawObject, body: RawObject) -> None:
+        for key in ("uid", "resourceVersion"):
+            if key in body["metadata"] and body["metadata"][key] != known["metadata"][key]:
+                raise ConflictError(409, f"{known['metadata']['name']} has another {key}")

@@ -1,0 +1,244 @@
+"""What JobSet, the Job controller and kubelets do, as far as an operator can tell the difference.
+
+Every rule is read from the manifest that the operator made, none is assumed.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from stepkeeper_operator.facts.raw import condition_of, render_time
+from stepkeeper_operator.labels import COMPLETION_INDEX_LABEL, JOB_INDEX_LABEL, RESTART_ATTEMPT_LABEL
+from stepkeeper_operator.testing.cluster import FakeCluster
+
+__all__ = ["FakeControllers"]
+
+Raw = dict[str, Any]
+
+
+class FakeControllers:
+    """`sync` brings everything to rest; pods end when `end_pod` says so or when their Job stops them."""
+
+    def __init__(
+        self, cluster: FakeCluster, clock: Callable[[], float], *, node_names: tuple[str, ...]
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._node_names = node_names
+        self.stuck: set[str] = set()
+        """Nodes whose kubelet does nothing any more."""
+
+    def sync(self) -> None:
+        """JobSets and Jobs have done all that there is to do."""
+        for _ in range(6):
+            for jobset in self._cluster.all("jobsets"):
+                self._sync_jobset(jobset)
+        self._collect()
+
+    def end_pod(self, pod: Raw, code: int, *, message: str = "", finished_at: float | None = None) -> None:
+        """The trainer of the pod exited."""
+        when = render_time(self._clock() if finished_at is None else finished_at)
+        ended = {
+            "exitCode": code,
+            "reason": "Completed" if code == 0 else "Error",
+            "finishedAt": when,
+            "message": message,
+        }
+        status = pod["status"] | {
+            "phase": "Succeeded" if code == 0 else "Failed",
+            "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
+        }
+        self._cluster.put("pods", self._present(pod) | {"status": self._present(pod)["status"] | status})
+
+    def disrupt(self, pod: Raw, reason: str, *, grace_s: int = 30) -> None:
+        """The pod gets a DisruptionTarget and, but from a kubelet that shuts down, is deleted."""
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
+        present = self._present(pod)
+        self._cluster.put("pods", present | {"status": present["status"] | {"conditions": [condition]}})
+        if reason != "TerminationByKubelet":
+            meta = pod["metadata"]
+            self._cluster.mark_deleted("pods", meta["namespace"], meta["name"], grace_s=grace_s)
+
+    def _present(self, pod: Raw) -> Raw:
+        meta = pod["metadata"]
+        return self._cluster.objects[("pods", meta["namespace"], meta["name"])]
+
+    def _sync_jobset(self, jobset: Raw) -> None:
+        meta = jobset["metadata"]
+        if (("jobsets", meta["namespace"], meta["name"])) not in self._cluster.objects:
+            return
+        jobs = self._owned("jobs", meta["uid"])
+        if "deletionTimestamp" in meta:
+            if self._stop_all(jobs):
+                self._cluster.remove("jobsets", meta["namespace"], meta["name"])
+        elif condition_of(jobset, "Failed") or condition_of(jobset, "Completed"):
+            return
+        elif jobset["spec"]["suspend"]:
+            if self._stop_all(jobs):
+                self._condition("jobsets", jobset, "Suspended", "SuspendedJobs")
+        elif not jobs:
+            self._condition("jobsets", jobset, "Suspended", "ResumeJobs", status="False")
+            self._make_jobs(self._cluster.objects[("jobsets", meta["namespace"], meta["name"])])
+        else:
+            self._judge(jobset, jobs)
+
+    def _make_jobs(self, jobset: Raw) -> None:
+        attempt = {RESTART_ATTEMPT_LABEL: str(jobset.get("status", {}).get("restarts", 0))}
+        for replicated in jobset["spec"]["replicatedJobs"]:
+            for index in range(replicated["replicas"]):
+                labels = attempt | {JOB_INDEX_LABEL: str(index)}
+                template = replicated["template"]
+                name = f"{jobset['metadata']['name']}-{replicated['name']}-{index}"
+                job = self._make(
+                    "jobs", name, jobset, template["metadata"]["labels"] | labels, template["spec"]
+                )
+                self._make_pods(job, labels)
+
+    def _make_pods(self, job: Raw, labels: dict[str, str]) -> None:
+        template = job["spec"]["template"]
+        for index in range(job["spec"]["completions"]):
+            node = self._node_names[(int(labels[JOB_INDEX_LABEL]) + index) % len(self._node_names)]
+            own = template["metadata"]["labels"] | labels | {COMPLETION_INDEX_LABEL: str(index)}
+            name = f"{job['metadata']['name']}-{index}-x{self._cluster._version}"  # noqa: SLF001  # a unique ending
+            pod = self._make("pods", name, job, own, template["spec"] | {"nodeName": node})
+            running = [{"name": "trainer", "state": {"running": {}}}]
+            self._cluster.put("pods", pod | {"status": {"phase": "Running", "containerStatuses": running}})
+
+    def _make(self, plural: str, name: str, owner: Raw, labels: dict[str, str], spec: Raw) -> Raw:
+        meta = {
+            "name": name,
+            "namespace": owner["metadata"]["namespace"],
+            "labels": labels,
+            "ownerReferences": [{"uid": owner["metadata"]["uid"], "controller": True}],
+        }
+        return dict(self._cluster.put(plural, {"metadata": meta, "spec": spec, "status": {}}))
+
+    def _judge(self, jobset: Raw, jobs: list[Raw]) -> None:
+        for job in jobs:
+            failed = [
+                pod
+                for pod in self._owned("pods", job["metadata"]["uid"])
+                if pod["status"]["phase"] == "Failed"
+            ]
+            if failed and not condition_of(job, "FailureTarget"):
+                reason, message = _job_failure(job, failed)
+                self._condition("jobs", job, "FailureTarget", reason, message=message)
+        jobs = self._owned("jobs", jobset["metadata"]["uid"])
+        targets = [job for job in jobs if condition_of(job, "FailureTarget")]
+        if targets and self._stop(targets[0], keep=True):
+            self._fail_or_restart(jobset, targets[0], jobs)
+        elif jobs and all(self._succeeded(job) for job in jobs):
+            for job in jobs:
+                self._condition("jobs", job, "Complete", "CompletionsReached")
+            self._condition("jobsets", jobset, "Completed", "AllJobsCompleted")
+
+    def _fail_or_restart(self, jobset: Raw, failed: Raw, jobs: list[Raw]) -> None:
+        policy = jobset["spec"]["failurePolicy"]
+        target = condition_of(failed, "FailureTarget")
+        name, action = _jobset_rule(policy, target["reason"], target["message"])
+        status = jobset.get("status", {})
+        counted = status.get("restartsCountTowardsMax", 0)
+        exceeded = action == "RestartJobSet" and counted >= policy["maxRestarts"]
+        if action == "FailJobSet" or exceeded:
+            reason = "ReachedMaxRestarts" if exceeded else "FailJobSetFailurePolicyAction"
+            self._condition("jobsets", jobset, "Failed", reason, message="jobset failed")
+            return
+        if not self._stop_all(jobs):
+            return
+        restarts = {
+            "restarts": status.get("restarts", 0) + 1,
+            "restartsCountTowardsMax": counted + (action == "RestartJobSet"),
+        }
+        key = ("jobsets", jobset["metadata"]["namespace"], jobset["metadata"]["name"])
+        self._cluster.put("jobsets", self._cluster.objects[key] | {"status": status | restarts})
+        self._condition("jobsets", self._cluster.objects[key], "RestartingJobSet", f"FailurePolicy_{name}")
+
+    def _stop(self, job: Raw, *, keep: bool = False) -> bool:
+        """The Job's pods have ended, and unless `keep`, are gone with it. False: a kubelet is not heard of."""
+        for pod in self._owned("pods", job["metadata"]["uid"]):
+            meta = pod["metadata"]
+            if pod["status"]["phase"] in {"Failed", "Succeeded"}:
+                continue
+            self._cluster.mark_deleted("pods", meta["namespace"], meta["name"], grace_s=30)
+            if pod["spec"]["nodeName"] in self.stuck:
+                return False
+            self.end_pod(self._present(pod), 143)
+        if not keep:
+            for pod in self._owned("pods", job["metadata"]["uid"]):
+                self._cluster.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
+            self._cluster.remove("jobs", job["metadata"]["namespace"], job["metadata"]["name"])
+        return True
+
+    def _stop_all(self, jobs: list[Raw]) -> bool:
+        stopped = [self._stop(job) for job in jobs]
+        return all(stopped)
+
+    def _succeeded(self, job: Raw) -> bool:
+        return all(
+            pod["status"]["phase"] == "Succeeded" for pod in self._owned("pods", job["metadata"]["uid"])
+        )
+
+    def _owned(self, plural: str, uid: str) -> list[Raw]:
+        return [
+            raw
+            for raw in self._cluster.all(plural)
+            if any(owner["uid"] == uid for owner in raw["metadata"].get("ownerReferences", ()))
+        ]
+
+    def _condition(self, plural: str, raw: Raw, kind: str, reason: str, **more: str) -> None:
+        status, message = more.get("status", "True"), more.get("message", "")
+        known = condition_of(raw, kind)
+        if (known.get("status"), known.get("reason")) == (status, reason):
+            return
+        present = self._cluster.objects[(plural, raw["metadata"]["namespace"], raw["metadata"]["name"])]
+        others = [c for c in present.get("status", {}).get("conditions", ()) if c["type"] != kind]
+        when = render_time(self._clock())
+        new = {
+            "type": kind,
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": when,
+        }
+        self._cluster.put(
+            plural, present | {"status": present.get("status", {}) | {"conditions": [*others, new]}}
+        )
+
+    def _collect(self) -> None:
+        """Garbage collection: what has lost its owner goes."""
+        uids = {raw["metadata"]["uid"] for raw in self._cluster.objects.values()}
+        for plural in ("jobs", "pods"):
+            for raw in self._cluster.all(plural):
+                if not any(owner["uid"] in uids for owner in raw["metadata"]["ownerReferences"]):
+                    self._cluster.remove(plural, raw["metadata"]["namespace"], raw["metadata"]["name"])
+
+
+def _job_failure(job: Raw, failed: list[Raw]) -> tuple[str, str]:
+    for index, rule in enumerate(job["spec"]["podFailurePolicy"]["rules"]):
+        for pod in failed:
+            name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+            for pattern in rule.get("onPodConditions", ()):
+                if condition_of(pod, pattern["type"]).get("status") == pattern["status"]:
+                    text = (
+                        f"Pod {name} has condition {pattern['type']} matching FailJob rule at index {index}"
+                    )
+                    return "PodFailurePolicy", text
+            code = _exit_code(pod)
+            if code in rule.get("onExitCodes", {}).get("values", ()):
+                text = f"Container trainer for pod {name} failed with exit code {code}"
+                return "PodFailurePolicy", f"{text} matching FailJob rule at index {index}"
+    return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+
+
+def _exit_code(pod: Raw) -> int | None:
+    statuses = pod["status"].get("containerStatuses") or [{}]
+    code: int | None = statuses[0].get("state", {}).get("terminated", {}).get("exitCode")
+    return code
+
+
+def _jobset_rule(policy: Raw, reason: str, message: str) -> tuple[str, str]:
+    for rule in policy["rules"]:
+        patterns = rule["onJobFailureMessagePatterns"]
+        if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+            return rule["name"], rule["action"]
+    return "default", "RestartJobSet"

@@ -1,0 +1,180 @@
+"""One job in a cluster in memory, reconciled by the shipped code."""
+
+from typing import Any
+
+from stepkeeper.contract import Report
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.apply import Applier
+from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.evidence import EvidenceBook
+from stepkeeper_operator.facts.raw import RawObject, render_time
+from stepkeeper_operator.labels import SPOT_LABEL
+from stepkeeper_operator.memory import Memory
+from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.observe import Observer
+from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.reports import LastReport, ReportBook
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.testing.cluster import FakeCluster
+from stepkeeper_operator.testing.controllers import FakeControllers
+
+__all__ = ["World", "training_job"]
+
+_KEY = JobKey("default", "lm")
+_NODES = ("n1", "n2", "n3", "n4")
+
+
+def training_job(**spec: Any) -> dict[str, Any]:
+    """A manifest of job default/lm on two hosts; `spec` overrides or adds fields of the spec."""
+    container = {"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}
+    base = {
+        "placement": {"hosts": {"count": 2}},
+        "template": {"spec": {"containers": [container]}},
+        "checkpoint": {"uri": "gs://bucket/runs/lm", "interval": {"steps": 100}},
+        "totalSteps": 1000,
+    }
+    return {
+        "apiVersion": "stepkeeper.dev/v1alpha1",
+        "kind": "CheckpointedTrainingJob",
+        "metadata": {"name": _KEY.name, "namespace": _KEY.namespace, "generation": 1},
+        "spec": base | spec,
+    }
+
+
+class World:
+    """Time stands still unless it is moved; watches bring every change at once."""
+
+    def __init__(self, *, now: float = 1_800_000_000.0, spot: bool = False, **spec: Any) -> None:
+        self.now = now
+        self.cluster = FakeCluster(lambda: self.now)
+        self.controllers = FakeControllers(self.cluster, lambda: self.now, node_names=_NODES)
+        self._start_operator()
+        for name in _NODES:
+            labels = {SPOT_LABEL: "true"} if spot else {}
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": render_time(now - 3600)}
+            self.cluster.put(
+                "nodes", {"metadata": {"name": name, "labels": labels}, "status": {"conditions": [ready]}}
+            )
+        self.cluster.put("checkpointedtrainingjobs", training_job(**spec))
+        self.now += 3600
+
+    def _start_operator(self) -> None:
+        self.settings = OperatorSettings()
+        self.evidence = EvidenceBook()
+        self.cache = Cache(self.evidence, lambda: self.now)
+        self.reports = ReportBook()
+        self.cluster.on_change = self._watch
+        memory, metrics = Memory(started_at=self.now), Metrics()
+        observer = Observer(
+            cluster=self.cluster,
+            cache=self.cache,
+            evidence=self.evidence,
+            reports=self.reports,
+            memory=memory,
+            ca_pem=lambda: "the CA",
+            resync_s=self.settings.resync_s,
+            clock=lambda: self.now,
+        )
+        applier = Applier(
+            cluster=self.cluster,
+            cache=self.cache,
+            memory=memory,
+            metrics=metrics,
+            identity="operator-1",
+            clock=lambda: self.now,
+        )
+        self.reconciler = Reconciler(
+            cache=self.cache,
+            reports=self.reports,
+            memory=memory,
+            observer=observer,
+            applier=applier,
+            settings=self.settings,
+            metrics=metrics,
+            acting=lambda: True,
+            clock=lambda: self.now,
+        )
+
+    def restart_operator(self) -> None:
+        """A new operator process: what it remembers is what it lists."""
+        self._start_operator()
+        for plural in ("checkpointedtrainingjobs", "jobsets", "jobs", "pods", "nodes"):
+            for raw in self.cluster.all(plural):
+                self._watch(plural, raw, deleted=False)
+
+    def stop_operator(self) -> None:
+        """No operator watches any more."""
+        self.cluster.on_change = lambda _plural, _raw, _deleted: None
+
+    async def reconcile(self) -> float | None:
+        """One reconcile. Answers in how many seconds the operator wants to look again."""
+        return await self.reconciler.reconcile(_KEY)
+
+    async def settle(self, *, rounds: int = 12) -> None:
+        """Operator and controllers in turn, a few seconds apart, until neither has more to do."""
+        for _ in range(rounds):
+            await self.reconcile()
+            self.controllers.sync()
+            self.now += 2
+        await self.reconcile()
+
+    async def writes_of(self, *, rounds: int = 1) -> list[str]:
+        """What is written in so many reconciles: nothing, in a cluster at rest."""
+        self.cluster.writes.clear()
+        for _ in range(rounds):
+            await self.reconcile()
+        return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
+
+    def report(self, report: Report, *, ordinal: tuple[int, int] | None = None) -> None:
+        """A pod of the present attempt reported."""
+        jobset = self.cache.jobset(_KEY)
+        present = (0, 0) if jobset is None else jobset.ordinal
+        last = LastReport(report=report, ordinal=ordinal or present, pod="lm-w-0-0", received_at=self.now)
+        self.reports.add(self.job.metadata.uid, last)
+
+    def lose_node(self, name: str) -> None:
+        """The node is not heard of any more."""
+        self.controllers.stuck.add(name)
+        node = self.cluster.objects["nodes", None, name]
+        unknown = {"type": "Ready", "status": "Unknown", "lastTransitionTime": render_time(self.now)}
+        self.cluster.put("nodes", node | {"status": {"conditions": [unknown]}})
+
+    def edit(self, **spec: Any) -> None:
+        """The user changed the spec."""
+        raw = self.cluster.objects["checkpointedtrainingjobs", *_KEY]
+        meta = raw["metadata"] | {"generation": raw["metadata"]["generation"] + 1}
+        self.cluster.put("checkpointedtrainingjobs", raw | {"metadata": meta, "spec": raw["spec"] | spec})
+
+    @property
+    def job(self) -> CheckpointedTrainingJob:
+        return CheckpointedTrainingJob.model_validate(self.cluster.objects["checkpointedtrainingjobs", *_KEY])
+
+    @property
+    def status(self) -> TrainingJobStatus:
+        return self.job.status
+
+    @property
+    def jobset(self) -> dict[str, Any] | None:
+        return self.cluster.objects.get(("jobsets", *_KEY))
+
+    @property
+    def pods(self) -> list[dict[str, Any]]:
+        return self.cluster.all("pods")
+
+    @property
+    def events(self) -> list[str]:
+        """Reasons of the events, in their order."""
+        raws = sorted(self.cluster.all("events"), key=lambda raw: int(raw["metadata"]["resourceVersion"]))
+        return [raw["reason"] for raw in raws]
+
+    def _watch(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
+        see = {
+            "checkpointedtrainingjobs": self.cache.see_training_job,
+            "jobsets": self.cache.see_jobset,
+            "jobs": self.cache.see_job,
+            "pods": self.cache.see_pod,
+            "nodes": self.cache.see_node,
+        }.get(plural)
+        if see is not None:
+            see(raw, deleted=deleted)
