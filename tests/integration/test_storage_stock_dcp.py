@@ -1,0 +1,215 @@
+"""Stock torch loads what the torch-free half wrote: every dtype, every shape, shards over files, bytes values."""
+
+import io
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.storage import _dtype_to_storage_type_map, _new_dtypes
+
+from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.dcp.blob import blob_layout, encode_blob
+from stepkeeper.dcp.dtypes import DTYPES
+from stepkeeper.dcp.metadata import KeyPath
+from stepkeeper.dcp.pickling import pickled
+from stepkeeper.storage.posix import PosixStore
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+
+SHAPES = [(), (0,), (3, 0, 2), (1,), (5,), (4, 6), (2, 3, 4, 5)]
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    if not tensor.numel():
+        return b""
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def filled(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, name)
+    tensor = torch.empty(shape, dtype=dtype)
+    n_bytes = tensor.numel() * tensor.element_size()
+    values = torch.arange(n_bytes, dtype=torch.int64).remainder(2 if name == "bool" else 113)
+    return values.to(torch.uint8).view(dtype).reshape(shape) if n_bytes else tensor
+
+
+@dataclass
+class Rank:
+    data: bytearray = field(default_factory=bytearray)
+    tensors: list[TensorOrder] = field(default_factory=list)
+    values: list[ValueOrder] = field(default_factory=list)
+
+    def add(self, fqn: str, tensor: torch.Tensor, shape: tuple[int, ...], offsets: tuple[int, ...]) -> None:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        order = TensorOrder(
+            fqn=fqn,
+            dtype=dtype,
+            global_shape=shape,
+            offsets=offsets,
+            sizes=tuple(tensor.shape),
+            start=len(self.data),
+        )
+        self.tensors.append(order)
+        self.data += raw_bytes(tensor)
+
+    def add_value(self, fqn: str, value: object) -> None:
+        blob = io.BytesIO()
+        torch.save(value, blob)
+        self.values.append(ValueOrder(fqn=fqn, start=len(self.data), length_bytes=len(blob.getvalue())))
+        self.data += blob.getvalue()
+
+
+def write(
+    root: Path,
+    ranks: list[Rank],
+    aliases: Mapping[str, str] | None = None,
+    key_paths: Mapping[str, KeyPath] | None = None,
+) -> Path:
+    store = PosixStore(root)
+    manifests = []
+    for number, rank in enumerate(ranks):
+        order = SaveOrder(
+            rank=number,
+            world_size=len(ranks),
+            step=1,
+            claim=0,
+            nonce="ab" * 16,
+            tensors=tuple(rank.tensors),
+            values=tuple(rank.values),
+        )
+        manifests.append(write_checkpoint(store, order, memoryview(rank.data)))
+    others = [manifest.ref() for manifest in manifests[1:]]
+    finish_checkpoint(store, manifests[0], others, aliases=aliases, key_paths=key_paths)
+    return root / manifests[0].folder
+
+
+def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype and raw_bytes(left) == raw_bytes(right)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", DTYPES)
+def test_a_blob_is_what_torch_load_reads(name: str, shape: tuple[int, ...]) -> None:
+    tensor = filled(name, shape)
+    parts = encode_blob(name, shape, memoryview(bytearray(raw_bytes(tensor))))
+    blob = b"".join(parts)
+    layout = blob_layout(name, shape)
+    end = layout.data_offset_bytes + layout.data_bytes
+    assert layout.length_bytes == len(blob)
+    assert layout.data_offset_bytes % 64 == 0
+    assert blob[layout.data_offset_bytes : end] == raw_bytes(tensor)
+    loaded = torch.load(io.BytesIO(blob), weights_only=True)
+    assert same_bytes(loaded, tensor)
+    assert loaded.is_contiguous()
+    with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+        assert archive.testzip() is None
+
+
+def test_no_dtype_that_torch_saves_is_forgotten() -> None:
+    saved = {str(dtype).removeprefix("torch.") for dtype in _new_dtypes() | set(_dtype_to_storage_type_map())}
+    # Quantized tensors and packed bits have no boxes of plain elements.
+    plain = {name for name in saved if not name.startswith(("qint", "quint", "bits"))}
+    assert plain == set(DTYPES)
+
+
+def test_a_blob_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"float32\[2, 3\] has 24 bytes, got 20"):
+        encode_blob("float32", (2, 3), memoryview(bytes(20)))
+    with pytest.raises(ValueError, match="dtype 'qint8' can't be saved; known: bool, "):
+        blob_layout("qint8", (1,))
+
+
+def test_stock_dcp_loads_shards_of_every_dtype_and_values(tmp_path: Path) -> None:
+    ranks = [Rank(), Rank()]
+    # torch can't copy 4-bit floats, so its loader can't place them.
+    expected = {name: filled(name, (4, 6)) for name in DTYPES if name != "float4_e2m1fn_x2"}
+    for name, tensor in expected.items():
+        ranks[0].add(name, tensor[:1], (4, 6), (0, 0))
+        ranks[1].add(name, tensor[1:, 4:], (4, 6), (1, 4))
+        ranks[0].add(name, tensor[1:, :4], (4, 6), (1, 0))
+    expected |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 3), "large": torch.randn(2500, 2000)}
+    ranks[1].add("scalar", expected["scalar"], (), ())
+    ranks[0].add("empty", expected["empty"], (0, 3), (0, 0))
+    ranks[1].add("large", expected["large"], (2500, 2000), (0, 0))
+    ranks[0].add_value("lr", {"step": 3})
+    ranks[1].add_value("loader.1", [1, 2])
+    folder = write(tmp_path, ranks, aliases={"tied": "large"})
+
+    state: dict[str, object] = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    state |= {"lr": None, "loader.1": None, "tied": torch.zeros(2500, 2000)}
+    load(state, storage_reader=FileSystemReader(folder), no_dist=True)
+    assert state["lr"] == {"step": 3}
+    assert state["loader.1"] == [1, 2]
+    for name, tensor in (expected | {"tied": expected["large"]}).items():
+        loaded = state[name]
+        assert isinstance(loaded, torch.Tensor)
+        assert same_bytes(loaded, tensor), name
+
+
+def test_stock_dcp_rebuilds_the_nested_state(tmp_path: Path) -> None:
+    rank = Rank()
+    weight = torch.randn(3, 4)
+    rank.add("model.weight", weight, (3, 4), (0, 0))
+    rank.add_value("optim.lr", 7)
+    paths: dict[str, KeyPath] = {
+        "model.weight": ("model", "weight"),
+        "optim.lr": ("optim", "lr"),
+    }
+    folder = write(tmp_path / "root", [rank], key_paths=paths)
+    dcp_to_torch_save(folder, tmp_path / "out.pt")
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert torch.equal(loaded["model"]["weight"], weight)
+    assert loaded["optim"] == {"lr": 7}
+
+
+def test_a_checkpoint_without_values_or_key_paths_converts(tmp_path: Path) -> None:
+    rank = Rank()
+    weight = torch.randn(3, 4)
+    rank.add("w", weight, (3, 4), (0, 0))
+    dcp_to_torch_save(write(tmp_path / "root", [rank]), tmp_path / "out.pt")
+    assert torch.equal(torch.load(tmp_path / "out.pt", weights_only=True)["w"], weight)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        255,
+        256,
+        65535,
+        65536,
+        -1,
+        2**31 - 1,
+        2**31,
+        -(2**31) - 1,
+        2**63,
+        "ä\udc80",
+        (1, 2, 3, 4),
+        (),
+        {"a": [None, True]},
+    ],
+    ids=repr,
+)
+def test_plain_values_survive_the_pickle(value: object) -> None:
+    assert pickle.loads(pickled(value)) == value
+
+
+def test_names_beyond_the_short_memo_survive_the_pickle() -> None:
+    value = [f"name {number}" for number in range(300)] * 2
+    assert pickle.loads(pickled(value)) == value
+
+
+def test_what_has_no_place_in_a_pickle_is_refused() -> None:
+    with pytest.raises(TypeError, match="float has no place"):
+        pickled([1.5])

@@ -1,0 +1,299 @@
+"""A checkpoint written by two ranks and read back: every byte verified, every kind of damage named."""
+
+import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import pytest
+
+from stepkeeper.checkpoint import (
+    CheckpointReader,
+    FinishedCheckpoint,
+    SaveOrder,
+    TensorOrder,
+    ValueOrder,
+    finish_checkpoint,
+    read_manifests,
+    verify_objects,
+    write_checkpoint,
+)
+from stepkeeper.errors import (
+    ManifestError,
+    MissingObjectError,
+    StorageError,
+    TornCheckpointError,
+    TransientStorageError,
+    VerifyError,
+)
+from stepkeeper.log import CommitRecord, Log
+from stepkeeper.manifest import BLOCK_BYTES, Manifest
+from stepkeeper.storage.memory import MemoryStore
+from stepkeeper.storage.retry import Patience
+
+NONCE = "ab" * 16
+IMPATIENT = Patience(total_s=0.2, sleep=lambda _: None)
+ROWS = [struct.pack("<8f", *range(row * 8, row * 8 + 8)) for row in range(6)]
+VALUE = b"a torch.save blob"
+
+
+def order(rank: int, *, world_size: int = 2) -> tuple[SaveOrder, memoryview]:
+    """Rank 0 writes rows 0 to 3 of `w` and the value, rank 1 rows 4 and 5 and a scalar."""
+    rows = ROWS[:4] if rank == 0 else ROWS[4:]
+    offset = 0 if rank == 0 else 4
+    data = b"".join(rows)
+    tensors = [
+        TensorOrder(
+            fqn="w", dtype="float32", global_shape=(6, 8), offsets=(offset, 0), sizes=(len(rows), 8), start=0
+        )
+    ]
+    values: tuple[ValueOrder, ...] = ()
+    if rank == 0:
+        values = (ValueOrder(fqn="step", start=len(data), length_bytes=len(VALUE)),)
+        data += VALUE
+    else:
+        tensors.append(
+            TensorOrder(fqn="s", dtype="int64", global_shape=(), offsets=(), sizes=(), start=len(data))
+        )
+        data += struct.pack("<q", -7)
+    save = SaveOrder(
+        rank=rank,
+        world_size=world_size,
+        step=10,
+        claim=0,
+        nonce=NONCE,
+        tensors=tuple(tensors),
+        values=values,
+    )
+    return save, memoryview(bytearray(data))
+
+
+@dataclass(frozen=True)
+class Saved:
+    store: MemoryStore
+    finished: FinishedCheckpoint
+    commit: CommitRecord
+
+    def damage(self, name: str, change: Callable[[bytes], bytes | None]) -> None:
+        path = f"{self.commit.folder}/{name}"
+        data = change(self.store.bucket.objects.pop(path))
+        if data is not None:
+            self.store.bucket.objects[path] = data
+
+    def read_all(self) -> None:
+        manifests = read_manifests(self.store, self.commit, patience=IMPATIENT)
+        reader = CheckpointReader(self.store, manifests, patience=IMPATIENT)
+        for manifest in manifests:
+            for record in manifest.objects:
+                reader.read_verified(record.path, 0, record.size_bytes)
+
+
+@pytest.fixture
+def saved() -> Saved:
+    store = MemoryStore()
+    log = Log(store)
+    claim = log.begin()
+    other, own = (write_checkpoint(store, *order(rank)) for rank in (1, 0))
+    finished = finish_checkpoint(store, own, [other.ref()])
+    commit = log.commit(
+        claim, step=10, folder=own.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
+    )
+    return Saved(store, finished, commit)
+
+
+def flip(place: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+def test_what_was_written_is_read(saved: Saved) -> None:
+    manifests = read_manifests(saved.store, saved.commit)
+    assert manifests == saved.finished.manifests
+    reader = CheckpointReader(saved.store, manifests)
+    chunks = [chunk for m in manifests for t in m.tensors if t.fqn == "w" for chunk in t.chunks]
+    found = [
+        reader.read_verified(chunk.path, chunk.offset_bytes + chunk.data_offset_bytes, chunk.sizes[0] * 32)
+        for chunk in chunks
+    ]
+    assert b"".join(found) == b"".join(ROWS)
+    (value,) = manifests[0].values
+    assert reader.read_verified(value.path, value.offset_bytes, value.length_bytes) == VALUE
+
+
+def test_rank_0s_manifest_lists_all_that_no_other_does(saved: Saved) -> None:
+    names = {record.path for record in saved.finished.manifests[0].objects}
+    assert names == {"__0_0.distcp", ".metadata", "manifest.1.json"}
+    stored = {path for path in saved.store.bucket.objects if path.startswith(saved.commit.folder)}
+    assert len(stored) == len(names) + 2
+    assert saved.finished.size_bytes == sum(len(saved.store.bucket.objects[path]) for path in stored)
+
+
+def test_the_store_agrees_with_the_manifests(saved: Saved) -> None:
+    verify_objects(saved.store, saved.finished)
+
+
+OBJECTS = ("__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.0.json", "manifest.1.json")
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (flip(100), "crc32c"),
+        (lambda data: data[:-1], "bytes instead of"),
+        (lambda data: None, "is missing"),
+        (lambda data: data + b"x", "bytes instead of"),
+    ],
+    ids=["flipped", "cut", "missing", "longer"],
+)
+def test_damage_is_seen_right_after_the_save(
+    saved: Saved, name: str, change: Callable[[bytes], bytes | None], complaint: str
+) -> None:
+    saved.damage(name, change)
+    with pytest.raises(VerifyError, match=f"{name}.*{complaint}"):
+        verify_objects(saved.store, saved.finished)
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize(
+    "change",
+    [flip(0), flip(100), lambda data: data[:-1], lambda data: None],
+    ids=["first", "100", "cut", "gone"],
+)
+def test_damage_is_seen_when_it_is_read(
+    saved: Saved, name: str, change: Callable[[bytes], bytes | None]
+) -> None:
+    saved.read_all()
+    saved.damage(name, change)
+    with pytest.raises(TornCheckpointError, match=name):
+        saved.read_all()
+
+
+def test_bytes_that_went_bad_on_the_way_are_read_afresh(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    read = saved.store.read
+
+    def noisy(path: str, offset: int = 0, length: int | None = None) -> bytes:
+        reads.append(path)
+        data = read(path, offset, length)
+        return flip(5)(data) if reads.count(path) <= 2 else data
+
+    monkeypatch.setattr(saved.store, "read", noisy)
+    saved.read_all()
+    assert {reads.count(path) for path in reads if "manifest.1" not in path} == {3}
+
+
+def test_no_answer_is_retried_and_condemns_nothing(saved: Saved) -> None:
+    calls: list[str] = []
+
+    def hook(moment: str, operation: str, path: str) -> None:
+        calls.append(path)
+        if calls.count(path) <= 2:
+            raise TransientStorageError("503")
+
+    saved.store.hook = hook
+    saved.read_all()
+    saved.store.hook = lambda *_: (_ for _ in ()).throw(TransientStorageError("503"))
+    with pytest.raises(TransientStorageError):
+        saved.read_all()
+
+
+def test_an_object_that_is_listed_but_not_found_is_no_bad_object(saved: Saved) -> None:
+    def hook(moment: str, operation: str, path: str) -> None:
+        if operation == "read" and path.endswith("__0_0.distcp"):
+            raise MissingObjectError(path)
+
+    saved.store.hook = hook
+    with pytest.raises(TransientStorageError, match=r"__0_0\.distcp is listed, but isn't found"):
+        saved.read_all()
+
+
+def test_a_refusal_is_raised_as_it_is(saved: Saved) -> None:
+    def hook(moment: str, operation: str, path: str) -> None:
+        raise StorageError("permission denied")
+
+    saved.store.hook = hook
+    with pytest.raises(StorageError, match="permission denied"):
+        saved.read_all()
+
+
+def test_many_threads_read_each_block_once() -> None:
+    store = MemoryStore()
+    data = memoryview(bytes(range(256)) * (5 * BLOCK_BYTES // 512))
+    half = len(data) // 2 * 2
+    save = SaveOrder(
+        rank=0,
+        world_size=1,
+        step=1,
+        claim=0,
+        nonce=NONCE,
+        tensors=(
+            TensorOrder(fqn="w", dtype="uint8", global_shape=(half,), offsets=(0,), sizes=(half,), start=0),
+        ),
+        values=(),
+    )
+    own = write_checkpoint(store, save, data)
+    finished = finish_checkpoint(store, own, [])
+    reader = CheckpointReader(store, finished.manifests)
+    ((chunk,),) = (t.chunks for t in own.tensors)
+    reads: list[str] = []
+    store.hook = lambda moment, operation, path: reads.append(path) if moment == "before" else None
+    start = chunk.offset_bytes + chunk.data_offset_bytes
+    with ThreadPoolExecutor(16) as pool:
+        pieces = list(
+            pool.map(lambda n: reader.read_verified(chunk.path, start + n * 1_000_003, 1_000_003), range(40))
+        )
+    assert b"".join(pieces) == bytes(data[: 40 * 1_000_003])
+    assert len(reads) <= 3
+
+
+def test_a_failed_write_fails_the_save_and_is_retried_first() -> None:
+    store = MemoryStore()
+    tried: list[str] = []
+
+    def hook(moment: str, operation: str, path: str) -> None:
+        tried.append(path)
+        if len(tried) < 3:
+            raise TransientStorageError("503")
+
+    store.hook = hook
+    write_checkpoint(store, *order(1), patience=IMPATIENT)
+    store.hook = lambda *_: (_ for _ in ()).throw(StorageError(28, "no space"))
+    with pytest.raises(StorageError, match="no space"):
+        write_checkpoint(store, *order(0), patience=IMPATIENT)
+
+
+def test_ranks_that_do_not_fit_together_are_no_checkpoint() -> None:
+    store = MemoryStore()
+    save, data = order(1)
+    other = write_checkpoint(store, save, data)
+    own = write_checkpoint(store, *order(0))
+    with pytest.raises(ManifestError, match="ranks \\[0\\] of 2"):
+        finish_checkpoint(store, own, [])
+    with pytest.raises(TornCheckpointError, match=r"manifest\.1\.json"):
+        finish_checkpoint(store, own, [replace(other.ref(), crc32c=1)], patience=IMPATIENT)
+    half = write_checkpoint(store, replace(save, nonce="cd" * 16, tensors=save.tensors[1:]), data)
+    with pytest.raises(ManifestError, match="'w' has 48 elements, its 1 chunks at 1 places have 32"):
+        finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.ref()])
+
+
+def test_a_manifest_survives_json() -> None:
+    store = MemoryStore()
+    manifest = write_checkpoint(store, *order(0))
+    assert Manifest.from_json(manifest.to_json(), "here") == manifest
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"{}", "here is no manifest"),
+        (b"[]", "here is no manifest"),
+        (b"\xff", "here is no manifest"),
+        (b'{"format":9,"block_bytes":16777216}', "here has format 9"),
+        (b'{"format":1,"block_bytes":1}', "blocks of 1 bytes"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ManifestError, match=message):
+        Manifest.from_json(data, "here")
