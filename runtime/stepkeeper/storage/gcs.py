@@ -55,7 +55,7 @@ class GcsStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._client = _client()
         self._bucket = self._client.bucket(bucket)
-        self._retry: Retry = DEFAULT_RETRY.with_timeout(retry_s)
+        self._retry: Retry = DEFAULT_RETRY.with_delay(initial=0.2, maximum=8.0).with_timeout(retry_s)
 
     @property
     def uri(self) -> str:
