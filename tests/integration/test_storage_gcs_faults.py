@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from typing_extensions import override
 
 from stepcluster import binaries
 from stepkeeper.errors import (
@@ -85,7 +86,7 @@ def handler_of(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = forward  # noqa: N815  # the base class's names
 
         @override
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+        def log_message(self, format: str, *args: object) -> None:  # the base class's name
             """Say nothing."""
 
     return Handler
