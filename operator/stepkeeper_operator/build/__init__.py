@@ -1,0 +1,6 @@
+"""Manifests of what the operator makes, from the job alone: nothing here reads a clock or a cluster."""
+
+from stepkeeper_operator.build.config_map import build_config_map, config_map_name
+from stepkeeper_operator.build.jobset import build_jobset, template_hash
+
+__all__ = ["build_config_map", "build_jobset", "config_map_name", "template_hash"]

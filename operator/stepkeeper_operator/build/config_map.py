@@ -1,0 +1,48 @@
+"""The ConfigMap that is mounted into every pod: settings.json and ca.crt."""
+
+from typing import Any
+
+from stepkeeper.contract import CA_FILE_NAME, SETTINGS_FILE_NAME, Endpoint, Interval, Retention, Settings
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.build.objects import job_labels, owner_reference
+from stepkeeper_operator.settings import OperatorSettings
+
+__all__ = ["build_config_map", "config_map_name"]
+
+
+def config_map_name(job_name: str) -> str:
+    return f"{job_name}-stepkeeper"
+
+
+def build_config_map(job: CheckpointedTrainingJob, settings: OperatorSettings, ca_pem: str) -> dict[str, Any]:
+    """The manifest. An edit reaches running pods through the mount and is used at their next start."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": config_map_name(job.metadata.name),
+            "namespace": job.metadata.namespace,
+            "labels": job_labels(job),
+            "ownerReferences": [owner_reference(job)],
+        },
+        "data": {SETTINGS_FILE_NAME: _settings(job, settings).to_json().decode(), CA_FILE_NAME: ca_pem},
+    }
+
+
+def _settings(job: CheckpointedTrainingJob, settings: OperatorSettings) -> Settings:
+    checkpoint = job.spec.checkpoint
+    return Settings(
+        uri=checkpoint.uri,
+        interval=Interval(
+            type=checkpoint.interval.type,
+            steps=checkpoint.interval.steps,
+            seconds=checkpoint.interval.seconds,
+        ),
+        retention=Retention(last=checkpoint.retention.last, every_steps=checkpoint.retention.every_steps),
+        on_disruption=checkpoint.on_disruption,
+        total_steps=job.spec.total_steps,
+        endpoint=Endpoint(
+            url=settings.report_url(job.metadata.namespace, job.metadata.name),
+            report_interval_s=settings.report_interval_s,
+        ),
+    )

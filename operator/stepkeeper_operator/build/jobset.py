@@ -1,0 +1,139 @@
+"""The JobSet that runs one job. Once made, only its `suspend` is changed."""
+
+import hashlib
+import json
+from typing import Any, Final
+
+from stepkeeper.contract import CONTAINER_NAME, ExitCode
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.build.objects import job_labels, owner_reference
+from stepkeeper_operator.build.pod import build_pod_template
+from stepkeeper_operator.labels import HANG_CONDITION, JOBSET_NUMBER, TEMPLATE_HASH, WORKER_JOB
+
+__all__ = [
+    "RULE_DISRUPTION",
+    "RULE_FATAL",
+    "RULE_FENCED",
+    "RULE_HANG",
+    "RULE_SAVED",
+    "build_jobset",
+    "template_hash",
+]
+
+RULE_FENCED: Final = "fenced"
+RULE_FATAL: Final = "fatal"
+RULE_HANG: Final = "hang"
+RULE_DISRUPTION: Final = "disruption"
+RULE_SAVED: Final = "saved"
+
+_MAX_IN_PLACE_FAILURES: Final = 2
+"""Restarts after application failures that JobSet does on its own, also without an operator. It has no back-off."""
+
+_QUEUE_LABELS: Final = "kueue.x-k8s.io/"
+
+
+def build_jobset(
+    job: CheckpointedTrainingJob, *, number: int, failures_left: int, unreachable_s: int
+) -> dict[str, Any]:
+    """The manifest of the job's JobSet with that number; `failures_left` restarts after failures are allowed."""
+    placement = job.spec.placement
+    labels = job_labels(job) | {JOBSET_NUMBER: str(number)}
+    queue = {key: value for key, value in job.metadata.labels.items() if key.startswith(_QUEUE_LABELS)}
+    job_spec = {
+        "parallelism": placement.hosts_per_slice,
+        "completions": placement.hosts_per_slice,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": _job_rules(job)},
+        "template": build_pod_template(job, number=number, unreachable_s=unreachable_s),
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {
+            "name": job.metadata.name,
+            "namespace": job.metadata.namespace,
+            "labels": queue | labels,
+            "annotations": {TEMPLATE_HASH: template_hash(job)},
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {
+            "suspend": job.spec.suspend,
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {
+                "maxRestarts": min(_MAX_IN_PLACE_FAILURES, failures_left),
+                "restartStrategy": "BlockingRecreate",
+                "rules": _jobset_rules(job),
+            },
+            "replicatedJobs": [
+                {
+                    "name": WORKER_JOB,
+                    "replicas": placement.n_slices,
+                    "template": {"metadata": {"labels": labels}, "spec": job_spec},
+                }
+            ],
+        },
+    }
+
+
+def template_hash(job: CheckpointedTrainingJob) -> str:
+    """Digest of what the user wrote of the pods, and of nothing that the operator adds: its upgrade restarts none."""
+    placement = job.spec.placement.to_raw()
+    text = json.dumps([job.spec.template, placement], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _fatal_codes(job: CheckpointedTrainingJob) -> list[int]:
+    """Codes that have a meaning of their own are never fatal."""
+    return sorted(set(job.spec.restarts.fatal_exit_codes) - {int(code) for code in ExitCode})
+
+
+def _job_rules(job: CheckpointedTrainingJob) -> list[dict[str, Any]]:
+    """A rule for each cause, since a Job's message to its JobSet names the rule that matched, and no other fact.
+
+    The first match wins: a preempted trainer exits 75 and 143 alike, so conditions come before codes.
+    """
+    rules = [_on_condition(HANG_CONDITION), _on_condition("DisruptionTarget")]
+    rules += [_on_codes([ExitCode.SAVED]), _on_codes([ExitCode.FENCED])]
+    if codes := _fatal_codes(job):
+        rules.append(_on_codes(codes))
+    return rules
+
+
+def _jobset_rules(job: CheckpointedTrainingJob) -> list[dict[str, Any]]:
+    """Without a rule, a failed Job is a failure of the application, which counts towards maxRestarts."""
+    neutral, final = "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
+    rules = [_rule(RULE_FENCED, final, _code_pattern([ExitCode.FENCED]))]
+    if codes := _fatal_codes(job):
+        rules.append(_rule(RULE_FATAL, final, _code_pattern(codes)))
+    rules.append(_rule(RULE_HANG, neutral, f"has condition {HANG_CONDITION} matching FailJob rule"))
+    rules.append(_rule(RULE_DISRUPTION, neutral, "has condition DisruptionTarget matching FailJob rule"))
+    rules.append(_rule(RULE_SAVED, neutral, _code_pattern([ExitCode.SAVED])))
+    return rules
+
+
+def _on_condition(kind: str) -> dict[str, Any]:
+    return {"action": "FailJob", "onPodConditions": [{"type": kind, "status": "True"}]}
+
+
+def _on_codes(codes: list[int]) -> dict[str, Any]:
+    values = [int(code) for code in codes]
+    return {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": CONTAINER_NAME, "operator": "In", "values": values},
+    }
+
+
+def _code_pattern(codes: list[int]) -> str:
+    alternatives = "|".join(str(int(code)) for code in codes)
+    return f"failed with exit code ({alternatives}) matching FailJob rule"
+
+
+def _rule(name: str, action: str, pattern: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "action": action,
+        "onJobFailureReasons": ["PodFailurePolicy"],
+        "onJobFailureMessagePatterns": [pattern],
+    }

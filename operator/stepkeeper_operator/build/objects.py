@@ -1,0 +1,24 @@
+"""What all our manifests have in common."""
+
+from typing import Any
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
+from stepkeeper_operator.labels import JOB_NAME_LABEL, JOB_UID
+
+__all__ = ["job_labels", "owner_reference"]
+
+
+def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
+    """The job as the controller of an object: the object goes when the job goes."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.metadata.name,
+        "uid": job.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def job_labels(job: CheckpointedTrainingJob) -> dict[str, str]:
+    return {JOB_UID: job.metadata.uid, JOB_NAME_LABEL: job.metadata.name}

@@ -1,0 +1,61 @@
+"""Where the pods run: node selectors, tolerations and chips, added to what the template says."""
+
+from typing import Any, Final
+
+from stepkeeper_operator.api.accelerators import ACCELERATORS
+from stepkeeper_operator.api.v1alpha1.trainingjob import PlacementSpec, Provisioning, TPUPlacement
+from stepkeeper_operator.labels import ACCELERATOR_LABEL, NOT_READY_TAINT, SPOT_LABEL, TOPOLOGY_LABEL, TPU_RESOURCE, UNREACHABLE_TAINT
+
+__all__ = ["SPOT_GRACE_S", "node_selector", "on_spot", "tolerations"]
+
+SPOT_GRACE_S: Final = 15
+"""What the kubelet of a Spot machine on GKE leaves a pod, whatever its grace period says."""
+
+_RESERVATION_LABEL: Final = "cloud.google.com/reservation-name"
+
+
+def on_spot(placement: PlacementSpec) -> bool:
+    return placement.tpu is not None and placement.tpu.provisioning is Provisioning.SPOT
+
+
+def node_selector(placement: PlacementSpec) -> dict[str, str]:
+    """Labels of the nodes that fit."""
+    tpu = placement.tpu
+    if tpu is None:
+        return {}
+    selector = {
+        ACCELERATOR_LABEL: ACCELERATORS[tpu.accelerator].node_label,
+        TOPOLOGY_LABEL: tpu.topology,
+    }
+    return selector | _provisioning_labels(tpu)
+
+
+def tolerations(
+    placement: PlacementSpec, given: list[dict[str, Any]], *, unreachable_s: int, grace_s: int
+) -> list[dict[str, Any]]:
+    """The template's tolerations, and those that the placement needs.
+
+    A pod leaves an unreachable node after `unreachable_s` instead of Kubernetes' 300 s, unless the template says
+    otherwise. A node that shuts down says that it is not ready while its pods save: they are left alone for longer.
+    """
+    added: list[dict[str, Any]] = []
+    if placement.tpu is not None:
+        added.append({"key": TPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"})
+    if on_spot(placement):
+        added.append({"key": SPOT_LABEL, "operator": "Equal", "value": "true", "effect": "NoSchedule"})
+    known = {toleration.get("key") for toleration in given}
+    limits = {UNREACHABLE_TAINT: unreachable_s, NOT_READY_TAINT: max(unreachable_s, 2 * grace_s)}
+    added += [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": limit_s}
+        for key, limit_s in limits.items()
+        if key not in known
+    ]
+    return [*given, *added]
+
+
+def _provisioning_labels(tpu: TPUPlacement) -> dict[str, str]:
+    if tpu.provisioning is Provisioning.SPOT:
+        return {SPOT_LABEL: "true"}
+    if tpu.provisioning is Provisioning.RESERVED and tpu.reservation_name is not None:
+        return {_RESERVATION_LABEL: tpu.reservation_name}
+    return {}
