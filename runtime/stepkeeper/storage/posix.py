@@ -34,12 +34,15 @@ class PosixStore:
         target = self._root / check_path(path)
         temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(16)}")
         with self._translated(target):
+            self._write_new(temporary, [data])
             try:
-                self._write_new(temporary, [data])
                 won = self._link(temporary, target)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    temporary.unlink()
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        # What fails from here on may have been applied: it is an unknown outcome, whatever its number says.
+        with self._translated(target, always=TransientStorageError):
+            temporary.unlink(missing_ok=True)
             # Also where another was first: what the caller acts on next must outlive a power cut.
             self._sync_folders(target.parent)
         return won
@@ -102,7 +105,7 @@ class PosixStore:
                 break
             except FileNotFoundError:
                 # The folder is new, or a deletion took it away just now because it was empty.
-                target.parent.mkdir(parents=True, exist_ok=True)
+                _make_folder(target.parent)
         try:
             try:
                 _write_all(descriptor, parts)
@@ -144,22 +147,35 @@ class PosixStore:
     def _sync_folders(self, folder: Path) -> None:
         """The entries of every folder from `folder` to the root, and the root's own, outlive a power cut."""
         for each in (*self._folders(folder), self._root.parent):
-            descriptor = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync_folder(each)
 
     @contextlib.contextmanager
-    def _translated(self, target: Path) -> Iterator[None]:
-        """OSErrors leave as StorageErrors that name `target`."""
+    def _translated(self, target: Path, always: type[StorageError] | None = None) -> Iterator[None]:
+        """OSErrors leave as StorageErrors that name `target`: as `always`, or as their number says."""
         try:
             yield
         except StorageError:
             raise
         except OSError as error:
             kind = TransientStorageError if error.errno in _TRANSIENT else StorageError
-            raise kind(error.errno, f"{target}: {error.strerror or error}") from error
+            raise (always or kind)(error.errno, f"{target}: {error.strerror or error}") from error
+
+
+def _make_folder(folder: Path) -> None:
+    """The folder is there, and so are those above it, durably where they are new."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:

@@ -1,0 +1,167 @@
+"""A folder as a store: what is synced, what is left behind, and what failures mean."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from stepkeeper.errors import StorageError, TransientStorageError
+from stepkeeper.storage.posix import PosixStore
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "x"
+
+
+@pytest.fixture
+def store(root: Path) -> PosixStore:
+    return PosixStore(root)
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, function: str, number: int) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, function, failing)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files and folders in the order in which they were synced, and links."""
+    found: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def recorded_fsync(descriptor: int) -> None:
+        found.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    def recorded_link(source: Path, target: Path) -> None:
+        found.append(f"link {target}")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "link", recorded_link)
+    return found
+
+
+def test_a_put_is_synced_before_it_has_its_name_and_its_folders_after(
+    store: PosixStore, root: Path, synced: list[str]
+) -> None:
+    store.put_if_absent("log/0.json", b"x")
+    made = [root.parent.parent, root.parent, root]
+    assert synced[:3] == [str(folder) for folder in made]
+    assert Path(synced[3]).parent == root / "log"
+    assert Path(synced[3]).name.startswith(".tmp-")
+    assert synced[4:] == [f"link {root}/log/0.json", f"{root}/log", str(root), str(root.parent)]
+
+
+def test_a_put_that_lost_syncs_the_winners_folder(store: PosixStore, root: Path, synced: list[str]) -> None:
+    store.put_if_absent("log/0.json", b"x")
+    synced.clear()
+    assert not store.put_if_absent("log/0.json", b"y")
+    assert str(root / "log") in synced
+
+
+def test_a_bulk_write_is_synced_with_its_folders(store: PosixStore, root: Path, synced: list[str]) -> None:
+    store.write("1/0-a/w", [b"w"])
+    synced.clear()
+    store.write("1/0-a/x", [b"x"])
+    assert synced[:4] == [str(root / "1/0-a/x"), str(root / "1/0-a"), str(root / "1"), str(root)]
+
+
+def test_nothing_but_objects_is_left_and_listed(store: PosixStore, root: Path) -> None:
+    store.put_if_absent("log/0.json", b"x")
+    store.put_if_absent("log/0.json", b"y")
+    assert [path.name for path in (root / "log").iterdir()] == ["0.json"]
+    (root / "log" / ".tmp-of-a-killed-process").write_bytes(b"")
+    assert [stat.path for stat in store.list("")] == ["log/0.json"]
+
+
+def test_folders_that_a_deletion_empties_go_and_the_root_stays(store: PosixStore, root: Path) -> None:
+    store.write("1/0-a/x", [b"x"])
+    store.write("1/0-a/y", [b"y"])
+    store.delete("1/0-a/x")
+    assert (root / "1" / "0-a").is_dir()
+    store.delete("1/0-a/y")
+    assert root.is_dir()
+    assert not any(root.iterdir())
+
+
+def test_a_file_system_without_links_is_refused(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, "link", errno.EPERM)
+    with pytest.raises(StorageError, match=r"can't link files.* put the root on another file system"):
+        store.put_if_absent("log/0.json", b"x")
+    assert store.list("") == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_link_without_an_answer_is_transient(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fail(monkeypatch, "link", number)
+    with pytest.raises(TransientStorageError, match=r"log/0\.json"):
+        store.put_if_absent("log/0.json", b"x")
+
+
+def test_a_failure_after_the_link_is_an_unknown_outcome_whatever_it_is(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+    synced: list[int] = []
+
+    def second_fails(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, "no space")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", second_fails)
+    with pytest.raises(TransientStorageError, match="no space"):
+        store.put_if_absent("log/0.json", b"x")
+    assert not store.put_if_absent("log/0.json", b"x")
+    assert store.read("log/0.json") == b"x"
+
+
+@pytest.mark.parametrize(
+    ("function", "number", "kind"),
+    [
+        ("writev", errno.ENOSPC, StorageError),
+        ("writev", errno.EIO, TransientStorageError),
+        ("fsync", errno.EDQUOT, StorageError),
+    ],
+)
+def test_a_write_that_failed_left_nothing_and_can_be_done_again(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch, function: str, number: int, kind: type[Exception]
+) -> None:
+    with monkeypatch.context() as broken:
+        fail(broken, function, number)
+        with pytest.raises(kind, match="1/0-a/x") as raised:
+            store.write("1/0-a/x", [b"abc"])
+        assert isinstance(raised.value, TransientStorageError) == (kind is TransientStorageError)
+        assert store.list("") == []
+    store.write("1/0-a/x", [b"abc"])
+    assert store.read("1/0-a/x") == b"abc"
+
+
+def test_short_writes_are_gone_on_with(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def stingy(descriptor: int, buffers: list[memoryview]) -> int:
+        return write(descriptor, buffers[0][:3])
+
+    monkeypatch.setattr(os, "writev", stingy)
+    store.write("x", [b"0123456789", b"", memoryview(b"abcdefg")])
+    assert store.read("x") == b"0123456789abcdefg"
+
+
+def test_more_parts_than_one_call_takes(store: PosixStore) -> None:
+    store.write("x", [bytes([number % 251]) for number in range(3000)])
+    assert store.read("x") == bytes(number % 251 for number in range(3000))
+
+
+def test_a_file_where_a_folder_should_be_is_named(store: PosixStore, root: Path) -> None:
+    store.write("1", [b"a file"])
+    with pytest.raises(StorageError, match="1/x"):
+        store.write("1/x", [b"x"])
