@@ -34,13 +34,29 @@ class Notice:
 _watchers: "WeakSet[NoticeWatcher]" = WeakSet()
 
 
-def _let_go_in_child() -> None:
-    """A forked data-loader worker that is terminated must die, and must not look like a notice to its parent."""
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    """SIGTERM waits while this thread forks.
+
+    A forked data-loader worker that is terminated must die of it. Were it hit before it had let go, it would survive,
+    and the byte in the pipe that it shares with its parent would look like a notice there.
+    """
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
     for watcher in tuple(_watchers):
         watcher.let_go()
+    _after_fork()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 class NoticeWatcher:

@@ -1,0 +1,191 @@
+"""Trainers as processes of their own, with real signals: what becomes of them, and of what they saved."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepkeeper.contract import ExitCode, Identity, Interval, IntervalType, OnDisruption, Settings, Termination
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
+
+TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    process: "subprocess.Popen[str]"
+
+    def hear(self, event: str, *, at_least: int = 0) -> dict[str, Any]:
+        """The next line of that event (from that step on)."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if said["event"] == event and said.get("step", 0) >= at_least:
+                return said
+        raise AssertionError(f"the trainer ended with {self.process.wait()} before it said {event!r}")
+
+    def end(self) -> int:
+        self.process.communicate(timeout=60)
+        return self.process.returncode
+
+
+@contextmanager
+def trainer(uri: str, n_steps: int, env: dict[str, str] | None = None, **options: Any) -> Iterator[Trainer]:
+    command = [sys.executable, str(TRAINER), uri, str(n_steps), json.dumps(options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}))
+    try:
+        yield Trainer(process=process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def pod(folder: Path, uri: str, **changes: Any) -> dict[str, str]:
+    """The folder holds what a pod has mounted; the answer is its environment."""
+    folder.mkdir()
+    settings = {"uri": uri, "interval": Interval(type=IntervalType.FIXED, steps=5)} | changes
+    (folder / "settings.json").write_bytes(Settings(**settings).to_json())
+    identity = Identity(
+        namespace="default",
+        job="lm",
+        job_uid="uid-1",
+        pod="lm-0",
+        pod_uid="pod-uid",
+        node="node-a",
+        jobset_number=0,
+        restart_attempt=0,
+        slice_index=0,
+        host_index=0,
+        n_slices=1,
+        hosts_per_slice=1,
+        coordinator="localhost",
+        grace_s=15,
+    )
+    return identity.to_env()
+
+
+def last_word(folder: Path) -> Termination:
+    return Termination.from_json((folder / "termination").read_bytes())
+
+
+def gone(pid: int, timeout_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path) -> None:
+    uri = (tmp_path / "root").as_uri()
+    env = pod(tmp_path / "pod", uri, interval=Interval(steps=1000))
+    with trainer(uri, 100_000, env, pod=str(tmp_path / "pod"), pause_s=0.01, worker=True) as first:
+        assert first.hear("worker")["code"] == -signal.SIGTERM
+        assert not first.hear("step", at_least=20)["stop"], "a terminated worker is no notice to its parent"
+        first.process.send_signal(signal.SIGTERM)
+        stopped = next(said for said in iter(lambda: first.hear("step"), None) if said["stop"])
+        assert first.end() == ExitCode.SAVED
+        assert gone(stopped["pid"])
+
+    head = Log(open_store(uri)).open().latest
+    assert head is not None
+    assert head.step == stopped["step"]
+    assert last_word(tmp_path / "pod") == Termination(
+        code=ExitCode.SAVED,
+        step=stopped["step"],
+        root=Log(open_store(uri)).open().root,
+        sequence=head.slot,
+        claim=0,
+        notice="sigterm",
+    )
+    with trainer(uri, head.step + 1, env, pod=str(tmp_path / "pod")) as second:
+        assert second.hear("start") | {"w": 0} == {
+            "event": "start",
+            "step": head.step,
+            "w": 0,
+            "position": head.step * 7,
+        }
+        assert second.end() == ExitCode.DONE
+    assert last_word(tmp_path / "pod").code == ExitCode.DONE
+
+
+def test_the_notice_file_stops_and_skip_saves_nothing(tmp_path: Path) -> None:
+    uri = (tmp_path / "root").as_uri()
+    env = pod(tmp_path / "pod", uri, on_disruption=OnDisruption.SKIP)
+    with trainer(uri, 100_000, env, pod=str(tmp_path / "pod"), pause_s=0.01, wait=True) as first:
+        first.hear("committed", at_least=5)
+        (tmp_path / "pod" / "notice").touch()
+        assert first.end() == ExitCode.SAVED
+    word = last_word(tmp_path / "pod")
+    head = Log(open_store(uri)).open().latest
+    assert head is not None
+    assert (word.notice, word.sequence, head.step % 5) == ("file", head.slot, 0)
+
+
+def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(tmp_path: Path) -> None:
+    uri = (tmp_path / "root").as_uri()
+    with trainer(uri, 100_000, interval=3, pause_s=0.002) as first:
+        pid = first.hear("step", at_least=100)["pid"]
+        first.process.kill()
+        assert gone(pid)
+    head = Log(open_store(uri)).open().latest
+    assert head is not None
+    with trainer(uri, head.step + 3, interval=3, wait=True) as second:
+        assert second.hear("start")["step"] == head.step
+        assert second.hear("committed")["step"] == head.step + 3
+        assert second.end() == ExitCode.DONE
+
+
+def test_an_exception_is_the_last_word(tmp_path: Path) -> None:
+    uri = (tmp_path / "root").as_uri()
+    env = pod(tmp_path / "pod", uri)
+    with trainer(uri, 100, env, pod=str(tmp_path / "pod"), raise_at=7) as failing:
+        assert failing.end() == 1
+    word = last_word(tmp_path / "pod")
+    assert (word.code, word.step, word.notice) == (1, 6, None)
+    assert word.error is not None
+    assert word.error.rstrip().endswith("ValueError: the loss is no number")
+    head = Log(open_store(uri)).open().latest
+    assert head is not None
+    assert (head.step, head.slot) == (5, word.sequence), "the save that was in flight was finished"
+
+
+@pytest.mark.parametrize("owner", ["earlier start", "other job"])
+def test_a_trainer_that_is_fenced_ends_with_77(tmp_path: Path, owner: str) -> None:
+    uri = (tmp_path / "root").as_uri()
+    env = pod(tmp_path / "pod", uri)
+    change = {"restart_attempt": "4"} if owner == "earlier start" else {"job": "other", "job_uid": "uid-2"}
+    later = env | {Identity.variable(field): value for field, value in change.items()}
+    with trainer(uri, 100_000, later, pod=str(tmp_path / "pod"), pause_s=0.01) as first:
+        first.hear("step", at_least=6)
+        first.process.kill()
+    tail = Log(open_store(uri)).open().tail
+    with trainer(uri, 100, env, pod=str(tmp_path / "pod")) as fenced:
+        assert fenced.end() == ExitCode.FENCED
+    word = last_word(tmp_path / "pod")
+    assert word.code == ExitCode.FENCED
+    assert word.error is not None
+    assert "default/" in word.error
+    assert Log(open_store(uri)).open().tail == tail, "nothing was appended"
+
+
+def test_a_later_claim_stops_a_trainer_that_still_runs(tmp_path: Path) -> None:
+    uri = (tmp_path / "root").as_uri()
+    with trainer(uri, 100_000, interval=5, pause_s=0.01) as first:
+        first.hear("step", at_least=6)
+        with trainer(uri, 0, interval=5) as second:
+            assert second.end() == ExitCode.DONE
+        assert first.end() == ExitCode.FENCED
