@@ -108,6 +108,7 @@ def test_a_link_without_an_answer_is_transient(
 def test_a_failure_after_the_link_is_an_unknown_outcome_whatever_it_is(
     store: PosixStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store.put_if_absent("log/first", b"x")
     fsync = os.fsync
     synced: list[int] = []
 
