@@ -17,6 +17,7 @@ from stepkeeper_operator.policy.attempts import Books
 __all__ = ["Claim", "End", "phase_of", "reporting_claim", "running_claim", "settle"]
 
 _MESSAGE_LIMIT: Final = 2048
+_STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,9 @@ class Claim:
     """What a condition is to say now."""
 
     type: ConditionType
-    status: bool
+    status: bool | None
+    """None: it can't be said."""
+
     reason: str
     message: str = ""
 
@@ -47,7 +50,7 @@ def settle(job: CheckpointedTrainingJob, claims: tuple[Claim, ...], *, now: floa
     before = {condition.type: condition for condition in job.status.conditions}
     after = dict(before)
     for claim in claims:
-        status = ConditionStatus.TRUE if claim.status else ConditionStatus.FALSE
+        status = _STATUS[claim.status]
         known = before.get(claim.type)
         since = known.last_transition_time if known is not None and known.status is status else int(now)
         after[claim.type] = Condition(
@@ -110,8 +113,8 @@ def running_claim(
 
 def reporting_claim(
     observed: Observed, books: Books, *, running: bool, now: float, silence_s: int
-) -> tuple[Claim | None, float | None]:
-    """Whether reports arrive, or None while that can't be said; and when it has to be asked again."""
+) -> tuple[Claim, float | None]:
+    """Whether reports arrive, and when it has to be asked again."""
     kind = ConditionType.REPORTING
     if not running or books.last is None:
         return Claim(type=kind, status=False, reason="NotRunning", message="no attempt runs"), None
@@ -122,7 +125,8 @@ def reporting_claim(
     if heard is not None and heard.ordinal == books.ordinal:
         since = max(since, heard.received_at)
     if now - since < silence_s:
-        return None, since + silence_s - now
+        unknown = Claim(type=kind, status=None, reason="NoReportYet", message="no report has arrived yet")
+        return unknown, since + silence_s - now
     message = (
         f"no report for {silence_s} s. Training goes on without reports; status shows what was last known. Likely: "
         "the training code doesn't use stepkeeper.from_env(), it still starts, a NetworkPolicy keeps the pods from "

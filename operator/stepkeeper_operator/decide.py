@@ -113,14 +113,23 @@ def _claims(
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
     reporting, look_s = reporting_claim(
-        observed, plan.books, running=running.status, now=now, silence_s=settings.silence_s
+        observed, plan.books, running=running.status is True, now=now, silence_s=settings.silence_s
     )
     claims = [running, _suspension(job, jobset, plan)]
-    if reporting is not None:
+    # A restarted operator has heard nothing yet: what the last one heard still stands.
+    if reporting.status is not None or not _heard_before(job):
         claims.append(reporting)
     if plan.end is not None:
         claims.append(plan.end.claim())
     return tuple(claims), look_s
+
+
+def _heard_before(job: CheckpointedTrainingJob) -> bool:
+    conditions = {condition.type: condition.status for condition in job.status.conditions}
+    running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
+    return (
+        running is ConditionStatus.TRUE and reporting is not None and reporting is not ConditionStatus.FALSE
+    )
 
 
 def _suspension(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> Claim:

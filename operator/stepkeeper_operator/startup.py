@@ -74,9 +74,7 @@ class Operator:
 
     async def run(self) -> None:
         """Waits for the Lease, then watches, reconciles and serves."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        self._take_signals()
         await self._serve_health()
         try:
             if not await self._until_stopped(self._lease.acquire()):
@@ -88,25 +86,37 @@ class Operator:
             await self._servers.close()
             await self._lease.release()
 
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+
     async def _act(self) -> None:
-        reconciler = self._reconciler()
+        end_watches = asyncio.Event()
         registry = make_registry(self._cache, self._enqueue, self._synced)
+        watches = asyncio.create_task(
+            run_watches(registry, make_settings(), stop=end_watches, started=self._take_signals)
+        )
         parts = (
-            run_watches(registry, make_settings(), stop=self._stop, ready=asyncio.Event()),
+            self._stop.wait(),
             self._lease.keep(),
-            self._work(reconciler),
+            self._work(self._reconciler()),
             self._resync(),
             self._keep_certificate(),
         )
         tasks = [asyncio.create_task(part) for part in parts]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([watches, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
+            # The watches last: they wait for every task that is younger than they are.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._servers.close()
+            end_watches.set()
+            await asyncio.gather(watches, return_exceptions=True)
 
     def _reconciler(self) -> Reconciler:
         memory = Memory(started_at=time.time())

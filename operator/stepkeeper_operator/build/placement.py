@@ -4,7 +4,14 @@ from typing import Any, Final
 
 from stepkeeper_operator.api.accelerators import ACCELERATORS
 from stepkeeper_operator.api.v1alpha1.trainingjob import PlacementSpec, Provisioning, TPUPlacement
-from stepkeeper_operator.labels import ACCELERATOR_LABEL, NOT_READY_TAINT, SPOT_LABEL, TOPOLOGY_LABEL, TPU_RESOURCE, UNREACHABLE_TAINT
+from stepkeeper_operator.labels import (
+    ACCELERATOR_LABEL,
+    NOT_READY_TAINT,
+    SPOT_LABEL,
+    TOPOLOGY_LABEL,
+    TPU_RESOURCE,
+    UNREACHABLE_TAINT,
+)
 
 __all__ = ["SPOT_GRACE_S", "node_selector", "on_spot", "tolerations"]
 

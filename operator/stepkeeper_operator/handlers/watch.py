@@ -63,16 +63,20 @@ def make_settings() -> Any:
     return settings
 
 
-async def run_watches(registry: Any, settings: Any, *, stop: asyncio.Event, ready: asyncio.Event) -> None:
-    """Watches all namespaces until `stop`."""
-    await kopf.operator(
-        registry=registry,
-        settings=settings,
-        clusterwide=True,
-        standalone=True,
-        stop_flag=stop,
-        ready_flag=ready,
+async def run_watches(
+    registry: Any, settings: Any, *, stop: asyncio.Event, started: Callable[[], None]
+) -> None:
+    """Watches all namespaces until `stop`.
+
+    `started` is called once kopf has taken the process's signals, for the caller to take them back. Tasks that are
+    made later than this one are ended with it: kopf takes every such task for its own.
+    """
+    others = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=registry, settings=settings, clusterwide=True, standalone=True, stop_flag=stop
     )
+    started()
+    await kopf.run_tasks(tasks, ignored=others)
 
 
 def _watch(
