@@ -14,7 +14,15 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.contract import ExitCode, Identity, Interval, IntervalType, OnDisruption, Settings, Termination
+from stepkeeper.contract import (
+    ExitCode,
+    Identity,
+    Interval,
+    IntervalType,
+    OnDisruption,
+    Settings,
+    Termination,
+)
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 

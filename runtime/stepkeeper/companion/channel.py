@@ -70,8 +70,11 @@ class Channel:
         finally:
             os.close(body_fd)
 
-    def close(self) -> None:
-        """Both ends see the end of the conversation, a thread that waits in `receive` included."""
+    def hang_up(self) -> None:
+        """Both ends receive nothing more: who waits in `receive` gets None."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """The socket is given back. No other thread may be using it: `hang_up` comes first."""
         self._socket.close()

@@ -93,12 +93,13 @@ class CompanionProcess:
 
     def close(self) -> None:
         """The process has ended: it ends by itself when it sees its socket closed."""
-        self._channel.close()
+        self._channel.hang_up()
         try:
             self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._lost = True
+        self._reader.join()
+        self._channel.close()
 
     def _loss(self, kind: Kind) -> CompanionLostError:
         code = self._process.poll()

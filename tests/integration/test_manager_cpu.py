@@ -1,0 +1,330 @@
+"""The manager in this process, its companion in another, on CPU tensors and a folder."""
+
+import os
+import random
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from stepkeeper import CheckpointManager
+from stepkeeper.errors import (
+    ClosedError,
+    CompanionLostError,
+    NotInPodError,
+    RestoreError,
+    SaveError,
+)
+from stepkeeper.log import Log
+from stepkeeper.saving import InFlight, SaveState
+from stepkeeper.storage import open_store
+from stepkeeper_planners.errors import LoadMismatchError, UnsupportedValueError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool)
+
+
+def new_state(seed: int = 0) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(33, 20), torch.nn.Linear(20, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(4, 33)).sum().backward()
+    optimizer.step()
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "kinds": {str(dtype): (torch.randn(5, 7) * 9).to(dtype) for dtype in DTYPES},
+        "odd": [torch.randn(6, 8).t(), torch.randn(()), torch.empty(0, 3)],
+        "loader": {"epoch": 3 + seed, "order": np.arange(10 + seed), "name": f"shard-{seed}"},
+        "rng": {"python": random.getstate(), "torch": torch.get_rng_state()},
+    }
+
+
+def flat(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if hasattr(state, "state_dict"):
+        state = state.state_dict()
+    if isinstance(state, dict | list):
+        for key, item in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from flat(item, f"{path}.{key}")
+    else:
+        yield path, state
+
+
+def assert_same(left: Any, right: Any) -> None:
+    rights = dict(flat(right))
+    for path, value in flat(left):
+        other = rights.pop(path)
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == other.dtype
+            assert torch.equal(value, other), path
+        elif isinstance(value, np.ndarray):
+            assert np.array_equal(value, other), path
+        else:
+            assert value == other, path
+    assert not rights
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return (tmp_path / "root").as_uri()
+
+
+def open_manager(uri: str, interval: int = 1, **options: Any) -> CheckpointManager:
+    return CheckpointManager(uri, interval, chkpt_on_preemption=False, **options)
+
+
+def slots(uri: str) -> list[str]:
+    log, store = Log(open_store(uri)), open_store(uri)
+    tail = log.open().tail
+    kinds = ("begin", "restored", "commit", "delete", "quarantine", "void")
+    entries = [store.read(f".stepkeeper/log/{slot:08d}.json").decode() for slot in range(tail + 1)]
+    return [next(kind for kind in kinds if f'"kind":"{kind}"' in entry) for entry in entries]
+
+
+def test_what_is_restored_is_what_was_saved_bit_by_bit(uri: str) -> None:
+    saved = new_state()
+    with open_manager(uri) as manager:
+        assert manager.restore_latest(saved) is None
+        manager.save(7, saved)
+    other = new_state(seed=1)
+    with open_manager(uri) as manager:
+        result = manager.restore_latest(other)
+    assert result is not None
+    assert (result.step, result.sequence) == (7, 1)
+    assert_same(saved, other)
+    assert slots(uri) == ["begin", "commit", "begin", "restored"]
+
+
+def test_the_state_may_change_as_soon_as_save_async_returns(uri: str) -> None:
+    state: dict[str, Any] = {"w": torch.full((500_000,), 1.0), "n": [1, 2]}
+    with open_manager(uri) as manager:
+        assert manager.save_async(1, state)
+        state["w"].fill_(2.0)
+        state["n"].append(3)
+        # The second waits for the first: memory for one snapshot is all there is.
+        assert manager.save_async(2, state)
+        state["w"].fill_(3.0)
+        manager.wait()
+        loaded: dict[str, Any] = {"w": torch.zeros(500_000), "n": [0]}
+        for step, value, numbers in ((1, 1.0, [1, 2]), (2, 2.0, [1, 2, 3])):
+            manager.restore(step, loaded)
+            assert torch.equal(loaded["w"], torch.full((500_000,), value))
+            assert loaded["n"] == numbers
+
+
+def test_two_snapshots_may_be_pending(uri: str) -> None:
+    with open_manager(uri, max_pending_async=2) as manager:
+        for step in range(1, 7):
+            manager.save_async(step, {"w": torch.full((1000,), float(step))})
+        manager.join()
+        assert manager.all_steps() == [1, 2, 3, 4, 5, 6]
+        state = {"w": torch.zeros(1000)}
+        manager.restore(4, state)
+        assert state["w"].unique().tolist() == [4.0]
+
+
+def test_stock_torch_loads_the_folder(uri: str) -> None:
+    tied = torch.nn.Parameter(torch.randn(4, 5))
+    with open_manager(uri) as manager:
+        manager.save(1, {"a": {"w": tied, "tied": tied}, "steps": 4, "b": torch.arange(6).view(2, 3)})
+        folder = manager.metadata(1).uri.removeprefix("file://")
+    state: dict[str, Any] = {
+        "a": {"w": torch.zeros(4, 5), "tied": torch.zeros(4, 5)},
+        "steps": 0,
+        "b": torch.zeros(2, 3, dtype=torch.int64),
+    }
+    with warnings.catch_warnings():
+        # It says that there is one process only.
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.load(state, checkpoint_id=folder, no_dist=True)
+    assert torch.equal(state["a"]["w"], tied)
+    assert torch.equal(state["a"]["tied"], tied)
+    assert state["steps"] == 4
+    assert torch.equal(state["b"], torch.arange(6).view(2, 3))
+
+
+def test_names_dtypes_and_shapes_can_be_asked_for(uri: str) -> None:
+    with open_manager(uri) as manager:
+        manager.save(3, {"w": torch.zeros(2, 3, dtype=torch.bfloat16), "lr": 0.5})
+        info = manager.metadata(3)
+        assert (info.tensors["w"].dtype, info.tensors["w"].shape, info.values) == (
+            "bfloat16",
+            (2, 3),
+            ("lr",),
+        )
+        assert info.size_bytes > 0
+        with pytest.raises(RestoreError, match="no commit of step 4; its steps: 3"):
+            manager.restore(4, {"w": torch.zeros(2, 3)})
+
+
+def flip_a_byte(uri: str, step: int) -> None:
+    folder = next(Path(uri.removeprefix("file://"), str(step)).iterdir())
+    path = next(folder.glob("*.distcp"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def test_a_flipped_byte_condemns_the_commit_and_its_parent_is_restored(uri: str) -> None:
+    with open_manager(uri) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"w": torch.full((3000,), float(step)), "n": step})
+    flip_a_byte(uri, 3)
+    state: dict[str, Any] = {"w": torch.zeros(3000), "n": 0}
+    with open_manager(uri) as manager:
+        result = manager.restore_latest(state)
+        assert result is not None
+        assert result.step == 2
+        assert state["w"].unique().tolist() == [2.0]
+        assert state["n"] == 2
+        assert slots(uri)[-3:] == ["begin", "quarantine", "restored"]
+        manager.save(4, state)
+        assert manager.all_steps() == [1, 2, 4]
+
+
+def test_two_bad_commits_in_one_start_are_more_likely_a_bad_node(uri: str) -> None:
+    with open_manager(uri) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"w": torch.full((3000,), float(step))})
+    flip_a_byte(uri, 3)
+    flip_a_byte(uri, 2)
+    manager = open_manager(uri)
+    with pytest.raises(RestoreError, match="step 3 and step 2"):
+        manager.restore_latest({"w": torch.zeros(3000)})
+    assert slots(uri).count("quarantine") == 1
+    manager.close()
+
+
+def test_a_mismatch_is_raised_and_condemns_nothing(uri: str) -> None:
+    with open_manager(uri) as manager:
+        manager.save(1, {"w": torch.zeros(3)})
+    manager = open_manager(uri)
+    with pytest.raises(LoadMismatchError, match="shape"):
+        manager.restore_latest({"w": torch.zeros(4)})
+    assert "quarantine" not in slots(uri)
+    manager.close()
+
+
+def kill_during(in_flight: InFlight | None, pid: int) -> None:
+    """The companion, stopped before, is killed once it was asked to write."""
+    assert in_flight is not None
+    deadline = time.monotonic() + 30
+    while in_flight.state is not SaveState.WRITING:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(CompanionLostError):
+        in_flight.result(30)
+    assert in_flight.state is SaveState.FAILED
+
+
+def test_a_killed_companion_fails_the_save_loudly_and_the_next_save_works(uri: str) -> None:
+    state = {"w": torch.zeros(10)}
+    manager = open_manager(uri)
+    manager.save(1, state)
+    pid = manager.health().companion_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    manager.save_async(2, state)
+    kill_during(manager.in_flight, pid)
+    health = manager.health()
+    assert not health.ok
+    assert health.error is not None
+    assert "step 2" in health.error
+
+    outcome = manager.step(3, state)
+    assert outcome.in_flight is not None
+    assert outcome.in_flight.result(30).record.step == 3
+    assert manager.health().ok
+    assert manager.health().companion_pid != pid
+    assert manager.all_steps() == [1, 3]
+    assert slots(uri) == ["begin", "commit", "commit"], "the claim is still the first one"
+    manager.close()
+
+
+def test_two_lost_companions_in_a_row_raise(uri: str) -> None:
+    state = {"w": torch.zeros(10)}
+    manager = open_manager(uri)
+    manager.save(1, state)
+    for step in (2, 3):
+        pid = manager._companion.process().pid
+        os.kill(pid, signal.SIGSTOP)
+        kill_during(manager.step(step, state).in_flight, pid)
+    with pytest.raises(SaveError, match="companion"):
+        manager.step(4, state)
+    manager.save(5, state)
+    manager.close()
+
+
+def test_an_error_in_the_background_raises_at_the_next_call(uri: str) -> None:
+    state = {"w": torch.zeros(10)}
+    manager = open_manager(uri)
+    manager.save(1, state)
+    # A file where the next step's folder has to be.
+    Path(uri.removeprefix("file://"), "2").write_text("")
+    manager.save_async(2, state)
+    assert manager._saver.wait()
+    with pytest.raises(SaveError, match="in the background failed"):
+        manager.step(3, state)
+    assert manager.step(3, state).in_flight is not None
+    manager.close()
+    assert manager.all_steps() == [1, 3]
+    with pytest.raises(ClosedError):
+        manager.save(4, state)
+
+
+def test_a_value_that_cannot_be_stored_is_refused_by_name(uri: str) -> None:
+    manager = open_manager(uri)
+    with pytest.raises(UnsupportedValueError, match=r"loader\.lock"):
+        manager.save(1, {"loader": {"lock": object()}})
+    manager.save(2, {"w": torch.zeros(1)})
+    manager.close()
+
+
+def test_old_commits_are_deleted_and_the_newest_is_kept(uri: str) -> None:
+    with open_manager(uri, max_to_keep=2) as manager:
+        for step in range(1, 6):
+            manager.save(step, {"w": torch.full((10,), float(step))})
+    root = Path(uri.removeprefix("file://"))
+    assert open_manager(uri).all_steps()[-2:] == [4, 5]
+    kept = sorted(int(path.parts[-3]) for path in root.glob("*/*/.metadata"))
+    assert kept[-2:] == [4, 5]
+    # What the last commit made superfluous may go after the next one.
+    assert len(kept) <= 3
+
+
+def test_a_rollback_leaves_the_abandoned_branch_out(uri: str) -> None:
+    with open_manager(uri) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"w": torch.full((10,), float(step))})
+    with open_manager(uri) as manager:
+        state = {"w": torch.zeros(10)}
+        manager.restore(1, state)
+        assert slots(uri) == ["begin", "commit", "commit", "commit"], "reading claims nothing"
+        manager.save(2, state)
+        assert manager.all_steps() == [1, 2]
+        manager.restore(2, state)
+        assert state["w"].unique().tolist() == [1.0]
+
+
+def test_a_step_with_nothing_due_is_cheap(uri: str) -> None:
+    with open_manager(uri, interval=10**9) as manager:
+        state = {"w": torch.zeros(10)}
+        begin_s = time.perf_counter()
+        for step in range(1, 2001):
+            manager.step(step, state, {"loss": 0.25})
+        assert (time.perf_counter() - begin_s) / 2000 < 50e-6
+    assert not Path(uri.removeprefix("file://")).exists(), "nothing was read or written"
+
+
+def test_without_an_operator_from_env_says_what_to_write() -> None:
+    with pytest.raises(NotInPodError, match=r"CheckpointManager\('gs://"):
+        CheckpointManager.from_env()

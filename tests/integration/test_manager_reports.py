@@ -1,0 +1,246 @@
+"""Reports of a real trainer to an HTTPS server that stands in for the operator."""
+
+import datetime
+import ipaddress
+import json
+import os
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from stepkeeper.companion.endpoint import EndpointError, ReportTarget, post_report
+from stepkeeper.contract import (
+    Directive,
+    Endpoint,
+    ExitCode,
+    Identity,
+    Interval,
+    Report,
+    ReportPhase,
+    Settings,
+)
+
+TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
+PATH = "/v1/namespaces/default/jobs/lm/report"
+
+
+class Operator:
+    """Keeps every report, answers each with what `answer` says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reports: list[Report] = []
+        self.tokens: set[str] = set()
+        self.answer: Callable[[Report], Directive] = lambda _: Directive()
+        self.status = 200
+        self.came = threading.Condition()
+        operator = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                assert self.path == PATH
+                report = Report.from_json(body)
+                with operator.came:
+                    operator.tokens.add(self.headers["Authorization"])
+                    operator.reports.append(report)
+                    operator.came.notify_all()
+                answer = operator.answer(report).to_json()
+                self.send_response(operator.status)
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "ca.crt", folder / "tls.key")
+        self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.server.server_port}{PATH}"
+
+    def wait_for(self, wanted: Callable[[Report], bool]) -> Report:
+        def found() -> Report | None:
+            return next((report for report in self.reports if wanted(report)), None)
+
+        with self.came:
+            assert self.came.wait_for(lambda: found() is not None, 30), self.reports
+        report = found()
+        assert report is not None
+        return report
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def make_certificate(folder: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "operator")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "tls.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Path:
+    folder = tmp_path / "pod"
+    folder.mkdir()
+    make_certificate(folder)
+    (folder / "token").write_text("the-token\n")
+    return folder
+
+
+@pytest.fixture
+def operator(pod: Path) -> Iterator[Operator]:
+    server = Operator(pod)
+    yield server
+    server.close()
+
+
+def start_trainer(pod: Path, url: str, n_steps: int, **options: object) -> "subprocess.Popen[bytes]":
+    uri = (pod.parent / "root").as_uri()
+    settings = Settings(
+        uri=uri,
+        interval=Interval(steps=10),
+        endpoint=Endpoint(url=url, report_interval_s=1),
+    )
+    (pod / "settings.json").write_bytes(settings.to_json())
+    identity = Identity(
+        namespace="default",
+        job="lm",
+        job_uid="uid-1",
+        pod="lm-0",
+        pod_uid="pod-uid",
+        node="node-a",
+        jobset_number=0,
+        restart_attempt=0,
+        slice_index=0,
+        host_index=0,
+        n_slices=1,
+        hosts_per_slice=1,
+        coordinator="localhost",
+        grace_s=15,
+    )
+    # A proxy that isn't there: whoever asks it gets nowhere.
+    env = (
+        os.environ
+        | identity.to_env()
+        | {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    )
+    command = [sys.executable, str(TRAINER), uri, str(n_steps), json.dumps({"pod": str(pod), **options})]
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+
+
+def test_the_operator_hears_of_the_whole_life(operator: Operator, pod: Path) -> None:
+    process = start_trainer(pod, operator.url, 40, wait=True, pause_s=0.01)
+    assert process.wait(60) == ExitCode.DONE
+    phases = [report.phase for report in operator.reports]
+    assert phases[0] in (ReportPhase.STARTING, ReportPhase.RESTORING)
+    assert phases[-1] is ReportPhase.DONE
+    assert operator.tokens == {"Bearer the-token"}
+    begun = operator.wait_for(lambda report: report.claim is not None)
+    assert (begun.claim, begun.head) == (0, None)
+    last = operator.reports[-1]
+    assert last.root == begun.root
+    assert last.head is not None
+    assert (last.step, last.head.step, last.tail >= last.head.sequence) == (40, 40, True)
+    assert last.metrics == {"loss": "20.0"}
+    told = {commit.sequence: commit for report in operator.reports for commit in report.commits}
+    assert [commit.step for commit in told.values()] == [10, 20, 30, 40]
+    assert all(commit.uri.startswith((pod.parent / "root").as_uri()) for commit in told.values())
+
+
+def test_stop_and_checkpoint_now_come_as_answers(operator: Operator, pod: Path) -> None:
+    def answer(report: Report) -> Directive:
+        if report.step is None:
+            return Directive()
+        if not any(commit.step % 10 for each in operator.reports for commit in each.commits):
+            return Directive(checkpoint_now="request-1", report_interval_s=1)
+        return Directive(stop=True)
+
+    operator.answer = answer
+    process = start_trainer(pod, operator.url, 100_000, pause_s=0.01)
+    assert process.wait(60) == ExitCode.SAVED
+    stopped = operator.wait_for(lambda report: report.notice is not None)
+    assert stopped.notice == "directive"
+    asked = {commit.step for report in operator.reports for commit in report.commits if commit.step % 10}
+    assert 1 <= len(asked) <= 2, "one for the request however often it was repeated, one for the stop"
+
+
+def test_training_goes_on_when_nobody_answers(operator: Operator, pod: Path) -> None:
+    operator.status = 503
+    process = start_trainer(pod, operator.url, 30, wait=True)
+    assert process.wait(60) == ExitCode.DONE
+
+
+def test_a_commit_is_told_until_it_was_answered(operator: Operator, pod: Path) -> None:
+    operator.status = 409
+    process = start_trainer(pod, operator.url, 100_000, pause_s=0.01)
+    operator.wait_for(lambda report: len(report.commits) >= 2)
+    operator.status = 200
+    first = operator.wait_for(lambda report: report.step is not None and len(report.commits) >= 2)
+    known = {commit.sequence for commit in first.commits}
+    later = operator.wait_for(
+        lambda report: bool(report.commits) and known.isdisjoint(commit.sequence for commit in report.commits)
+    )
+    assert later.step is not None
+    process.kill()
+    process.wait()
+
+
+def test_only_https_with_our_authority_is_spoken(operator: Operator, pod: Path, tmp_path: Path) -> None:
+    target = ReportTarget(url=operator.url, ca_file=str(pod / "ca.crt"), token_file=str(pod / "token"))
+    body = Report(phase=ReportPhase.TRAINING).to_json()
+    assert post_report(target, body) == Directive()
+
+    other = tmp_path / "other"
+    other.mkdir()
+    make_certificate(other)
+    for wrong, message in (
+        (
+            ReportTarget(url=operator.url, ca_file=str(other / "ca.crt"), token_file=target.token_file),
+            "CERTIFICATE",
+        ),
+        (
+            ReportTarget(url="http://127.0.0.1/", ca_file=target.ca_file, token_file=target.token_file),
+            "https://",
+        ),
+        (ReportTarget(url=target.url, ca_file=target.ca_file, token_file=str(pod / "none")), "none"),
+    ):
+        with pytest.raises(EndpointError, match=message):
+            post_report(wrong, body)
