@@ -5,9 +5,9 @@ Protocol 2, and only opcodes that torch's restricted unpickler (weights_only) kn
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 __all__ = ["Call", "Global", "Instance", "Pairs", "Persistent", "pickled"]
 
@@ -66,48 +66,41 @@ class _Writer:
         self.opcodes: list[bytes] = []
         self._memo: dict[object, bytes] = {}
 
-    def add(self, value: object) -> None:  # noqa: C901, PLR0912  # one case per kind of value
-        out = self.opcodes
-        match value:
-            case None:
-                out.append(pickle.NONE)
-            case bool():
-                out.append(pickle.NEWTRUE if value else pickle.NEWFALSE)
-            case int():
-                out.append(_integer(value))
-            case str() | Global():
-                self._add_memoized(value)
-            case tuple():
-                self._add_tuple(value)
-            case list():
-                out.append(pickle.EMPTY_LIST + pickle.MARK)
-                for item in value:
-                    self.add(item)
-                out.append(pickle.APPENDS)
-            case dict():
-                self.add(Pairs(tuple(value.items())))
-            case Pairs(items):
-                out.append(pickle.EMPTY_DICT + pickle.MARK)
-                for key, item in items:
-                    self.add(key)
-                    self.add(item)
-                out.append(pickle.SETITEMS)
-            case Call(function, arguments):
-                self.add(function)
-                self._add_tuple(arguments)
-                out.append(pickle.REDUCE)
-            case Instance(cls, state):
-                self.add(cls)
-                out.append(pickle.EMPTY_TUPLE + pickle.NEWOBJ)
-                self.add(state)
-                out.append(pickle.BUILD)
-            case Persistent(identity):
-                self.add(identity)
-                out.append(pickle.BINPERSID)
-            case _:
-                raise TypeError(f"{type(value).__name__} has no place in a checkpoint's metadata")
+    def add(self, value: object) -> None:
+        method = _METHODS.get(type(value))
+        if method is None:
+            raise TypeError(f"{type(value).__name__} has no place in a checkpoint's metadata")
+        method(self, value)
 
-    def _add_tuple(self, value: tuple[object, ...]) -> None:
+    def add_none(self, _: None) -> None:
+        self.opcodes.append(pickle.NONE)
+
+    def add_bool(self, value: bool) -> None:
+        self.opcodes.append(pickle.NEWTRUE if value else pickle.NEWFALSE)
+
+    def add_int(self, value: int) -> None:
+        self.opcodes.append(_integer(value))
+
+    def add_str(self, value: str) -> None:
+        if not self._known(value):
+            text = value.encode("utf-8", "surrogatepass")
+            self.opcodes += (pickle.BINUNICODE, struct.pack("<I", len(text)), text)
+            self._keep(value)
+
+    def add_global(self, value: Global) -> None:
+        if not self._known(value):
+            self.opcodes.append(pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode())
+            self._keep(value)
+
+    def add_call(self, value: Call) -> None:
+        """Equal calls give one object: sizes and layouts, which nobody changes."""
+        if not self._known(value):
+            self.add_global(value.function)
+            self.add_tuple(value.arguments)
+            self.opcodes.append(pickle.REDUCE)
+            self._keep(value)
+
+    def add_tuple(self, value: tuple[object, ...]) -> None:
         short = _SMALL_TUPLES.get(len(value))
         if short is None:
             self.opcodes.append(pickle.MARK)
@@ -115,21 +108,64 @@ class _Writer:
             self.add(item)
         self.opcodes.append(short or pickle.TUPLE)
 
-    def _add_memoized(self, value: str | Global) -> None:
-        known = self._memo.get(value)
-        if known is not None:
-            self.opcodes.append(known)
-            return
-        if isinstance(value, str):
-            text = value.encode("utf-8", "surrogatepass")
-            opcode = pickle.BINUNICODE + struct.pack("<I", len(text)) + text
-        else:
-            opcode = pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode()
+    def add_list(self, value: list[object]) -> None:
+        self.opcodes.append(pickle.EMPTY_LIST + pickle.MARK)
+        for item in value:
+            self.add(item)
+        self.opcodes.append(pickle.APPENDS)
+
+    def add_dict(self, value: dict[object, object]) -> None:
+        self._add_items(value.items())
+
+    def add_pairs(self, value: Pairs) -> None:
+        self._add_items(value.items)
+
+    def add_instance(self, value: Instance) -> None:
+        self.add_global(value.cls)
+        self.opcodes.append(pickle.EMPTY_TUPLE + pickle.NEWOBJ)
+        self.add(value.state)
+        self.opcodes.append(pickle.BUILD)
+
+    def add_persistent(self, value: Persistent) -> None:
+        self.add(value.identity)
+        self.opcodes.append(pickle.BINPERSID)
+
+    def _add_items(self, items: Iterable[tuple[object, object]]) -> None:
+        self.opcodes.append(pickle.EMPTY_DICT + pickle.MARK)
+        for key, item in items:
+            self.add(key)
+            self.add(item)
+        self.opcodes.append(pickle.SETITEMS)
+
+    def _known(self, value: object) -> bool:
+        """True if the value was kept: it is taken from there."""
+        get = self._memo.get(value)
+        if get is not None:
+            self.opcodes.append(get)
+        return get is not None
+
+    def _keep(self, value: object) -> None:
         place = len(self._memo)
-        put = pickle.BINPUT + bytes([place]) if place < 256 else pickle.LONG_BINPUT + struct.pack("<I", place)
-        get = pickle.BINGET + bytes([place]) if place < 256 else pickle.LONG_BINGET + struct.pack("<I", place)
-        self._memo[value] = get
-        self.opcodes.append(opcode + put)
+        short = place < 256
+        number = struct.pack("<B" if short else "<I", place)
+        self._memo[value] = (pickle.BINGET if short else pickle.LONG_BINGET) + number
+        self.opcodes.append((pickle.BINPUT if short else pickle.LONG_BINPUT) + number)
+
+
+_METHODS: Final[dict[type, Callable[[_Writer, Any], None]]] = {
+    type(None): _Writer.add_none,
+    bool: _Writer.add_bool,
+    int: _Writer.add_int,
+    str: _Writer.add_str,
+    tuple: _Writer.add_tuple,
+    list: _Writer.add_list,
+    dict: _Writer.add_dict,
+    Global: _Writer.add_global,
+    Call: _Writer.add_call,
+    Instance: _Writer.add_instance,
+    Pairs: _Writer.add_pairs,
+    Persistent: _Writer.add_persistent,
+}
 
 
 def _integer(value: int) -> bytes:
