@@ -23,7 +23,7 @@ def test_the_operator_root_is_no_package() -> None:
 
 
 def test_no_folder_of_tests_is_a_package() -> None:
-    assert [path for path in (ROOT / "tests").rglob("__init__.py")] == []
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
 def test_modules_stay_readable_in_one_sitting() -> None:
