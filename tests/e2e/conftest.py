@@ -1,11 +1,15 @@
-"""The cluster that the end-to-end tests share."""
+"""The cluster that the end-to-end tests share, with the operator as its users install it."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from stepcluster.api import Cluster, cluster_up
+from stepcluster.product import install_operator
+
+ROOT = Path(__file__).parents[2]
 
 CLUSTER_VARIABLE = "STEPKEEPER_TEST_CLUSTER"
 """Names a running cluster to use, and to leave running, in place of one that is started for the session."""
@@ -19,3 +23,16 @@ def cluster() -> Iterator[Cluster]:
         return
     with cluster_up(f"test-{os.getpid()}") as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster) -> Cluster:
+    """The cluster with the operator, installed by the chart from the wheel of this tree."""
+    install_operator(cluster, reportIntervalSeconds=2)
+    return cluster
+
+
+@pytest.fixture(scope="session")
+def trainer_image(cluster: Cluster) -> str:
+    """Name of the image of examples/text_lm, which is on the TPU nodes."""
+    return cluster.load_trainer_image(ROOT / "examples" / "text_lm")

@@ -1,0 +1,90 @@
+"""The operator in its image: what is in it, as whom it runs, and that it does nothing when there is nothing to do."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from stepcluster.api import Cluster
+from stepcluster.errors import CommandError
+from stepcluster.product import NAMESPACE
+
+pytestmark = pytest.mark.cluster
+
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:stepkeeper-operator"
+QUIET_S = 180
+WRITES = {"create", "update", "patch", "delete", "deletecollection"}
+FINISHED_JOB = """
+apiVersion: stepkeeper.dev/v1alpha1
+kind: CheckpointedTrainingJob
+metadata: {name: quiet}
+spec:
+  placement: {hosts: {count: 1}}
+  checkpoint: {uri: file:///nowhere, interval: {steps: 1}}
+  template:
+    spec:
+      containers:
+      - {name: trainer, image: "localhost/busybox:1", command: ["true"]}
+"""
+
+
+def requests(cluster: Cluster) -> list[dict[str, object]]:
+    """The operator's requests so far, as the API server recorded them."""
+    lines = Path(cluster.audit_log).read_text(encoding="utf-8").splitlines()
+    return [entry for line in lines if (entry := json.loads(line))["user"]["username"] == ACCOUNT]
+
+
+def told(entry: dict[str, object]) -> str:
+    reference = entry.get("objectRef") or {}
+    assert isinstance(reference, dict)
+    subresource = f"/{reference['subresource']}" if "subresource" in reference else ""
+    return f"{entry['verb']} {reference.get('resource')}{subresource} {reference.get('name', '')}".strip()
+
+
+def code(entry: dict[str, object]) -> int:
+    status = entry.get("responseStatus") or {}
+    assert isinstance(status, dict)
+    return int(status.get("code", 0))
+
+
+def in_operator(cluster: Cluster, *command: str) -> str:
+    deployment = "deployment/stepkeeper-operator"
+    return cluster.kubectl("-n", NAMESPACE, "exec", deployment, "--", *command)
+
+
+def test_the_image_holds_the_wheel_and_no_torch(operator: Cluster) -> None:
+    find = (
+        "import importlib.util as u, stepkeeper_operator as o;"
+        "print(o.__file__, u.find_spec('torch'), u.find_spec('torch_xla'))"
+    )
+    assert in_operator(operator, "python", "-c", find).split() == [
+        "/opt/stepkeeper/stepkeeper_operator/__init__.py",
+        "None",
+        "None",
+    ]
+
+
+def test_it_runs_as_nobody_and_can_write_nowhere(operator: Cluster) -> None:
+    assert in_operator(operator, "python", "-c", "import os; print(os.getuid())").strip() == "65532"
+    with pytest.raises(CommandError, match="Read-only file system"):
+        in_operator(operator, "touch", "/opt/here")
+
+
+@pytest.mark.timeout(QUIET_S + 180)
+def test_it_is_refused_nothing_and_writes_nothing_when_nothing_happens(operator: Cluster) -> None:
+    """The log covers everything that the tests before this one made the operator do."""
+    operator.load_shell_image()
+    operator.kubectl("apply", "-f", "-", stdin=FINISHED_JOB)
+    complete = ("--for=condition=Complete", "ctj/quiet", "--timeout=90s")
+    operator.kubectl("wait", *complete, timeout_s=100)
+    # What follows from the end of the job is written within a few seconds; then the quiet begins.
+    time.sleep(15)
+    before = len(requests(operator))
+    time.sleep(QUIET_S)
+    seen = requests(operator)
+    refused = [told(entry) for entry in seen if code(entry) == 403]
+    written = {told(entry) for entry in seen[before:] if entry["verb"] in WRITES}
+    assert refused == []
+    assert written == {"update leases stepkeeper-operator"}
+    operator.kubectl("delete", "ctj", "quiet")
