@@ -1,7 +1,7 @@
 """The cluster's certificate authority, its certificates and the kubeconfigs made of them."""
 
 import base64
-import datetime
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address
@@ -121,15 +121,15 @@ def write_kubeconfig(layout: Layout, folder: Path, user: str) -> str:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(tz=datetime.UTC)
+    now = dt.datetime.now(tz=dt.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=LIFETIME_DAYS))
+        .not_valid_before(now - dt.timedelta(minutes=5))
+        .not_valid_after(now + dt.timedelta(days=LIFETIME_DAYS))
     )
 
 

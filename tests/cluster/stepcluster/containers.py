@@ -1,5 +1,6 @@
 """A pod's containers as the machine sees them: their processes and their memory group."""
 
+import contextlib
 import json
 import os
 import signal
@@ -28,7 +29,7 @@ held = []
 while True:
     held.append(b"x" * (8 << 20))
 """
-"""Joins a group and takes memory without end. The kernel ends the largest process of the group, which is not this one."""
+"""Joins a group and takes memory without end. The kernel ends what it holds cheapest: the pod's, not this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,33 +107,56 @@ def exhaust_memory(target: Container) -> None:
     Raises:
         FaultError: It didn't.
     """
-    before = set(target.processes())
-    group, limit_file, usage_file = _memory_files(target.groups)
-    limit = limit_file.read_text(encoding="utf-8")
-    limit_file.write_text(str(int(usage_file.read_text(encoding="utf-8")) + HEADROOM_BYTES), encoding="utf-8")
+    group, version = _memory_group(target.groups)
+    limit_file = group / version.limit
+    limit = limit_file.read_text(encoding="utf-8").strip()
+    n_before = _number(group / version.events, "oom_kill")
+    held = sum(_number(group / "memory.stat", key) for key in version.held)
+    limit_file.write_text(str(held + HEADROOM_BYTES), encoding="utf-8")
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", HOG, str(group / "cgroup.procs")]) as hog:
         try:
-            _wait_killed(before, {hog.pid})
+            deadline = time.monotonic() + OOM_TIMEOUT_S
+            while group.exists() and _number(group / version.events, "oom_kill") == n_before:
+                if time.monotonic() > deadline:
+                    raise FaultError(f"no process of pod {target.pod} was killed within {OOM_TIMEOUT_S:g} s")
+                time.sleep(0.02)
+            if hog.poll() is not None:
+                raise FaultError(f"the kernel killed our own process and none of pod {target.pod}: try again")
         finally:
             hog.kill()
-            if limit_file.exists():
-                limit_file.write_text("-1" if limit_file.name.endswith("_bytes") else limit, encoding="utf-8")
+            with contextlib.suppress(FileNotFoundError):
+                # With the container's last process its group goes too.
+                limit_file.write_text(limit, encoding="utf-8")
 
 
-def _memory_files(groups: Iterable[Path]) -> tuple[Path, Path, Path]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Version:
+    """Names of the memory controller's files."""
+
+    limit: str
+    events: str
+    held: Sequence[str]
+    """What can't be taken back from processes without killing them."""
+
+
+_VERSIONS = (
+    _Version(limit="memory.limit_in_bytes", events="memory.oom_control", held=("total_rss", "total_shmem")),
+    _Version(limit="memory.max", events="memory.events", held=("anon", "shmem")),
+)
+
+
+def _memory_group(groups: Iterable[Path]) -> tuple[Path, _Version]:
     for group in groups:
-        for limit, usage in (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-            ("memory.max", "memory.current"),
-        ):
-            if (group / limit).exists():
-                return group, group / limit, group / usage
+        for version in _VERSIONS:
+            if (group / version.limit).exists():
+                return group, version
     raise FaultError("the container has no memory group: is it running?")
 
 
-def _wait_killed(before: set[int], hogs: set[int]) -> None:
-    deadline = time.monotonic() + OOM_TIMEOUT_S
-    while all(command_line(pid) for pid in before):
-        if time.monotonic() > deadline:
-            raise FaultError(f"no process of the container was killed in {OOM_TIMEOUT_S:g} s (hog {hogs})")
-        time.sleep(0.05)
+def _number(file: Path, key: str) -> int:
+    """A value in a file of lines `key value`; 0 if it or the file is missing."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, OSError):
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), 0)

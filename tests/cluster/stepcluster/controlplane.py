@@ -16,8 +16,11 @@ NODE_MONITOR_GRACE_S = 20
 """Kubernetes itself waits 50 s before it calls a silent node Unknown."""
 NODE_MONITOR_PERIOD_S = 2
 UNREACHABLE_TOLERATION_S = 5
-"""Kubernetes itself leaves a pod on an unreachable node for 300 s. The toleration of a node that is merely not ready stays at
-300 s: that is what a node says while it shuts down and its pods save."""
+"""Kubernetes itself leaves a pod on an unreachable node for 300 s.
+
+The toleration of a node that is merely not ready stays at 300 s: that is what a node says while it shuts down and its
+pods save.
+"""
 
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",

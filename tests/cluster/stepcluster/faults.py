@@ -117,7 +117,7 @@ class Faults:
 
     def restart_api_server(self, *, down_for_s: float = 0.0) -> None:
         """The API server was killed and, `down_for_s` later, is ready again."""
-        os.kill(self.parts.launcher.pid("kube-apiserver"), signal.SIGKILL)
+        self.parts.launcher.kill("kube-apiserver")
         time.sleep(down_for_s)
         controlplane.start_api_server(self.parts.launcher, self.parts.binaries, self.parts.layout)
 

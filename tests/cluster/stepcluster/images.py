@@ -20,6 +20,7 @@ OPERATOR_USER = "65532:65532"
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 SHELL_IMAGE = "localhost/busybox:1"
 PIP_TIMEOUT_S = 900.0
+KEPT_ARCHIVES = 5
 LAYOUT = 1
 """Raised when what this module puts into a layer changes."""
 
@@ -55,7 +56,7 @@ def build_wheel() -> Path:
         return found[0]
     say("images: building the wheel")
     with _workspace() as workspace:
-        build = [
+        build: list[str | Path] = [
             sys.executable,
             "-m",
             "build",
@@ -75,7 +76,7 @@ def build_wheel() -> Path:
 
 
 def operator(wheel: Path | None = None, tag: str = "dev") -> tuple[str, Path]:
-    """Name and archive of the operator's image: the wheel with the locked packages of its `operator` extra, no torch."""
+    """Name and archive of the operator's image: the wheel and the locked packages of its `operator` extra."""
     lock = ROOT / "requirements-operator.lock"
     packages = _layer(
         "operator-packages", [lock.read_text(encoding="utf-8"), sys.version], _installed(lock, "opt/packages")
@@ -183,10 +184,19 @@ def _layer(name: str, of: Iterable[str], entries: Callable[[Path], Iterable[Entr
 def _image(name: str, layers: list[Layer], settings: Settings) -> Path:
     """The archive of the image, whose own name tells its content."""
     key = _key(repr((name, settings, [layer.digest for layer in layers])))
-    path = _images_folder() / f"{name.rpartition('/')[2].replace(':', '-')}-{key}.tar"
+    short_name = name.rpartition("/")[2].replace(":", "-")
+    path = _images_folder() / f"{short_name}-{key}.tar"
     if not path.exists():
         ociimage.write_image(path, name, layers, settings)
+        _forget_older(short_name)
     return path
+
+
+def _forget_older(name: str) -> None:
+    """Of the archives of one image only the newest few are kept: each change of the tree makes one."""
+    archives = sorted(_images_folder().glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
+    for path in archives[:-KEPT_ARCHIVES]:
+        path.unlink(missing_ok=True)
 
 
 def _images_folder() -> Path:

@@ -22,7 +22,7 @@ from stepcluster import (
 from stepcluster.errors import ClusterExistsError, CommandError, NoClusterError, StartError
 from stepcluster.layout import Layout, check_name
 from stepcluster.machine import require_root, run, say, wait_until
-from stepcluster.nodes import Node, NodeRunner, choose_nodes
+from stepcluster.nodes import Node, choose_nodes
 from stepcluster.parts import Parts
 
 READY_TIMEOUT_S = 90.0

@@ -1,10 +1,14 @@
 """The part of systemd-logind that a kubelet talks to: who must be waited for before the machine goes off."""
 
+# Methods have the names that D-Bus knows them by, and their annotations are D-Bus type codes.
+# ruff: noqa: F821, N802
+# mypy: disable-error-code="name-defined, untyped-decorator"
+
 import asyncio
 import os
 
-from dbus_next import PropertyAccess
-from dbus_next.aio import MessageBus
+from dbus_next.aio.message_bus import MessageBus
+from dbus_next.constants import PropertyAccess
 from dbus_next.service import ServiceInterface, dbus_property, method, signal
 
 BUS_SOCKET = "/run/dbus/system_bus_socket"
@@ -29,33 +33,35 @@ class LoginManager(ServiceInterface):
 
     def __init__(self) -> None:
         super().__init__("org.freedesktop.login1.Manager")
-        self._locks: list[int] = []
+        self._locks: list[tuple[int, int]] = []
 
     @dbus_property(access=PropertyAccess.READ)
-    def InhibitDelayMaxUSec(self) -> "t":  # noqa: F821, N802 — D-Bus's name and type code
+    def InhibitDelayMaxUSec(self) -> "t":
         return LONGEST_DELAY_S * 1_000_000
 
     @method()
-    def Inhibit(self, what: "s", who: "s", why: "s", mode: "s") -> "h":  # noqa: F821, N802 — the same
+    def Inhibit(self, what: "s", who: "s", why: "s", mode: "s") -> "h":
         """A lock: as long as the other end of the pipe is open, the machine doesn't go off."""
         ours, theirs = os.pipe()
-        self._locks.append(ours)
+        self._locks.append((ours, theirs))
         return theirs
 
     @signal()
-    def PrepareForShutdown(self, starts: bool) -> "b":  # noqa: F821, N802 — the same
+    def PrepareForShutdown(self, starts: bool) -> "b":
         return starts
 
     async def released(self) -> None:
         """Everybody who held a lock has closed it, or the longest delay has passed."""
         loop = asyncio.get_running_loop()
-        for lock in self._locks:
+        for ours, theirs in self._locks:
+            # What was sent is a copy; with ours open too, the end of theirs would not show.
+            os.close(theirs)
             closed = loop.create_future()
-            loop.add_reader(lock, closed.set_result, None)
+            loop.add_reader(ours, closed.set_result, None)
             try:
                 await asyncio.wait_for(closed, LONGEST_DELAY_S)
             finally:
-                loop.remove_reader(lock)
+                loop.remove_reader(ours)
         await asyncio.sleep(STOP_SERVICES_S)
 
 

@@ -117,7 +117,7 @@ def kubelet_configuration(
 
 
 def _network(layout: Layout, number: int) -> dict[str, object]:
-    """Each pod on a cable of its own: all traffic is routed, so a service's answer is seen by who translated the request."""
+    """Each pod on a cable of its own: all traffic is routed, and so seen by the proxy in both directions."""
     addresses = {
         "type": "host-local",
         # On /run: addresses that pods had before a power cut are free again after it.

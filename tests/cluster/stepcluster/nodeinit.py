@@ -1,7 +1,7 @@
 """The first process of a node, what systemd is to a machine: mounts, services, and an orderly shutdown.
 
-Run as `python -m stepcluster.nodeinit PLAN` inside namespaces of its own. SIGUSR1 shuts the node down the way a cloud does
-that takes the machine back: those who asked for it are told and waited for, then everything ends.
+Run as `python -m stepcluster.nodeinit PLAN` inside namespaces of its own. SIGUSR1 shuts the node down the way a cloud
+does that takes the machine back: those who asked for it are told and waited for, then everything ends.
 """
 
 import asyncio

@@ -14,12 +14,10 @@ from stepcluster.errors import FaultError
 from stepcluster.layout import Layout
 from stepcluster.machine import run, wait_until
 from stepcluster.processes import (
-    CLUSTER_MARK,
     NODE_MARK,
     Launcher,
     Namespaces,
     first_process,
-    kill_marked,
     marked,
 )
 
@@ -138,8 +136,3 @@ class NodeRunner:
         if self.is_on(node):
             inside = self.namespaces(node)
             nodeimages.import_missing(folder, lambda argv: run(inside.enter(argv)))
-
-
-def kill_cluster(folder: Path) -> int:
-    """Every process of the cluster was killed; how many there were is returned."""
-    return kill_marked(CLUSTER_MARK, str(folder))

@@ -1,4 +1,4 @@
-"""OCI image archives without a registry and without a container engine: plain tar files, the same bytes for the same content."""
+"""OCI image archives without a registry or container engine: tar files, the same bytes for the same content."""
 
 import hashlib
 import io

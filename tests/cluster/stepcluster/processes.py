@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepcluster import reaper
-from stepcluster.errors import FaultError
 from stepcluster.machine import search_path, wait_until
 
 CLUSTER_MARK = "STEPKEEPER_CLUSTER"
 """In the environment of each process of a cluster: its folder. So all are found even if nothing was written down."""
 NODE_MARK = "STEPKEEPER_NODE"
 """In the environment of each process of a node, containers apart: the node's folder."""
+PROGRAM_MARK = "STEPKEEPER_PROGRAM"
+"""In the environment of each program that was started inside a cluster: its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +44,18 @@ class Launcher:
         start_detached(
             self.namespaces.enter(argv),
             log,
-            {CLUSTER_MARK: str(self.folder), "STEPKEEPER_PROGRAM": name, **(marks or {})},
+            {CLUSTER_MARK: str(self.folder), PROGRAM_MARK: name, **(marks or {})},
         )
         return log
 
-    def pid(self, name: str) -> int:
-        """The process id, as the machine sees it, of a program that was started by this name.
-
-        Raises:
-            FaultError: It isn't running.
-        """
-        for pid in marked(CLUSTER_MARK, str(self.folder)):
-            if f"STEPKEEPER_PROGRAM={name}".encode() in _environment(pid) and _comm(pid) not in {
-                "nsenter",
-                "unshare",
-            }:
-                return pid
-        raise FaultError(f"{name} is not running in the cluster at {self.folder}")
+    def kill(self, name: str) -> None:
+        """No program of this name is running any more."""
+        kill_marked(PROGRAM_MARK, name, within=str(self.folder))
+        wait_until(
+            lambda: not any(marked(PROGRAM_MARK, name, within=str(self.folder))),
+            f"the end of {name}",
+            timeout_s=10,
+        )
 
 
 def start_namespaces(folder: Path, log: Path) -> Namespaces:
@@ -110,33 +106,39 @@ def first_process(mark: str, value: str) -> int | None:
     return None
 
 
-def marked(mark: str, value: str) -> Iterator[int]:
-    """Process ids, as the machine sees them, of all processes with this mark, this process and its parents apart."""
-    wanted = f"{mark}={value}".encode()
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid() and wanted in _environment(int(entry)):
-            yield int(entry)
+def marked(mark: str, value: str, *, within: str = "") -> Iterator[int]:
+    """Process ids, as the machine sees them, of all processes with this mark, of one cluster if `within` names it."""
+    for path in Path("/proc").iterdir():
+        if (
+            path.name.isdigit()
+            and int(path.name) != os.getpid()
+            and _is_marked(int(path.name), mark, value, within)
+        ):
+            yield int(path.name)
 
 
-def kill_marked(mark: str, value: str) -> int:
-    """Every marked process was sent SIGKILL; how many there were is returned."""
-    n_killed = 0
-    wanted = f"{mark}={value}".encode()
-    for pid in marked(mark, value):
+def kill_marked(mark: str, value: str, *, within: str = "") -> None:
+    """Every marked process was sent SIGKILL."""
+    for pid in marked(mark, value, within=within):
         try:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
         try:
             # The number may have gone to another process since it was listed; the handle can't.
-            if wanted in _environment(pid):
+            if _is_marked(pid, mark, value, within):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-                n_killed += 1
         except ProcessLookupError:
             continue
         finally:
             os.close(handle)
-    return n_killed
+
+
+def _is_marked(pid: int, mark: str, value: str, within: str) -> bool:
+    wanted = {f"{mark}={value}".encode()}
+    if within:
+        wanted.add(f"{CLUSTER_MARK}={within}".encode())
+    return wanted <= _environment(pid)
 
 
 def namespace_number(pid: int) -> int:
@@ -152,11 +154,11 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def _environment(pid: int) -> list[bytes]:
+def _environment(pid: int) -> set[bytes]:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return []
+        return set()
 
 
 def _status(pid: int) -> dict[str, str]:

@@ -1,0 +1,199 @@
+"""A cluster starts, works, and leaves the machine as it was, however it ends."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stepcluster import cgroups, cleaning, lifecycle, processes, state
+from stepcluster.api import Cluster, cluster_up
+from stepcluster.errors import ClusterExistsError, NoClusterError
+from stepcluster.machine import run
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """All that a cluster could leave behind."""
+
+    interfaces: frozenset[str]
+    routes: str
+    mounts: frozenset[Path]
+    groups: tuple[str, ...]
+    tables: str
+    forwarding: str
+    kernel_settings: tuple[str, ...]
+    libexec: bool
+
+
+def machine(without: str = "") -> Machine:
+    """The machine as it is, whatever other clusters run on it left aside where `without` names them."""
+    settings = (
+        "kernel/panic",
+        "kernel/panic_on_oops",
+        "vm/overcommit_memory",
+        "net/netfilter/nf_conntrack_max",
+    )
+    return Machine(
+        interfaces=frozenset(path.name for path in Path("/sys/class/net").iterdir()),
+        routes=run(["ip", "route"]),
+        mounts=frozenset(cleaning.mount_points(Path("/proc/self/mountinfo").read_text())),
+        groups=tuple(cgroups.existing("stepkeeper-")),
+        tables=run(["nft", "list", "tables"]),
+        forwarding=Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+        kernel_settings=tuple(
+            path.read_text() for name in settings if (path := Path("/proc/sys", name)).exists()
+        ),
+        libexec=Path("/usr/libexec/kubernetes").exists(),
+    )
+
+
+def assert_nothing_left(name: str, before: Machine) -> None:
+    folder = state.cluster_folder(name)
+    assert not folder.exists()
+    assert list(processes.marked(processes.CLUSTER_MARK, str(folder))) == []
+    assert machine() == before
+
+
+def run_pod(cluster: Cluster, name: str, script: str, *options: str) -> str:
+    """What a pod with a shell printed, which has ended with success."""
+    image = cluster.load_shell_image()
+    cluster.kubectl(
+        "run", name, f"--image={image}", "--restart=Never", *options, "--command", "--", "sh", "-c", script
+    )
+    cluster.kubectl("wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=30s")
+    printed = cluster.kubectl("logs", name)
+    cluster.kubectl("delete", "pod", name, "--now")
+    return printed
+
+
+def test_nodes_are_what_a_cloud_s_tpu_nodes_are(cluster: Cluster) -> None:
+    assert cluster.nodes == ("system", "tpu-0", "tpu-1")
+    nodes = {
+        item["metadata"]["name"]: item
+        for item in json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
+    }
+    for name in cluster.tpu_nodes:
+        labels = nodes[name]["metadata"]["labels"]
+        assert labels["cloud.google.com/gke-tpu-accelerator"] == "tpu-v5-lite-podslice"
+        assert labels["cloud.google.com/gke-tpu-topology"] == "2x2"
+        assert labels["cloud.google.com/gke-spot"] == "true"
+        assert nodes[name]["status"]["allocatable"]["google.com/tpu"] == "4"
+        taints = {taint["key"]: taint["effect"] for taint in nodes[name]["spec"]["taints"]}
+        assert taints == {"google.com/tpu": "NoSchedule", "cloud.google.com/gke-spot": "NoSchedule"}
+    assert "google.com/tpu" not in nodes["system"]["status"]["allocatable"]
+    assert "taints" not in nodes["system"]["spec"]
+
+
+def test_a_pod_runs_is_logged_and_resolves_names(cluster: Cluster) -> None:
+    printed = run_pod(cluster, "plain", "echo it runs; nslookup -type=a kubernetes.default.svc.cluster.local")
+    assert printed.startswith("it runs\n")
+    assert re.search(r"Address: 10\.\d+\.128\.1\n", printed)
+
+
+def test_storage_is_the_same_for_pods_and_machine(cluster: Cluster) -> None:
+    url = f"{cluster.gcs_host_url}/upload/storage/v1/b/{cluster.gcs_bucket}/o?uploadType=media&name=from-machine"
+    request = urllib.request.Request(url, data=b"seen", method="POST")
+    urllib.request.urlopen(request, timeout=10).close()
+    host, _, port = cluster.gcs_url.removeprefix("http://").partition(":")
+    path = f"/storage/v1/b/{cluster.gcs_bucket}/o/from-machine?alt=media"
+    ask = f"printf 'GET {path} HTTP/1.0\\r\\nHost: {host}:{port}\\r\\n\\r\\n' | nc -w 5 {host} {port}"
+    assert run_pod(cluster, "storage", ask).endswith("seen")
+
+
+def test_pods_have_no_way_out_and_are_told_at_once(cluster: Cluster) -> None:
+    assert "unreachable" in run_pod(cluster, "outside", "nc -w 5 203.0.113.1 80 2>&1 || true")
+
+
+def test_requests_are_in_the_audit_log_with_who_made_them(cluster: Cluster) -> None:
+    cluster.kubectl("create", "configmap", "audited")
+    cluster.kubectl("delete", "configmap", "audited")
+    entries = [json.loads(line) for line in cluster.audit_log.read_text().splitlines()]
+    verbs = [
+        entry["verb"]
+        for entry in entries
+        if entry["objectRef"].get("name") == "audited" and entry["user"]["username"] == "kubernetes-admin"
+    ]
+    assert verbs == ["create", "delete"] or verbs == ["create", "get", "delete"]
+    controllers = {entry["user"]["username"] for entry in entries}
+    assert "system:serviceaccount:kube-system:job-controller" in controllers
+
+
+def test_helm_works_and_leaves_nothing_in_the_home_folder(cluster: Cluster) -> None:
+    assert cluster.helm("list", "--all-namespaces", "-o", "json").strip() == "[]"
+
+
+def test_a_second_cluster_runs_beside_and_goes_without_a_trace(cluster: Cluster) -> None:
+    before = machine()
+    with cluster_up("second", n_tpu_nodes=1) as second:
+        assert second.gcs_url != cluster.gcs_url
+        assert second.nodes == ("system", "tpu-0")
+        with pytest.raises(ClusterExistsError, match="second"):
+            lifecycle.start("second")
+        run_pod(second, "here", "true")
+        assert run_pod(cluster, "there", "echo still").strip() == "still"
+        second.faults.power_cut("tpu-0")
+    assert_nothing_left("second", before)
+    with pytest.raises(NoClusterError):
+        lifecycle.stop("second")
+
+
+@pytest.fixture
+def starting() -> Iterator[subprocess.Popen[str]]:
+    """`stepcluster up`, caught in the middle."""
+    command = [sys.executable, "-m", "stepcluster", "up", "--name", "starting", "--tpu-nodes", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stderr is not None
+            while "API server ready" not in process.stderr.readline():
+                assert process.poll() is None
+            yield process
+        finally:
+            process.kill()
+            if state.cluster_folder("starting").exists():
+                lifecycle.stop("starting")
+
+
+def test_ctrl_c_leaves_nothing_running(starting: subprocess.Popen[str], cluster: Cluster) -> None:
+    starting.send_signal(signal.SIGINT)
+    assert starting.wait(30) == 130
+    folder = state.cluster_folder("starting")
+    assert not folder.exists()
+    assert list(processes.marked(processes.CLUSTER_MARK, str(folder))) == []
+
+
+def test_what_a_killed_start_left_is_cleaned_up(starting: subprocess.Popen[str], cluster: Cluster) -> None:
+    starting.kill()
+    starting.wait()
+    folder = state.cluster_folder("starting")
+    assert list(processes.marked(processes.CLUSTER_MARK, str(folder)))
+    lifecycle.stop("starting")
+    assert list(processes.marked(processes.CLUSTER_MARK, str(folder))) == []
+    assert not folder.exists()
+
+
+def test_a_crashed_cluster_is_replaced_by_the_next_start(tmp_path: Path, cluster: Cluster) -> None:
+    before = machine()
+    crashed = lifecycle.start("crashed", n_tpu_nodes=0)
+    os.kill(crashed.launcher.namespaces.pid, signal.SIGKILL)
+    with cluster_up("crashed", n_tpu_nodes=0) as again:
+        assert "system" in again.kubectl("get", "nodes")
+    assert_nothing_left("crashed", before)
+
+
+def test_the_state_is_found_by_name_alone(cluster: Cluster) -> None:
+    attached = Cluster.attach(cluster.name)
+    assert attached.kubeconfig == cluster.kubeconfig
+    assert shutil.which("kubectl", path=attached.environment["PATH"])
+    with pytest.raises(NoClusterError, match="no cluster 'nowhere' is running"):
+        Cluster.attach("nowhere")

@@ -1,0 +1,53 @@
+"""What is a cluster's, out of all that is on the machine."""
+
+from pathlib import Path
+
+from stepcluster import cgroups, cleaning
+
+FOLDER = Path("/state/a")
+
+
+def leftovers(groups: list[str], mounts: list[Path], others: list[str]) -> cleaning.Leftovers:
+    return cleaning.plan(cluster="a", others=others, groups=groups, mounts=mounts, folder=FOLDER)
+
+
+def test_only_own_groups_are_taken() -> None:
+    found = leftovers(
+        [
+            "stepkeeper-a-system",
+            "stepkeeper-a-tpu-0",
+            "stepkeeper-ab-system",
+            "docker",
+            "stepkeeper-b-system",
+        ],
+        [],
+        [],
+    )
+    assert found.groups == ("stepkeeper-a-system", "stepkeeper-a-tpu-0")
+
+
+def test_a_cluster_whose_name_goes_on_keeps_its_groups() -> None:
+    found = leftovers(["stepkeeper-a-system", "stepkeeper-a-b-system"], [], ["a-b", "c"])
+    assert found.groups == ("stepkeeper-a-system",)
+
+
+def test_mounts_are_taken_from_the_inside_out_and_only_below_the_folder() -> None:
+    found = leftovers([], [Path("/state/a/x"), Path("/state/ab"), Path("/state/a/x/y"), Path("/")], [])
+    assert found.mounts == (Path("/state/a/x/y"), Path("/state/a/x"))
+
+
+def test_mount_points_with_spaces_are_read() -> None:
+    text = (
+        "22 28 0:21 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n"
+        "30 28 0:33 / /mnt/two\\040words rw shared:9 - tmpfs tmpfs rw\n"
+    )
+    assert cleaning.mount_points(text) == [Path("/sys"), Path("/mnt/two words")]
+
+
+def test_hierarchies_of_both_versions_are_found(tmp_path: Path) -> None:
+    for name in ("memory", "cpu"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "cpu,cpuacct").symlink_to("cpu")
+    assert cgroups.hierarchies(tmp_path) == (tmp_path / "cpu", tmp_path / "memory")
+    (tmp_path / "cgroup.controllers").touch()
+    assert cgroups.hierarchies(tmp_path) == (tmp_path,)

@@ -1,0 +1,34 @@
+"""Choosing what goes wrong."""
+
+import pytest
+
+from stepcluster import containers, drill
+from stepcluster.errors import FaultError
+
+PROCESSES = {700: "python -m text_lm", 712: "python -m stepkeeper.companion", 690: "sh -c exec"}
+NUMBERS = {700: 7, 712: 19, 690: 1}
+
+
+def test_without_a_pattern_it_is_the_container_s_first_process() -> None:
+    assert containers.choose(PROCESSES, NUMBERS, "") == 690
+
+
+def test_a_pattern_names_one_process() -> None:
+    assert containers.choose(PROCESSES, NUMBERS, "companion") == 712
+
+
+@pytest.mark.parametrize("pattern", ["python", "java"])
+def test_a_pattern_that_names_none_or_two_is_refused_with_what_there_is(pattern: str) -> None:
+    with pytest.raises(
+        FaultError, match=r"has to be one of: python -m text_lm; python -m stepkeeper\.companion"
+    ):
+        containers.choose(PROCESSES, NUMBERS, pattern)
+
+
+def test_a_seed_gives_the_same_drill_every_time() -> None:
+    first = drill.plan(7, ["tpu-0", "tpu-1"], n_faults=20, within_s=30)
+    assert first == drill.plan(7, ["tpu-0", "tpu-1"], n_faults=20, within_s=30)
+    assert first != drill.plan(8, ["tpu-0", "tpu-1"], n_faults=20, within_s=30)
+    assert [fault.after_s for fault in first] == sorted(fault.after_s for fault in first)
+    assert {fault.kind for fault in first} <= {*drill.NODE_KINDS, *drill.OTHER_KINDS}
+    assert all(bool(fault.node) == (fault.kind in drill.NODE_KINDS) for fault in first)
