@@ -12,7 +12,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 )
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import Books
+from stepkeeper_operator.policy.books import Books
 
 __all__ = ["Claim", "End", "phase_of", "reporting_claim", "running_claim", "settle"]
 

@@ -35,6 +35,7 @@ class Pod:
     rank: tuple[int, int]
     """Slice and host within the slice."""
 
+    created_at: float
     node: str | None
     phase: str
     reason: str | None
@@ -89,6 +90,7 @@ def read_pod(raw: RawObject) -> Pod:
         owner_uid=controller_uid(raw),
         ordinal=ordinal_of(raw, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL),
         rank=(_number(labels.get(JOB_INDEX_LABEL)), _number(labels.get(COMPLETION_INDEX_LABEL))),
+        created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
         node=spec.get("nodeName"),
         phase=status.get("phase", "Pending"),
         reason=status.get("reason"),

@@ -242,9 +242,8 @@ def _judged_by_jobset(known: Circumstances) -> Finding:
     cause = _BY_RULE.get(known.rule or "", CAUSE_DISRUPTION)
     if cause == CAUSE_DISRUPTION and known.spot:
         cause = Cause.SPOT_PREEMPTION
-    return Finding(
-        cause=cause, message=f"it ended unseen; JobSet saw {known.rule or 'no failure'}", explained=False
-    )
+    message = "it ended unseen; JobSet took it for no failure of the application"
+    return Finding(cause=cause, message=message, explained=False)
 
 
 def _last_line(pod: Pod) -> str:

@@ -10,7 +10,8 @@ from stepkeeper_operator.conditions import End
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import EDITED, Books, close_for_edit
+from stepkeeper_operator.policy.attempts import close_for_edit
+from stepkeeper_operator.policy.books import EDITED, Books
 from stepkeeper_operator.policy.budgets import backoff_s, exhausted, failures_counted
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.settings import OperatorSettings

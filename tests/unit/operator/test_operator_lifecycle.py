@@ -18,6 +18,10 @@ def causes(world: World) -> list[str | None]:
     return [attempt.cause for attempt in world.status.attempts]
 
 
+def phase(world: World) -> Phase | None:
+    return world.status.phase
+
+
 def condition(world: World, kind: str) -> tuple[ConditionStatus, str] | None:
     return next(((c.status, c.reason) for c in world.status.conditions if c.type == kind), None)
 
@@ -51,13 +55,15 @@ def training(sequence: int, step: int, **more: Any) -> Report:
 async def running(**spec: Any) -> World:
     world = World(**spec)
     await world.settle(rounds=4)
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
     return world
 
 
 async def test_an_applied_job_gets_its_settings_and_a_jobset_and_runs() -> None:
     world = await running()
-    assert [pod["metadata"]["labels"]["stepkeeper.dev/job-uid"] for pod in world.pods] == [world.job.metadata.uid] * 2
+    assert [pod["metadata"]["labels"]["stepkeeper.dev/job-uid"] for pod in world.pods] == [
+        world.job.metadata.uid
+    ] * 2
     assert ("configmaps", "default", "lm-stepkeeper") in world.cluster.objects
     assert world.status.attempts[0].number == 1
     assert condition(world, "Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
@@ -79,7 +85,7 @@ async def test_a_spot_preemption_restarts_in_place_and_costs_no_failure() -> Non
     assert [(e.cause, e.count, e.counted_towards_limit) for e in world.status.restarts.by_cause] == [
         ("SpotPreemption", 1, 1)
     ]
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
     assert "SpotPreemption" in world.events
 
 
@@ -100,7 +106,9 @@ async def test_an_eviction_is_told_from_a_failure() -> None:
     assert causes(world) == ["Eviction", None]
 
 
-async def test_failures_restart_in_place_twice_then_in_a_new_jobset_after_a_back_off_then_end_the_job() -> None:
+async def test_failures_restart_in_place_twice_then_in_a_new_jobset_after_a_back_off_then_end_the_job() -> (
+    None
+):
     world = await running()
     for _ in range(2):
         world.controllers.end_pod(world.pods[0], 1)
@@ -108,16 +116,16 @@ async def test_failures_restart_in_place_twice_then_in_a_new_jobset_after_a_back
     assert world.status.bookkeeping.job_sets == 1
     world.controllers.end_pod(world.pods[0], 1)
     await world.settle(rounds=4)
-    assert world.status.phase is Phase.RESTARTING
+    assert phase(world) is Phase.RESTARTING
     assert world.status.bookkeeping.not_before == (world.status.attempts[-1].end or 0) + 40
     await world.settle(rounds=25)
     assert world.status.bookkeeping.job_sets == 2
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
     assert world.jobset is not None
     assert world.jobset["spec"]["failurePolicy"]["maxRestarts"] == 0
     world.controllers.end_pod(world.pods[0], 1)
     await world.settle()
-    assert world.status.phase is Phase.FAILED
+    assert phase(world) is Phase.FAILED
     assert condition(world, "Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
     assert world.status.restarts.total == 3
     assert await world.writes_of(rounds=3) == []
@@ -130,7 +138,7 @@ async def test_a_new_commit_refills_the_failure_budget() -> None:
         await world.reconcile()
         world.controllers.end_pod(world.pods[0], 1)
         await world.settle(rounds=25)
-        assert world.status.phase is Phase.RUNNING
+        assert phase(world) is Phase.RUNNING
     assert world.status.restarts.total == 8
 
 
@@ -141,14 +149,16 @@ async def test_without_reset_on_new_checkpoint_commits_refill_nothing() -> None:
         await world.reconcile()
         world.controllers.end_pod(world.pods[0], 1)
         await world.settle()
-    assert world.status.phase is Phase.FAILED
+    assert phase(world) is Phase.FAILED
 
 
 async def test_no_failure_is_allowed_where_max_failures_is_zero() -> None:
     world = await running(restarts={"maxFailures": 0})
-    world.controllers.end_pod(world.pods[0], 1, message=last_word(1, error="Traceback\nValueError: bad batch\n"))
+    world.controllers.end_pod(
+        world.pods[0], 1, message=last_word(1, error="Traceback\nValueError: bad batch\n")
+    )
     await world.settle()
-    assert world.status.phase is Phase.FAILED
+    assert phase(world) is Phase.FAILED
     failed = next(c for c in world.status.conditions if c.type == "Failed")
     assert "ValueError: bad batch" in failed.message
 
@@ -158,7 +168,7 @@ async def test_a_fenced_trainer_ends_the_job_and_says_who_owns_the_root() -> Non
     message = last_word(ExitCode.FENCED, error="FencedError: the root is owned by default/other")
     world.controllers.end_pod(world.pods[0], ExitCode.FENCED, message=message)
     await world.settle()
-    assert world.status.phase is Phase.FAILED
+    assert phase(world) is Phase.FAILED
     failed = next(c for c in world.status.conditions if c.type == "Failed")
     assert failed.reason == "RootOwnedByAnother"
     assert "default/other" in failed.message
@@ -201,10 +211,10 @@ async def test_a_lost_node_is_told_from_the_failure_of_its_survivors() -> None:
     assert causes(world) == ["NodeFailure"]
     world.controllers.disrupt(lost, "DeletionByTaintManager")
     await world.settle(rounds=5)
-    assert world.status.phase is Phase.RESTARTING
+    assert phase(world) is Phase.RESTARTING
     await world.settle(rounds=30)
     assert causes(world) == ["NodeFailure", None]
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
 
 
 async def test_a_failure_is_found_to_be_a_lost_node_when_the_node_is_seen_to_be_lost() -> None:
@@ -231,7 +241,7 @@ async def test_a_preemption_that_no_operator_saw_is_judged_by_jobsets_counts() -
     world.restart_operator()
     await world.settle()
     assert causes(world) == ["SpotPreemption", None]
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
 
 
 async def test_a_failure_that_no_operator_saw_is_judged_by_jobsets_counts() -> None:
@@ -254,19 +264,19 @@ async def test_a_suspended_job_stops_and_resumes_as_a_new_attempt() -> None:
     world = await running()
     world.edit(suspend=True)
     await world.settle()
-    assert world.status.phase is Phase.SUSPENDED
+    assert phase(world) is Phase.SUSPENDED
     assert world.pods == []
     assert await world.writes_of(rounds=3) == []
     world.edit(suspend=False)
     await world.settle()
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
     assert causes(world) == ["Requested", None]
 
 
 async def test_a_job_that_is_born_suspended_gets_no_jobset() -> None:
     world = World(suspend=True)
     await world.settle()
-    assert world.status.phase is Phase.SUSPENDED
+    assert phase(world) is Phase.SUSPENDED
     assert world.jobset is None
 
 
@@ -275,7 +285,7 @@ async def test_an_edited_template_gets_a_new_jobset_with_the_next_number() -> No
     world.edit(template={"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}})
     await world.settle()
     assert causes(world) == ["Requested", None]
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
     assert {pod["spec"]["containers"][0]["image"] for pod in world.pods} == {"trainer:2"}
     assert {pod["metadata"]["labels"]["stepkeeper.dev/jobset-number"] for pod in world.pods} == {"1"}
 
@@ -291,14 +301,16 @@ async def test_an_edit_of_the_checkpoint_settings_restarts_nothing() -> None:
 
 async def test_a_jobset_of_somebody_else_is_waited_for_and_never_adopted() -> None:
     world = World()
-    world.cluster.put("jobsets", {"metadata": {"name": "lm", "namespace": "default"}, "spec": {"suspend": True}})
+    world.cluster.put(
+        "jobsets", {"metadata": {"name": "lm", "namespace": "default"}, "spec": {"suspend": True}}
+    )
     await world.settle(rounds=3)
     assert condition(world, "Accepted") == (ConditionStatus.FALSE, "JobSetNameTaken")
     assert await world.writes_of(rounds=3) == []
     world.cluster.remove("jobsets", "default", "lm")
     world.cache.forget_jobset(next(iter(world.cache.training_jobs())))
     await world.settle()
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
 
 
 async def test_a_config_map_of_somebody_else_is_left_alone() -> None:
@@ -315,7 +327,7 @@ async def test_a_jobset_that_somebody_deleted_is_made_again() -> None:
     world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
     await world.settle()
     assert causes(world) == ["Requested", None]
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
     assert world.status.bookkeeping.job_sets == 2
 
 
@@ -324,7 +336,7 @@ async def test_a_job_is_complete_when_every_pod_exited_0() -> None:
     for pod in world.pods:
         world.controllers.end_pod(pod, 0)
     await world.settle()
-    assert world.status.phase is Phase.COMPLETE
+    assert phase(world) is Phase.COMPLETE
     assert world.status.attempts[-1].cause is None
     assert await world.writes_of(rounds=3) == []
 
@@ -334,7 +346,7 @@ async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goe
     for pod in world.pods:
         world.controllers.end_pod(pod, 0, message=last_word(0, notice="sigterm", step=500))
     await world.settle()
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
     assert causes(world) == ["Requested", None]
 
 
@@ -343,7 +355,7 @@ async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
     for pod in world.pods:
         world.controllers.end_pod(pod, 0)
     await world.settle(rounds=3)
-    assert world.status.phase is Phase.COMPLETE
+    assert phase(world) is Phase.COMPLETE
     world.now += 60
     assert "delete checkpointedtrainingjobs" in await world.writes_of()
 
@@ -361,16 +373,16 @@ async def test_a_refused_jobset_is_a_condition_and_one_event() -> None:
     world.cluster.refusals.clear()
     await world.settle()
     assert condition(world, "Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
-    assert world.status.phase is Phase.RUNNING
+    assert phase(world) is Phase.RUNNING
 
 
 async def test_ten_restarts_without_evidence_or_commit_are_enough() -> None:
     world = await running()
     for _ in range(10):
-        assert world.status.phase is Phase.RUNNING
+        assert phase(world) is Phase.RUNNING
         world.controllers.end_pod(world.pods[0], ExitCode.SAVED)
         await world.settle()
-    assert world.status.phase is Phase.SUSPENDED
+    assert phase(world) is Phase.SUSPENDED
     assert condition(world, "Suspended") == (ConditionStatus.TRUE, "UnexplainedRestarts")
     assert world.pods == []
 

@@ -1,0 +1,248 @@
+"""The endpoint over real sockets: who may report, and what is answered to everybody else."""
+
+import json
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from typing_extensions import override
+
+from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
+from stepkeeper_operator.cache import JobKey
+from stepkeeper_operator.certificates import make_tls
+from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
+from stepkeeper_operator.endpoint import Authority, KubernetesTokens, TokenPod, make_app
+from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
+from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.metrics import Metrics
+from stepkeeper_operator.testing import FakeCluster, World
+
+PATH = "/v1/namespaces/default/jobs/lm/report"
+
+
+class Tokens:
+    """A token is `<pod name>@<audience>`: the API server's part, without one."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def verify(self, token: str, audience: str) -> TokenPod | None:
+        name, _, said = token.partition("@")
+        pod = self._world.cluster.objects.get(("pods", "default", name))
+        if said != audience or pod is None:
+            return None
+        return TokenPod(namespace="default", name=name, uid=pod["metadata"]["uid"])
+
+
+class Desk:
+    """The endpoint of a world with one running job."""
+
+    def __init__(
+        self, world: World, app: web.Application, client: TestClient[web.Request, web.Application]
+    ) -> None:
+        self.world = world
+        self.app = app
+        self.client = client
+        self.enqueued: list[JobKey] = []
+        self.acting = True
+
+    def token(self, pod: str | None = None, uid: str | None = None) -> str:
+        name = pod or self.world.pods[0]["metadata"]["name"]
+        return f"{name}@{token_audience(uid or self.world.job.metadata.uid)}"
+
+    async def post(self, body: bytes, *, token: str | None, path: str = PATH) -> tuple[int, bytes]:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        async with self.client.post(path, data=body, headers=headers) as answer:
+            return answer.status, await answer.read()
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    world = World()
+    await world.settle(rounds=4)
+    made: list[Desk] = []
+
+    def enqueue(key: JobKey) -> None:
+        made[0].enqueued.append(key)
+
+    app = make_app(
+        authority=Authority(world.cache, world.cluster, Tokens(world)),
+        reports=world.reports,
+        enqueue=enqueue,
+        acting=lambda: made[0].acting,
+        report_interval_s=7,
+        metrics=Metrics(),
+        clock=lambda: world.now,
+    )
+    async with TestClient(TestServer(app)) as client:
+        made.append(Desk(world, app, client))
+        yield made[0]
+
+
+REPORT = Report(phase=ReportPhase.TRAINING, step=42).to_json()
+
+
+async def test_a_report_of_a_running_pod_is_taken_and_answered_with_a_directive(desk: Desk) -> None:
+    status, body = await desk.post(REPORT, token=desk.token())
+    assert status == 200
+    assert Directive.from_json(body) == Directive(report_interval_s=7)
+    last = desk.world.reports.of(desk.world.job.metadata.uid)
+    assert last is not None
+    assert (last.report.step, last.ordinal, last.received_at) == (42, (0, 0), desk.world.now)
+    assert desk.enqueued == [JobKey("default", "lm")]
+
+
+async def test_without_a_token_nothing_is_taken(desk: Desk) -> None:
+    status, _ = await desk.post(REPORT, token=None)
+    assert status == 401
+    assert desk.enqueued == []
+
+
+async def test_a_token_of_another_job_is_refused(desk: Desk) -> None:
+    status, body = await desk.post(REPORT, token=desk.token(uid="another-uid"))
+    assert status == 401
+    assert "audience" in json.loads(body)["error"]
+
+
+async def test_a_pod_that_no_job_owns_is_refused_whatever_its_labels_say(desk: Desk) -> None:
+    pod = desk.world.pods[0]
+    forged = {"name": "forged", "namespace": "default", "labels": pod["metadata"]["labels"]}
+    desk.world.cluster.put("pods", {**pod, "metadata": forged})
+    status, _ = await desk.post(REPORT, token=desk.token("forged"))
+    assert status == 403
+
+
+async def test_a_pod_of_an_earlier_attempt_is_told_to_stop(desk: Desk) -> None:
+    old = desk.token()
+    jobset = desk.world.jobset
+    assert jobset is not None
+    desk.world.cluster.put("jobsets", jobset | {"status": {"restarts": 1}})
+    status, body = await desk.post(REPORT, token=old)
+    assert status == 409
+    assert "stop reporting" in json.loads(body)["error"]
+
+
+async def test_a_pod_of_a_replaced_jobset_is_told_to_stop(desk: Desk) -> None:
+    jobset = desk.world.jobset
+    assert jobset is not None
+    desk.world.cluster.remove("jobsets", "default", "lm")
+    meta = {key: value for key, value in jobset["metadata"].items() if key != "uid"}
+    desk.world.cluster.put("jobsets", jobset | {"metadata": meta})
+    status, _ = await desk.post(REPORT, token=desk.token())
+    assert status == 409
+
+
+async def test_what_the_watches_have_not_brought_yet_is_asked_for(desk: Desk) -> None:
+    for pod in desk.world.pods:
+        desk.world.cache.see_pod(pod, deleted=True)
+    for job in desk.world.cluster.all("jobs"):
+        desk.world.cache.see_job(job, deleted=True)
+    desk.world.cache.forget_jobset(JobKey("default", "lm"))
+    status, _ = await desk.post(REPORT, token=desk.token())
+    assert status == 200
+
+
+async def test_an_unknown_job_is_not_found(desk: Desk) -> None:
+    status, _ = await desk.post(REPORT, token=desk.token(), path="/v1/namespaces/default/jobs/other/report")
+    assert status == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b'{"phase":"Training","made_up":1}',
+        b'{"phase":"Nonsense"}',
+        b'{"phase":"Training","step":"4"}',
+    ],
+)
+async def test_a_report_that_is_none_is_refused(desk: Desk, body: bytes) -> None:
+    status, answer = await desk.post(body, token=desk.token())
+    assert status == 400
+    assert json.loads(answer)["error"].startswith("Report")
+    assert desk.enqueued == []
+
+
+async def test_a_report_of_more_than_64_kb_is_refused_unread(desk: Desk) -> None:
+    status, _ = await desk.post(b" " * (64 * 1024 + 1), token=desk.token())
+    assert status == 413
+
+
+async def test_an_operator_that_does_not_act_takes_nothing(desk: Desk) -> None:
+    desk.acting = False
+    status, _ = await desk.post(REPORT, token=desk.token())
+    assert status == 503
+
+
+class Reviewer(FakeCluster):
+    """Answers TokenReviews as an API server does."""
+
+    def __init__(self, status: RawObject) -> None:
+        super().__init__(lambda: 0.0)
+        self.status = status
+        self.asked = 0
+
+    @override
+    async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
+        assert resource is TOKEN_REVIEWS
+        self.asked += 1
+        return {"status": self.status}
+
+
+def reviewed(**more: object) -> dict[str, object]:
+    extra = {
+        "authentication.kubernetes.io/pod-name": ["lm-w-0-0-abc"],
+        "authentication.kubernetes.io/pod-uid": ["u1"],
+    }
+    user = {"username": "system:serviceaccount:team-a:default", "extra": extra}
+    return {"authenticated": True, "audiences": ["stepkeeper.dev/jobs/1"], "user": user} | more
+
+
+async def test_the_pod_of_a_token_is_the_one_that_the_review_names() -> None:
+    reviewer = Reviewer(reviewed())
+    tokens = KubernetesTokens(reviewer)
+    pod = TokenPod(namespace="team-a", name="lm-w-0-0-abc", uid="u1")
+    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") == pod
+    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") == pod
+    assert reviewer.asked == 1
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"authenticated": False},
+        reviewed(audiences=["https://kubernetes.default.svc"]),
+        reviewed(user={"username": "admin", "extra": {}}),
+        reviewed(user={"username": "system:serviceaccount:team-a:default"}),
+    ],
+    ids=["not authenticated", "another audience", "a person", "a service account without a pod"],
+)
+async def test_any_other_token_is_none(status: RawObject) -> None:
+    reviewer = Reviewer(status)
+    tokens = KubernetesTokens(reviewer)
+    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") is None
+    assert await tokens.verify("t", "stepkeeper.dev/jobs/1") is None
+    assert reviewer.asked == 2
+
+
+async def test_the_server_is_trusted_by_its_ca_under_its_names_only(desk: Desk, tmp_path: Path) -> None:
+    tls = make_tls(("127.0.0.1", "stepkeeper.svc"))
+    context = server_tls()
+    load_certificate(context, tls.serving)
+    servers = Servers()
+    port = await servers.start(desk.app, host="127.0.0.1", port=0, tls=context)
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(tls.ca.certificate_pem)
+    trusting = ssl.create_default_context(cafile=str(ca))
+    async with aiohttp.ClientSession() as session:
+        url = f"https://127.0.0.1:{port}{PATH}"
+        async with session.post(url, data=REPORT, ssl=trusting) as answer:
+            assert answer.status == 401
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await session.post(url, data=REPORT)
+    await servers.close()
