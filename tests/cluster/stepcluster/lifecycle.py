@@ -14,6 +14,7 @@ from stepcluster import (
     gcs,
     images,
     jobset,
+    limits,
     network,
     packages,
     processes,
@@ -54,7 +55,7 @@ def start(name: str, *, n_tpu_nodes: int = 2, torch_folder: Path | None = None) 
             return _start(name, programs, choose_nodes(n_tpu_nodes), torch_folder)
         except BaseException:
             # Ctrl-C too: whoever started it half wants nothing of it.
-            cleaning.clean(_layout(name), _others(name))
+            _clean(name)
             raise
 
 
@@ -69,13 +70,21 @@ def stop(name: str) -> None:
     if name not in state.names():
         raise NoClusterError(f"there is no cluster {name!r}; there are: {', '.join(state.names()) or 'none'}")
     with state.lock(state.cluster_folder(name)):
-        cleaning.clean(_layout(name), _others(name))
+        _clean(name)
 
 
 def _clean_crashed(name: str) -> None:
     if any(state.cluster_folder(name).iterdir()):
         say(f"cluster {name}: cleaning up after one that was not taken down")
-        cleaning.clean(_layout(name), _others(name))
+        _clean(name)
+
+
+def _clean(name: str) -> None:
+    others = [other for other in state.names() if other != name]
+    cleaning.clean(_layout(name), others)
+    with state.lock(state.state_root()):
+        if not state.names():
+            limits.restore_limits(state.state_root())
 
 
 def _start(
@@ -89,6 +98,7 @@ def _start(
     folder = state.cluster_folder(name)
     spaces = processes.start_namespaces(folder, folder / "logs" / "namespaces.log")
     with state.lock(state.state_root()):
+        limits.raise_limits(state.state_root())
         layout = Layout(name=name, block=network.free_block(), folder=folder)
         record = state.Record(
             name=name, block=layout.block, nodes=nodes, torch_folder=str(torch_folder or "")
@@ -160,7 +170,3 @@ def _layout(name: str) -> Layout:
     """Where a cluster is, also one that didn't get as far as to write it down."""
     record = state.read_file(name)
     return Layout(name=name, block=record.block if record else 0, folder=state.cluster_folder(name))
-
-
-def _others(name: str) -> list[str]:
-    return [other for other in state.names() if other != name]
