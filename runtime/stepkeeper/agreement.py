@@ -6,7 +6,7 @@ greatest of them, which no rank has passed: right for any step numbers and any i
 """
 
 import threading
-from typing import Final
+from typing import Final, NamedTuple
 
 from stepkeeper.errors import GangError
 from stepkeeper.gang import Gang
@@ -19,6 +19,12 @@ _ROUND_TIMEOUT_S: Final = 60.0
 _BEFORE_ANY_STEP: Final = -1
 
 
+class _Agreed(NamedTuple):
+    name: str
+    beyond: int
+    """It is due at the first step greater than this."""
+
+
 class StepAgreement:
     """Call `passed` after each step; it says which wishes are due there, the same ones in every rank."""
 
@@ -26,7 +32,7 @@ class StepAgreement:
         self._gang = gang
         self._changed = threading.Condition()
         self._wishes: list[str] = []
-        self._due_beyond: dict[str, int] = {}
+        self._agreed: list[_Agreed] = []
         self._passed = _BEFORE_ANY_STEP
         self._held = False
         self._error: GangError | None = None
@@ -41,9 +47,11 @@ class StepAgreement:
     def wish(self, name: str) -> None:
         """`name` will be due at a step that all ranks agree on. Asked for again before that, it is the same wish."""
         with self._changed:
+            if name in self._wishes or any(agreed.name == name for agreed in self._agreed):
+                return
             if self._gang.world_size == 1:
-                self._due_beyond.setdefault(name, _BEFORE_ANY_STEP)
-            elif name not in self._wishes and name not in self._due_beyond:
+                self._agreed.append(_Agreed(name, _BEFORE_ANY_STEP))
+            else:
                 self._wishes.append(name)
                 self._changed.notify_all()
 
@@ -60,11 +68,10 @@ class StepAgreement:
             if self._error is not None:
                 raise self._error
             self._passed = step
-            if not self._due_beyond:
+            if not self._agreed:
                 return ()
-            due = tuple(name for name, beyond in self._due_beyond.items() if step > beyond)
-            for name in due:
-                del self._due_beyond[name]
+            due = tuple(agreed.name for agreed in self._agreed if step > agreed.beyond)
+            self._agreed = [agreed for agreed in self._agreed if step <= agreed.beyond]
             return due
 
     def close(self) -> None:
@@ -110,7 +117,8 @@ class StepAgreement:
         greatest = {"step": max(answer["step"] for answer in answers)} if answers else None
         agreed = self._gang.broadcast(f"round/{number}/beyond", greatest, _ROUND_TIMEOUT_S)
         with self._changed:
-            self._due_beyond[name] = agreed["step"]
+            # A list: a rank that is ahead may have the same wish again before this one has come to the first.
+            self._agreed.append(_Agreed(name, agreed["step"]))
             self._wishes = [wish for wish in self._wishes if wish != name]
             self._held = False
             self._changed.notify_all()

@@ -35,7 +35,8 @@ class Decisions:
 
     def wish_stop(self) -> None:
         """All ranks will stop at one step. From any thread."""
-        self._agreement.wish(STOP)
+        if self._stop_step is None:
+            self._agreement.wish(STOP)
 
     def wish_save(self, request: str) -> None:
         """All ranks will save one step for `request`, once however often it is asked. From any thread."""

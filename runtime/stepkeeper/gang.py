@@ -7,12 +7,9 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Final, Protocol, Self
 
 import torch.distributed as dist
-from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from stepkeeper.errors import GangError
@@ -20,8 +17,8 @@ from stepkeeper.errors import GangError
 __all__ = ["Gang", "SoloGang", "StoreGang", "open_gang"]
 
 _PREFIX: Final = "stepkeeper"
-_WAIT_SLICE_S: Final = 0.5
-"""How long a wait is deaf to `abort`."""
+_SHORTEST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.05
 
 _instances = 0
 
@@ -140,14 +137,14 @@ class StoreGang:
     def _await(self, name: str, timeout_s: float, waiting_for: str) -> dict[str, Any]:
         client = self._client()
         deadline = time.monotonic() + timeout_s
+        pause_s = _SHORTEST_PAUSE_S
+        # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
         while not client.check([name]):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._aborted.is_set():
+            if time.monotonic() > deadline or self._aborted.wait(pause_s):
                 raise GangError(
                     f"rank {self._rank} waited {timeout_s:.1f} s for {waiting_for} ({name}): it is lost or far behind"
                 )
-            with suppress(DistStoreError):
-                client.wait([name], timedelta(seconds=min(left_s, _WAIT_SLICE_S)))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         found: dict[str, Any] = json.loads(client.get(name))
         return found
 

@@ -1,0 +1,62 @@
+"""One of several ranks on gloo: python rank.py URI RANK WORLD_SIZE FOLDER STEPS OPTIONS-AS-JSON."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+from stepkeeper import CheckpointManager
+from stepkeeper.policy import EverySeconds
+
+
+def say(event: str, **values: Any) -> None:
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+def join(rank: int, world_size: int, folder: Path) -> None:
+    port_file = folder / "port"
+    if rank == 0:
+        store = TCPStore("localhost", 0, world_size, is_master=True, wait_for_workers=False)
+        (folder / "port.new").write_text(str(store.port))
+        (folder / "port.new").rename(port_file)
+    else:
+        while not port_file.exists():
+            time.sleep(0.01)
+        store = TCPStore("localhost", int(port_file.read_text()), world_size, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+
+
+def main() -> None:
+    uri, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    folder, n_steps, options = Path(sys.argv[4]), int(sys.argv[5]), json.loads(sys.argv[6])
+    join(rank, world_size, folder)
+    state = {"a": torch.zeros(1000), "b": torch.zeros(700), "step": 0}
+    policy = EverySeconds(options["seconds"]) if "seconds" in options else options["interval"]
+    with CheckpointManager(uri, policy) as manager:
+        restored = manager.restore_latest(state)
+        first = restored.step + 1 if restored else 1
+        say("start", step=first - 1, a=state["a"][0].item(), b=state["b"][-1].item(), value=state["step"])
+        for step in range(first, n_steps + 1):
+            for tensor in (state["a"], state["b"]):
+                assert isinstance(tensor, torch.Tensor)
+                tensor += 1
+            state["step"] = step
+            if options.get("collective"):
+                dist.all_reduce(torch.ones(1))
+            if step == options.get("fail_at") and rank == 1:
+                # Its companion gets no answer from the store any more.
+                Path(uri.removeprefix("file://"), str(step)).write_text("")
+            outcome = manager.step(step, state)
+            say("step", step=step, stop=outcome.stop, saved=outcome.in_flight is not None)
+            if outcome.stop:
+                break
+            time.sleep(options.get("pause_s", 0.0) * (1 + rank))
+    dist.destroy_process_group()
+
+
+main()

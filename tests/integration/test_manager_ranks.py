@@ -1,0 +1,112 @@
+"""Two ranks on gloo, as processes: they save one checkpoint together, and agree on when."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepkeeper.checkpoint import read_manifests
+from stepkeeper.contract import ExitCode
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
+
+RANK = Path(__file__).parent / "manager_trainer" / "rank.py"
+N_RANKS = 2
+
+Process = subprocess.Popen[str]
+
+
+@contextmanager
+def ranks(folder: Path, n_steps: int, **options: Any) -> Iterator[list[Process]]:
+    folder.mkdir(exist_ok=True)
+    (folder / "port").unlink(missing_ok=True)
+    uri = (folder / "root").as_uri()
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                str(RANK),
+                uri,
+                str(rank),
+                str(N_RANKS),
+                str(folder),
+                str(n_steps),
+                json.dumps(options),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(N_RANKS)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def hear(process: Process, event: str, at_least: int = 0) -> dict[str, Any]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if not line.startswith("{"):
+            continue  # Gloo says hello on stdout.
+        said: dict[str, Any] = json.loads(line)
+        if said["event"] == event and said["step"] >= at_least:
+            return said
+    raise AssertionError(f"a rank ended with {process.wait()} before it said {event!r}")
+
+
+def rest(process: Process) -> list[dict[str, Any]]:
+    out, _ = process.communicate(timeout=200)
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize(("told", "collective"), [(1, False), (0, True)])
+def test_one_notice_makes_all_ranks_save_one_step(tmp_path: Path, told: int, collective: bool) -> None:
+    with ranks(tmp_path / "run", 100_000, interval=10**6, pause_s=0.004, collective=collective) as both:
+        for process in both:
+            hear(process, "step", at_least=20)
+        both[told].send_signal(signal.SIGTERM)
+        last = [rest(process)[-1] for process in both]
+        assert [process.returncode for process in both] == [ExitCode.SAVED] * N_RANKS
+    assert last[0] == last[1] == {"event": "step", "step": last[0]["step"], "stop": True, "saved": False}
+
+    store = open_store((tmp_path / "run" / "root").as_uri())
+    head = Log(store).open().latest
+    assert head is not None
+    assert head.step == last[0]["step"]
+    manifests = read_manifests(store, head)
+    assert [[tensor.fqn for tensor in manifest.tensors] for manifest in manifests] == [["a"], ["b"]]
+
+    with ranks(tmp_path / "run", head.step, interval=10**6) as both:
+        starts = [hear(process, "start") for process in both]
+        for process in both:
+            rest(process)
+        assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
+    step = head.step
+    assert starts == [{"event": "start", "step": step, "a": step, "b": step, "value": step}] * N_RANKS
+
+
+def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(tmp_path: Path) -> None:
+    with ranks(tmp_path / "run", 300, seconds=0.4, pause_s=0.002) as both:
+        said = [rest(process) for process in both]
+        assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
+    saved = [[each["step"] for each in one if each.get("saved")] for one in said]
+    assert saved[0] == saved[1]
+    assert saved[0]
+
+
+def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path) -> None:
+    with ranks(tmp_path / "run", 100_000, interval=10, fail_at=20, pause_s=0.002) as both:
+        for process in both:
+            rest(process)
+        assert all(process.returncode == 1 for process in both)
+    log = Log(open_store((tmp_path / "run" / "root").as_uri()))
+    assert [record.step for record in log.open().line] == [10]
