@@ -143,7 +143,7 @@ def test_an_append_goes_in_once(proxy: Proxy, make_store: Callable[..., GcsStore
     proxy.faults = [fault]
     claim = log.begin()
     proxy.faults = [fault, fault]
-    log.void(claim, "nothing to save")
+    log.void(claim, "nothing to save", "10/0-x")
     assert [stat.path[-8:] for stat in store.list(".stepkeeper/log/")] == ["000.json", "001.json"]
 
 
@@ -179,7 +179,7 @@ def test_a_store_that_never_answers_is_transient_and_an_append_unknown(
     with pytest.raises(TransientStorageError, match="1/x"):
         store.write("1/x", [b"1"])
     with pytest.raises(UnknownOutcomeError):
-        log.void(claim, "nothing to save")
+        log.void(claim, "nothing to save", "10/0-x")
     proxy.faults = []
     assert log.settle() is None
     assert log.state.tail == 1

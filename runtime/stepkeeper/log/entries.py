@@ -116,8 +116,8 @@ class Quarantine:
 class Void:
     """A save was given up; this slot will never hold its commit."""
 
+    folder: str
     reason: str
-    folder: str | None = None
 
 
 Body = Begin | Restored | Commit | Delete | Quarantine | Void

@@ -62,8 +62,8 @@ class _Order:
     """None: it is a begin."""
 
     build: Build
-    rival: str | None = None
-    """Nonce of an entry of ours that was put without an answer and is given up: if it is in, so be it."""
+    unknown: bool = False
+    """An entry of ours may be in the slot after the tail, or come into it yet."""
 
     entry: Entry | None = None
     """Put at tail + 1 without an answer: the slot may be empty now and hold it later."""
@@ -190,17 +190,20 @@ class Log:
         self._append(claim, build)
         return chosen
 
-    def void(self, claim: Claim, reason: str, folder: str | None = None) -> CommitRecord | None:
-        """The save in `folder` is given up and can't become a commit; or, where it has become one, that commit."""
-        unknown = self._pending
-        rival = None
-        if unknown is not None and unknown.entry is not None:
-            rival = unknown.rival or unknown.entry.nonce
-        self._pending = None
-        entry = self._run(
-            _Order(claim=claim, build=lambda _: Void(reason=reason, folder=folder), rival=rival)
+    def void(self, claim: Claim, reason: str, folder: str) -> CommitRecord | None:
+        """The save in `folder` is given up and can't become a commit; or, where it has become one, that commit.
+
+        Certain also in a new process, whose predecessor's commit may still be on its way.
+        """
+        order = _Order(
+            claim=claim,
+            build=lambda state: None if state.commit_in(folder) else Void(reason=reason, folder=folder),
+            unknown=self._pending is not None,
         )
-        return self._commit_of(entry)
+        # Void is put where what had no answer was put: one of them gets the slot.
+        self._pending = None
+        self._run(order)
+        return self._state.commit_in(folder)
 
     def settle(self) -> CommitRecord | None:
         """What had no answer is appended. Answers its commit, if it is one. Raises as the append did."""
@@ -227,27 +230,26 @@ class Log:
             winner, mine = self._place(order), order.entry.nonce
             order.entry = None
             self._state = apply(self._state, self._state.tail + 1, winner)
-            if winner.nonce in (mine, order.rival):
+            if winner.nonce == mine:
                 return winner
 
     def _place(self, order: _Order) -> Entry:
         """What the slot after the tail holds, once it holds something: the order's entry, if it was empty."""
         assert order.entry is not None
         slot, data = self._state.tail + 1, order.entry.to_json()
-        unknown = self._pending is order or order.rival is not None
         self._pending = order
         pauses_s = self._patience.pauses_s()
         while True:
             try:
                 won = self._store.put_if_absent(slot_path(slot), data)
                 winner = order.entry if won else self._read_once(slot)
-                self._pending = None
+                order.unknown, self._pending = False, None
                 return winner
             except (TransientStorageError, MissingObjectError) as error:
                 # Missing: just now it was there. An empty slot resolves nothing: it may be filled yet.
-                unknown, cause = True, error
+                order.unknown, cause = True, error
             except StorageError as error:
-                if not unknown:
+                if not order.unknown:
                     self._pending = None
                     raise
                 raise self._unknown_outcome(slot) from error

@@ -204,16 +204,21 @@ def _read_range(descriptor: int, offset: int, length: int | None) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def _walk(folder: Path, prefix: str) -> Iterator[ObjectStat]:
+def _walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectStat]:
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return
+    except PermissionError:
+        # A volume's lost+found and the like, met on the way, hold nothing of ours; what was asked for may.
+        if below:
+            return
+        raise
     for entry in entries:
         if entry.name.startswith(_TEMPORARY):
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/")
+            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", below=True)
         else:
             with contextlib.suppress(FileNotFoundError):
                 yield ObjectStat(path=prefix + entry.name, size_bytes=entry.stat().st_size)

@@ -130,7 +130,7 @@ class StoreContract:
     def test_a_log_lives_on_it(self, store: Store, another: Store) -> None:
         first, second = Log(store), Log(another)
         claim = first.begin()
-        first.void(claim, "nothing to save")
+        first.void(claim, "nothing to save", "10/0-x")
         later = second.begin()
         assert first.refresh() == second.state
         assert (claim.slot, later.slot, first.state.tail) == (0, 2, 2)

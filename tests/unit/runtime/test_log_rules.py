@@ -35,8 +35,8 @@ def log(bucket: MemoryBucket) -> Log:
     return Log(MemoryStore(bucket))
 
 
-def commit(log: Log, claim: Claim, step: int) -> int:
-    folder = f"{step}/{claim.slot}-{log.state.tail:032x}"
+def commit(log: Log, claim: Claim, step: int, folder: str = "") -> int:
+    folder = folder or f"{step}/{claim.slot}-{log.state.tail:032x}"
     return log.commit(claim, step=step, folder=folder, size_bytes=10, manifest=REF).slot
 
 
@@ -97,7 +97,7 @@ def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket) 
         lambda: log.delete(claim, lambda state: [1]),
         lambda: log.quarantine(claim, 1, "bad"),
         lambda: log.restored(claim, 1),
-        lambda: log.void(claim, "late"),
+        lambda: log.void(claim, "late", "10/0-x"),
     ):
         with pytest.raises(FencedError, match=f"claim {claim.slot} is stale: slot {later.slot}"):
             append()
@@ -268,15 +268,35 @@ def test_a_save_given_up_is_void_and_its_late_put_finds_the_slot_taken(
     assert b'"kind":"void"' in bucket.objects[slot_path(1)]
 
 
-def test_a_save_given_up_that_went_in_is_said_to_be_committed(log: Log, bucket: MemoryBucket) -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_save_given_up_that_went_in_is_said_to_be_committed(
+    log: Log, bucket: MemoryBucket, restarted: bool
+) -> None:
     claim = log.begin()
     lossy = Log(MemoryStore(bucket, hook=failing(1, applied=True)), patience=NO_PATIENCE)
     lossy.resume(claim)
     with pytest.raises(UnknownOutcomeError):
-        commit(lossy, claim, 10)
-    record = lossy.void(claim, "took too long")
+        commit(lossy, claim, 10, "10/0-x")
+    if restarted:
+        lossy = Log(MemoryStore(bucket))
+        lossy.resume(claim)
+    record = lossy.void(claim, "took too long", "10/0-x")
     assert record is not None
     assert (record.step, lossy.state.tail) == (10, 1)
+
+
+def test_what_a_dead_process_put_comes_too_late_after_its_successors_void(
+    log: Log, bucket: MemoryBucket
+) -> None:
+    claim = log.begin()
+    late = MemoryBucket()
+    late.objects = dict(bucket.objects)
+    stuck = Log(MemoryStore(late))
+    stuck.resume(claim)
+    commit(stuck, claim, 10, "10/0-x")
+    assert log.void(claim, "its process died", "10/0-x") is None
+    assert not MemoryStore(bucket).put_if_absent(slot_path(1), late.objects[slot_path(1)])
+    assert Log(MemoryStore(bucket)).open().head is None
 
 
 def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket) -> None:
@@ -351,7 +371,7 @@ def test_an_entry_that_says_something_else_is_refused(
     log: Log, bucket: MemoryBucket, old: bytes, new: bytes, message: str
 ) -> None:
     claim = log.begin()
-    log.void(claim, "nothing to save")
+    log.void(claim, "nothing to save", "10/0-x")
     path = slot_path(1)
     assert old in bucket.objects[path]
     bucket.objects[path] = bucket.objects[path].replace(old, new, 1)

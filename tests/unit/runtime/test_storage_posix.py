@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,21 @@ def test_a_file_where_a_folder_should_be_is_named(store: PosixStore, root: Path)
     store.write("1", [b"a file"])
     with pytest.raises(StorageError, match="1/x"):
         store.write("1/x", [b"x"])
+
+
+def test_a_folder_that_may_not_be_entered_is_no_empty_one_but_where_it_is_met_on_the_way(
+    store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write("1/x", [b"x"])
+    (root / "lost+found").mkdir()
+    scandir = os.scandir
+
+    def guarded(folder: Path) -> Iterator[os.DirEntry[str]]:
+        if folder == root / "lost+found":
+            raise PermissionError(errno.EACCES, "not allowed")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    assert [stat.path for stat in store.list("")] == ["1/x"]
+    with pytest.raises(StorageError, match="not allowed"):
+        store.list("lost+found/")
