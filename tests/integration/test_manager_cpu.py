@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as stock_load
 
 from stepkeeper import CheckpointManager
 from stepkeeper.errors import (
@@ -127,7 +127,7 @@ def test_two_snapshots_may_be_pending(uri: str) -> None:
         assert manager.all_steps() == [1, 2, 3, 4, 5, 6]
         state = {"w": torch.zeros(1000)}
         manager.restore(4, state)
-        assert state["w"].unique().tolist() == [4.0]
+        assert torch.equal(state["w"], torch.full_like(state["w"], 4.0))
 
 
 def test_stock_torch_loads_the_folder(uri: str) -> None:
@@ -143,7 +143,7 @@ def test_stock_torch_loads_the_folder(uri: str) -> None:
     with warnings.catch_warnings():
         # It says that there is one process only.
         warnings.simplefilter("ignore", UserWarning)
-        dcp.load(state, checkpoint_id=folder, no_dist=True)
+        stock_load(state, checkpoint_id=folder, no_dist=True)
     assert torch.equal(state["a"]["w"], tied)
     assert torch.equal(state["a"]["tied"], tied)
     assert state["steps"] == 4
@@ -183,7 +183,7 @@ def test_a_flipped_byte_condemns_the_commit_and_its_parent_is_restored(uri: str)
         result = manager.restore_latest(state)
         assert result is not None
         assert result.step == 2
-        assert state["w"].unique().tolist() == [2.0]
+        assert torch.equal(state["w"], torch.full_like(state["w"], 2.0))
         assert state["n"] == 2
         assert slots(uri)[-3:] == ["begin", "quarantine", "restored"]
         manager.save(4, state)
@@ -223,7 +223,7 @@ def kill_during(in_flight: InFlight | None, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(CompanionLostError):
         in_flight.result(30)
-    assert in_flight.state is SaveState.FAILED
+    assert in_flight.failed
 
 
 def test_a_killed_companion_fails_the_save_loudly_and_the_next_save_works(uri: str) -> None:
@@ -312,7 +312,7 @@ def test_a_rollback_leaves_the_abandoned_branch_out(uri: str) -> None:
         manager.save(2, state)
         assert manager.all_steps() == [1, 2]
         manager.restore(2, state)
-        assert state["w"].unique().tolist() == [1.0]
+        assert torch.equal(state["w"], torch.full_like(state["w"], 1.0))
 
 
 def test_a_step_with_nothing_due_is_cheap(uri: str) -> None:

@@ -18,7 +18,6 @@ from stepkeeper.contract import (
     ExitCode,
     Identity,
     Interval,
-    IntervalType,
     OnDisruption,
     Settings,
     Termination,
@@ -58,11 +57,13 @@ def trainer(uri: str, n_steps: int, env: dict[str, str] | None = None, **options
         process.communicate()
 
 
-def pod(folder: Path, uri: str, **changes: Any) -> dict[str, str]:
+def pod(
+    folder: Path, uri: str, *, interval_steps: int = 5, on_disruption: OnDisruption = OnDisruption.SAVE
+) -> dict[str, str]:
     """The folder holds what a pod has mounted; the answer is its environment."""
     folder.mkdir()
-    settings = {"uri": uri, "interval": Interval(type=IntervalType.FIXED, steps=5)} | changes
-    (folder / "settings.json").write_bytes(Settings(**settings).to_json())
+    settings = Settings(uri=uri, interval=Interval(steps=interval_steps), on_disruption=on_disruption)
+    (folder / "settings.json").write_bytes(settings.to_json())
     identity = Identity(
         namespace="default",
         job="lm",
@@ -99,7 +100,7 @@ def gone(pid: int, timeout_s: float = 5.0) -> bool:
 
 def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path) -> None:
     uri = (tmp_path / "root").as_uri()
-    env = pod(tmp_path / "pod", uri, interval=Interval(steps=1000))
+    env = pod(tmp_path / "pod", uri, interval_steps=1000)
     with trainer(uri, 100_000, env, pod=str(tmp_path / "pod"), pause_s=0.01, worker=True) as first:
         assert first.hear("worker")["code"] == -signal.SIGTERM
         assert not first.hear("step", at_least=20)["stop"], "a terminated worker is no notice to its parent"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore
+from torch.distributed.distributed_c10d import TCPStore
 
 from stepkeeper import CheckpointManager
 from stepkeeper.policy import EverySeconds
@@ -35,16 +35,15 @@ def main() -> None:
     uri, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     folder, n_steps, options = Path(sys.argv[4]), int(sys.argv[5]), json.loads(sys.argv[6])
     join(rank, world_size, folder)
-    state = {"a": torch.zeros(1000), "b": torch.zeros(700), "step": 0}
+    state: dict[str, Any] = {"a": torch.zeros(1000), "b": torch.zeros(700), "step": 0}
     policy = EverySeconds(options["seconds"]) if "seconds" in options else options["interval"]
     with CheckpointManager(uri, policy) as manager:
         restored = manager.restore_latest(state)
         first = restored.step + 1 if restored else 1
         say("start", step=first - 1, a=state["a"][0].item(), b=state["b"][-1].item(), value=state["step"])
         for step in range(first, n_steps + 1):
-            for tensor in (state["a"], state["b"]):
-                assert isinstance(tensor, torch.Tensor)
-                tensor += 1
+            state["a"] += 1
+            state["b"] += 1
             state["step"] = step
             if options.get("collective"):
                 dist.all_reduce(torch.ones(1))
