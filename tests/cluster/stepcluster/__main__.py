@@ -21,8 +21,8 @@ CLUSTER_FAULTS = ("kill-operator", "stop-operator", "start-operator", "restart-a
 def main(argv: Sequence[str] | None = None) -> int:
     """The command was carried out; the exit status is returned."""
     arguments = _parser().parse_args(argv)
-    # A terminal that goes away or a supervisor that loses patience must end like Ctrl-C: with nothing left. Ctrl-C itself
-    # is ignored by what a shell script starts in the background, unless it says otherwise.
+    # A terminal that goes away or a supervisor that loses patience must end like Ctrl-C: with nothing left. Ctrl-C
+    # itself is ignored, unless a program says otherwise, in what a shell script starts in the background.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
