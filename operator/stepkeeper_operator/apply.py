@@ -8,7 +8,7 @@ from typing import Any, assert_never
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
 from stepkeeper_operator.cache import Cache, JobKey
-from stepkeeper_operator.cluster import CONFIG_MAPS, EVENTS, JOBSETS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.cluster import CONFIG_MAPS, EVENTS, JOBSETS, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.decision import (
     Action,
     ApplyConfigMap,
@@ -16,7 +16,7 @@ from stepkeeper_operator.decision import (
     Decision,
     DeleteJobSet,
     DeleteTrainingJob,
-    FailPod,
+    GiveUpPod,
     Note,
     SetSuspend,
 )
@@ -82,14 +82,21 @@ class Applier:
             case DeleteJobSet():
                 uid = action.jobset.uid
                 await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
-            case FailPod():
-                body = pod_failure_patch(action, now=self._clock())
-                await self._cluster.patch_pod_status(key.namespace, action.pod.name, body)
+            case GiveUpPod():
+                await self._fail_pod(key, action)
             case DeleteTrainingJob():
                 await self._cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
             case _:
                 assert_never(action)
         self._wrote(type(action).__name__, key)
+
+    async def _fail_pod(self, key: JobKey, action: GiveUpPod) -> None:
+        pod = action.pod
+        if not pod.terminal:
+            body = pod_failure_patch(action, now=self._clock())
+            await self._cluster.patch_pod_status(key.namespace, pod.name, body)
+        # No kubelet will ever take the object away, and JobSet starts nothing before it is gone.
+        await self._cluster.delete(PODS, key.namespace, pod.name, uid=pod.uid, at_once=True)
 
     async def _create_jobset(self, key: JobKey, job: CheckpointedTrainingJob, action: CreateJobSet) -> None:
         memory = self._memory.of(job.metadata.uid)
@@ -100,6 +107,14 @@ class Applier:
             raise
         memory.rejection = None
         self._cache.see_jobset(raw)
+
+    async def _give_up(self, action: GiveUpPod) -> None:
+        pod = action.pod
+        if not pod.terminal:
+            body = pod_failure_patch(action, now=self._clock())
+            await self._cluster.patch_pod_status(pod.namespace, pod.name, body)
+        # Its Job counts it first: a finalizer keeps it until then. Without this it stays, and holds the restart.
+        await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
 
     async def _tell(self, key: JobKey, job: CheckpointedTrainingJob, note: Note) -> None:
         try:
@@ -162,7 +177,7 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
     }
 
 
-def pod_failure_patch(action: FailPod, *, now: float) -> dict[str, Any]:
+def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
     """Phase and condition together: a Failed pod without the condition counts as a failure of the application."""
     condition = {
         "type": "DisruptionTarget",

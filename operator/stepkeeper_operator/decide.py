@@ -20,7 +20,7 @@ from stepkeeper_operator.decision import (
     Decision,
     DeleteJobSet,
     DeleteTrainingJob,
-    FailPod,
+    GiveUpPod,
     SetSuspend,
 )
 from stepkeeper_operator.facts import JobSet
@@ -90,7 +90,7 @@ def _decide_running(
         bookkeeping=plan.books.notes,
     )
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
-    fails = tuple(FailPod(pod=entry.pod, message=entry.message) for entry in lost)
+    fails = tuple(GiveUpPod(pod=entry.pod, message=entry.message) for entry in lost)
     config = () if plan.end is not None else _config_map(job, observed, settings)
     ending = clean_up(jobset) if plan.end is not None else ()
     actions = (*config, *plan.actions, *fails, *ending)

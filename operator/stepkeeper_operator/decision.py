@@ -14,7 +14,7 @@ __all__ = [
     "Decision",
     "DeleteJobSet",
     "DeleteTrainingJob",
-    "FailPod",
+    "GiveUpPod",
     "Note",
     "SetSuspend",
 ]
@@ -44,8 +44,8 @@ class DeleteJobSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailPod:
-    """Phase Failed and DisruptionTarget, in one write."""
+class GiveUpPod:
+    """Phase Failed and DisruptionTarget, in one write; then its object is deleted without its kubelet."""
 
     pod: Pod
     message: str
@@ -56,7 +56,7 @@ class DeleteTrainingJob:
     """Its time to live after its end is over."""
 
 
-Action: TypeAlias = ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | FailPod | DeleteTrainingJob
+Action: TypeAlias = ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | GiveUpPod | DeleteTrainingJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

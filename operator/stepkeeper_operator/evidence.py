@@ -1,6 +1,6 @@
 """What was seen of an attempt's pods and Jobs, kept after they are gone: JobSet removes them within a second."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepkeeper_operator.facts import Job, Pod
 
@@ -73,14 +73,11 @@ class EvidenceBook:
 
 
 def _merged(known: Pod, seen: Pod) -> Pod:
-    """`seen`, unless it says less than `known`: a condition can be taken back, an exit code is never unlearnt."""
+    """`seen`, with what `known` said of its end: conditions are taken back, exit codes are lost with a kubelet."""
     if known.exit_code is not None and seen.exit_code is None:
         return known
-    if known.disruption is not None and seen.disruption is None:
-        return known if seen.exit_code is None else _with_disruption(known, seen)
-    return seen
-
-
-def _with_disruption(known: Pod, seen: Pod) -> Pod:
     # A DisruptionTarget that came to nothing is set to False after two minutes, on a pod that goes on.
-    return seen if seen.deadline is None and not seen.terminal else known
+    goes_on = seen.deadline is None and not seen.terminal
+    if known.disruption is None or seen.disruption is not None or goes_on:
+        return seen
+    return replace(seen, disruption=known.disruption)

@@ -71,6 +71,7 @@ def can(cluster: Cluster, namespace: str, request_line: str) -> bool:
         "delete jobsets.jobset.x-k8s.io",
         "watch pods",
         "patch pods --subresource=status",
+        "delete pods",
         "patch configmaps",
         "create events.events.k8s.io",
     ],

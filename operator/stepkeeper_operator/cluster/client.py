@@ -46,9 +46,19 @@ class Cluster(Protocol):
         """The status of a pod is merged with `body`; conditions by type."""
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str, foreground: bool = False
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        foreground: bool = False,
+        at_once: bool = False,
     ) -> None:
-        """The object with that uid is gone or going. Raises ConflictError if another one has its name."""
+        """The object with that uid is gone or going. Raises ConflictError if another one has its name.
+
+        With `at_once` a pod's object goes without its kubelet's word.
+        """
 
 
 class KubernetesCluster:
@@ -96,14 +106,25 @@ class KubernetesCluster:
         await self._answer("PATCH", path, body=body, query=query, content_type=_STRATEGIC)
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str, foreground: bool = False
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        foreground: bool = False,
+        at_once: bool = False,
     ) -> None:
-        options = {
+        options: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"uid": uid},
             "propagationPolicy": "Foreground" if foreground else "Background",
         }
+        if at_once:
+            options["gracePeriodSeconds"] = 0
+        if at_once:
+            options["gracePeriodSeconds"] = 0
         await self._ask("DELETE", resource.path(namespace, name), body=options, none_for_404=True)
 
     async def _answer(self, method: str, path: str, **request: Any) -> RawObject:

@@ -1,4 +1,4 @@
-"""Pods that died with their node. Nobody else says so: JobSet waits for them for ever."""
+"""Pods that died with their node. Nobody else says so, or removes them: JobSet waits for them for ever."""
 
 from dataclasses import dataclass
 
@@ -19,14 +19,16 @@ class LostPod:
 def find_lost_pods(
     observed: Observed, *, now: float, uptime_s: int
 ) -> tuple[tuple[LostPod, ...], float | None]:
-    """Pods to be marked Failed, and after how many seconds to look again.
+    """Pods to be marked Failed and taken away, and after how many seconds to look again.
 
     A pod is lost only if its deletion is overdue, nothing was heard of its node for as long as its grace period,
     nothing of its attempt was reported since, the operator has watched for a while, and fewer than half of all nodes
     are silent: else it is the control plane that lost touch. Its writer may still run; storage fences it.
     """
     waiting = [
-        pod for pod in observed.pods if pod.deadline is not None and not pod.terminal and pod.node is not None
+        pod
+        for pod in observed.pods
+        if pod.deadline is not None and not _is_done(pod) and pod.node is not None
     ]
     if not waiting:
         return (), None
@@ -37,6 +39,11 @@ def find_lost_pods(
         LostPod(pod=pod, message=_message(pod, observed.nodes.get(pod.node or ""))) for pod in lost
     )
     return messages, _LOOK_AGAIN_S if len(lost) < len(waiting) else None
+
+
+def _is_done(pod: Pod) -> bool:
+    """Nothing is left to do: its end is known and its object goes without its kubelet."""
+    return pod.terminal and pod.grace_s == 0
 
 
 def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:

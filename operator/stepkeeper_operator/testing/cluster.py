@@ -92,14 +92,23 @@ class FakeCluster(Cluster):
 
     @override
     async def delete(
-        self, resource: Resource, namespace: str, name: str, *, uid: str, foreground: bool = False
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        foreground: bool = False,
+        at_once: bool = False,
     ) -> None:
         self._ask("delete", resource, name)
         known = self.objects.get((resource.plural, namespace, name))
         if known is None:
             return
         self._check(known, {"metadata": {"uid": uid}})
-        if not foreground:
+        if at_once:
+            self.let_go(namespace, name)
+        elif not foreground:
             self.remove(resource.plural, namespace, name)
         elif "deletionTimestamp" not in known["metadata"]:
             self.mark_deleted(resource.plural, namespace, name, grace_s=0)
@@ -127,6 +136,11 @@ class FakeCluster(Cluster):
                 "deletionGracePeriodSeconds": grace_s,
             }
             self.put(plural, {**raw, "metadata": raw["metadata"] | when})
+
+    def let_go(self, namespace: str, name: str) -> None:
+        """Nothing but its Job's finalizer keeps the pod."""
+        raw = self.objects[("pods", namespace, name)]
+        self.put("pods", {**raw, "metadata": raw["metadata"] | {"deletionGracePeriodSeconds": 0}})
 
     def remove(self, plural: str, namespace: str | None, name: str) -> None:
         """The object is gone, and its watchers know."""
