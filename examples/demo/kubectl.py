@@ -1,10 +1,10 @@
 """kubectl as a child process: one answer, or lines as they come."""
 
+import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 __all__ = ["Kubectl", "KubectlError"]
 
@@ -15,8 +15,9 @@ class KubectlError(RuntimeError):
 
 @dataclass(slots=True, kw_only=True)
 class Kubectl:
-    binary: Path
-    kubeconfig: Path
+    environment: Mapping[str, str]
+    """Names the cluster (KUBECONFIG), and where kubectl is (PATH)."""
+
     namespace: str = "default"
     _streams: set[subprocess.Popen[str]] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -25,7 +26,13 @@ class Kubectl:
     def run(self, *words: str, stdin: str | None = None) -> str:
         """What kubectl answered. Raises KubectlError."""
         done = subprocess.run(
-            self._command(words), input=stdin, capture_output=True, text=True, check=False, timeout=60
+            self._command(words),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env=self._environment(),
         )
         if done.returncode != 0:
             raise KubectlError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
@@ -39,6 +46,7 @@ class Kubectl:
             # A session of its own: Ctrl-C reaches this program, which then ends its children.
             stream = subprocess.Popen(
                 self._command(words),
+                env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -64,4 +72,7 @@ class Kubectl:
                 stream.kill()
 
     def _command(self, words: tuple[str, ...]) -> list[str]:
-        return [str(self.binary), f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}", *words]
+        return ["kubectl", f"--namespace={self.namespace}", *words]
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **self.environment}

@@ -42,7 +42,7 @@ class Preset:
 
 PRESETS = {
     "demo": Preset(
-        model=ModelConfig(width=96, window=96), batch_size=16, text_bytes=200_000, steps=300, warm_up_steps=40
+        model=ModelConfig(width=64, window=96), batch_size=16, text_bytes=200_000, steps=300, warm_up_steps=40
     ),
     "test": Preset(
         model=ModelConfig(width=32, window=32), batch_size=8, text_bytes=20_000, steps=200, warm_up_steps=20

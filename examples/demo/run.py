@@ -1,0 +1,109 @@
+"""The demo: a training on a real cluster is preempted, its node loses power, and it comes to its end all the same."""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import yaml
+
+from demo.director import Act, DemoError, Director
+from demo.kubectl import Kubectl
+from demo.picture import draw
+from demo.stage import JOB_FILE, ROOT, open_stage
+from demo.story import Story, broken_claims, lost_steps
+from demo.watch import Watch
+from stepcluster.api import Cluster
+from stepcluster.errors import ClusterError
+
+__all__ = ["main"]
+
+_PICTURE = ROOT / "out" / "demo.png"
+_TIMEOUT_S = 420
+_SPOT, _POWER = "Spot preemption", "power cut"
+
+
+def main() -> int:
+    """0: everything that the demo claims has happened."""
+    # Whatever ends the demo ends it as Ctrl-C does: with nothing left behind.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        with open_stage(keep=bool(os.environ.get("KEEP"))) as cluster:
+            return _play(cluster)
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left running", file=sys.stderr)
+        return 130
+    except (ClusterError, DemoError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+
+
+def _play(cluster: Cluster) -> int:
+    job = yaml.safe_load(JOB_FILE.read_text(encoding="utf-8"))
+    name, spec = job["metadata"]["name"], job["spec"]
+    kubectl = Kubectl(environment=cluster.environment)
+    watch = Watch(kubectl, job=name, uri=spec["checkpoint"]["uri"])
+    try:
+        began_s = time.time()
+        kubectl.run("apply", "-f", str(JOB_FILE))
+        director = Director(acts=_acts(cluster, spec), total_steps=spec["totalSteps"], started_unix_s=began_s)
+        director.tell(f"kubectl apply -f {JOB_FILE.relative_to(ROOT)}")
+        watch.start()
+        story = director.follow(watch.events, timeout_s=_TIMEOUT_S)
+        return _show(story, kubectl, name)
+    finally:
+        kubectl.close()
+
+
+def _acts(cluster: Cluster, spec: dict[str, Any]) -> list[Act]:
+    """One disruption with notice and one without, both between two commits."""
+    total_steps = spec["totalSteps"]
+    # Away from the commits, so that there is something to lose.
+    at_stake = spec["checkpoint"]["interval"]["steps"] // 2
+    return [
+        Act(
+            name=_SPOT,
+            told="its pods get SIGTERM and 15 s, then the machine is gone; another comes",
+            cause=lambda node: cluster.faults.spot_preemption(node, back_after_s=3),
+            at_step=total_steps * 3 // 10,
+            uncommitted_steps=at_stake,
+        ),
+        Act(
+            name=_POWER,
+            told="everything on it ends in one moment, and nobody is told",
+            cause=cluster.faults.power_cut,
+            at_step=total_steps * 6 // 10,
+            uncommitted_steps=at_stake,
+        ),
+    ]
+
+
+def _show(story: Story, kubectl: Kubectl, name: str) -> int:
+    print("\n$ kubectl get ctj\n" + kubectl.run("get", "ctj"), flush=True)
+    print(f"$ kubectl describe ctj {name}\n{_attempts(kubectl.run('describe', 'ctj', name))}\n", flush=True)
+    lost = sum(len(lost_steps(story, index)) for index in range(len(story.attempts)))
+    draw(story, _PICTURE, title=f"{name}: {story.total_steps} steps, one Spot preemption, one power cut")
+    print(f"picture: {_PICTURE.relative_to(ROOT)}")
+    broken = broken_claims(story, disruptions=[_SPOT, _POWER])
+    if not lost:
+        broken.append("no uncommitted step was lost at the power cut: nothing shows that work is done again")
+    for line in broken:
+        print(f"NOT AS CLAIMED: {line}", file=sys.stderr)
+    if not broken:
+        print(
+            f"as claimed: resumed from the newest commit each time; {lost} steps done again, bit-equal; Complete"
+        )
+    return 1 if broken else 0
+
+
+def _attempts(described: str) -> str:
+    """The attempts in what `kubectl describe` printed."""
+    lines = described.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.strip() == "Attempts:"), len(lines))
+    depth = len(lines[start]) - len(lines[start].lstrip()) if start < len(lines) else 0
+    end = start + 1
+    while end < len(lines) and len(lines[end]) - len(lines[end].lstrip()) > depth:
+        end += 1
+    return "\n".join(lines[start:end])
