@@ -120,7 +120,33 @@ def test_requests_are_in_the_audit_log_with_who_made_them(cluster: Cluster) -> N
     ]
     assert {"create", "delete"} <= set(verbs)
     controllers = {entry["user"]["username"] for entry in entries}
-    assert "system:serviceaccount:kube-system:job-controller" in controllers
+    assert "system:serviceaccount:kube-system:deployment-controller" in controllers
+
+
+def test_a_jobset_runs_its_pods_on_the_tpu_nodes_to_completion(cluster: Cluster) -> None:
+    container = {
+        "name": "main",
+        "image": cluster.load_shell_image(),
+        "command": ["sh", "-c", "nslookup -type=a workers-main-0-0.workers.default.svc.cluster.local"],
+        "resources": {"limits": {"google.com/tpu": 4}},
+    }
+    tolerations = [
+        {"key": key, "operator": "Exists"} for key in ("google.com/tpu", "cloud.google.com/gke-spot")
+    ]
+    pod = {"restartPolicy": "OnFailure", "tolerations": tolerations, "containers": [container]}
+    job = {"parallelism": 2, "completions": 2, "template": {"spec": pod}}
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "workers"},
+        "spec": {"replicatedJobs": [{"name": "main", "template": {"spec": job}}]},
+    }
+    cluster.kubectl("create", "-f", "-", stdin=json.dumps(jobset))
+    cluster.kubectl("wait", "jobset/workers", "--for=condition=Completed", "--timeout=60s")
+    nodes = cluster.kubectl("get", "pods", "-l", "jobset.sigs.k8s.io/jobset-name=workers", "-o", "wide")
+    assert "tpu-0" in nodes
+    assert "tpu-1" in nodes
+    cluster.kubectl("delete", "jobset", "workers")
 
 
 def test_helm_works_and_leaves_nothing_in_the_home_folder(cluster: Cluster) -> None:

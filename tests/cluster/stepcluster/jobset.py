@@ -10,6 +10,7 @@ from stepcluster.binaries import Binaries
 from stepcluster.layout import JOBSET_HEALTH_PORT, JOBSET_WEBHOOK_PORT, Layout
 from stepcluster.processes import Launcher
 
+CRD = "jobsets.jobset.x-k8s.io"
 POD_WEBHOOKS = {"mpod.kb.io", "vpod.kb.io"}
 
 

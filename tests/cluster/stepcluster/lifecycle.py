@@ -111,9 +111,11 @@ def _start(
     _start_nodes(parts)
     controlplane.start(parts.launcher, programs, layout)
     told("API server ready")
-    gcs.start(parts.launcher, programs, layout)
-    jobset.start(parts.launcher, programs, layout)
     _apply(parts, [*jobset.manifests(programs, layout), *dns.manifests(layout)])
+    # Started before its CRD is served, the controller would look again only 10 s later.
+    run([*parts.kubectl, "wait", "--for=condition=Established", "--timeout=30s", f"crd/{jobset.CRD}"])
+    jobset.start(parts.launcher, programs, layout)
+    gcs.start(parts.launcher, programs, layout)
     for node in nodes:
         parts.wait_ready(node)
     told("nodes ready")
