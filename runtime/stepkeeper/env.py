@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepkeeper.companion.endpoint import ReportTarget
+from stepkeeper.companion.messages import Open
 from stepkeeper.contract import (
     CA_FILE_NAME,
     NOTICE_FILE,
@@ -14,11 +15,13 @@ from stepkeeper.contract import (
     TERMINATION_FILE,
     TOKEN_FILE,
     Identity,
+    Retention,
     Settings,
 )
 from stepkeeper.errors import NotInPodError
+from stepkeeper.gang import Gang
 
-__all__ = ["Environment", "Places", "read_environment"]
+__all__ = ["Environment", "Places", "opening_of", "read_environment", "uri_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +80,22 @@ def read_environment(environ: Mapping[str, str] | None = None, places: Places | 
             "a template must not mount anything over that folder"
         ) from error
     return Environment(identity=Identity.from_env(environ), settings=Settings.from_json(text), places=places)
+
+
+def opening_of(environment: Environment | None, gang: Gang, uri: str, retention: Retention | None) -> Open:
+    """What a companion process is told first; without an operator nobody wants reports."""
+    endpoint = None if environment is None else environment.settings.endpoint
+    return Open(
+        rank=gang.rank,
+        world_size=gang.world_size,
+        uri=uri,
+        identity=None if environment is None else environment.identity,
+        retention=retention,
+        report_target=None if environment is None else environment.report_target,
+        report_interval_s=10 if endpoint is None else endpoint.report_interval_s,
+    )
+
+
+def uri_of(path: str) -> str:
+    """A folder's path as a URI, a URI as it is."""
+    return path if "://" in path else Path(path).absolute().as_uri()

@@ -3,14 +3,13 @@
 import faulthandler
 import logging
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
 import torch.distributed as dist
 
-from stepkeeper.companion.messages import Open
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import (
     Directive,
@@ -22,16 +21,16 @@ from stepkeeper.contract import (
 )
 from stepkeeper.decisions import Decisions
 from stepkeeper.ending import Ending, exit_code_of, traceback_of
-from stepkeeper.env import Environment, Places, read_environment
-from stepkeeper.errors import ClosedError, FencedError, GangError, SaveError, StepkeeperError
+from stepkeeper.env import Environment, Places, opening_of, read_environment, uri_of
+from stepkeeper.errors import ClosedError, FencedError, GangError, StepkeeperError
 from stepkeeper.gang import open_gang
-from stepkeeper.log import CommitRecord
 from stepkeeper.policy import EveryNSteps, SavePolicy, from_interval
 from stepkeeper.preemption import Notice, NoticeWatcher
 from stepkeeper.progress import Progress
 from stepkeeper.restore import Restorer
 from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
-from stepkeeper.saving import InFlight, SaveEnd, Saver
+from stepkeeper.saves import Saves
+from stepkeeper.saving import InFlight
 from stepkeeper.storage import open_store
 
 __all__ = ["CheckpointManager"]
@@ -90,24 +89,15 @@ class CheckpointManager:
         if retention is None and max_to_keep:
             retention = Retention(last=max_to_keep)
         self._environment = environment
-        self._store = open_store(_uri_of(path))
+        self._store = open_store(uri_of(path))
         self._gang = open_gang(process_group)
-        self._companion = Companion(self._opening(retention), self._direct)
+        opening = opening_of(environment, self._gang, self._store.uri, retention)
+        self._companion = Companion(opening, self._direct)
         self._progress = Progress(self._companion.tell)
         self._restorer = Restorer(self._store, self._companion, self._gang)
         self._decisions = Decisions(save_interval, self._gang)
-        self._saver = Saver(
-            self._companion,
-            self._gang,
-            max_pending=max_pending_async,
-            base=lambda: None if self._restored is None else self._restored.slot,
-            on_end=self._save_ended,
-        )
+        self._saves = Saves(self._companion, self._gang, self._progress, max_pending=max_pending_async)
         self._saves_on_notice = chkpt_on_preemption
-        self._restored: CommitRecord | None = None
-        self._newest: CommitRecord | None = None
-        self._error: str | None = None
-        self._last_begun: InFlight | None = None
         self._stopped = False
         self._closed = False
         trigger = None if environment is None else environment.places.notice_file
@@ -143,7 +133,7 @@ class CheckpointManager:
     @property
     def in_flight(self) -> InFlight | None:
         """The newest save, until it has ended: `result()` waits for its commit."""
-        return self._saver.in_flight
+        return self._saves.in_flight
 
     def restore_latest(self, state: Mapping[str, object]) -> RestoreResult | None:
         """The root is claimed, and `state` is what Latest means in it; None if nothing was ever committed there.
@@ -161,16 +151,13 @@ class CheckpointManager:
         """
         self._raise_failure()
         self._progress.moved(ReportPhase.RESTORING)
-        try:
+        with self._fenced_said():
             record = self._restorer.latest(state)
-        except FencedError as error:
-            self._ending.last_word(ExitCode.FENCED, self._newest or self._restored, str(error))
-            raise
-        self._restored = record
+        self._saves.restored(record)
         restored = None if record is None else Restored(sequence=record.slot, step=record.step)
         self._progress.restored(restored)
         self._decisions.save_begun()
-        return None if record is None else self._result_of(record)
+        return None if record is None else self._restorer.result(record)
 
     def step(
         self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None = None
@@ -201,7 +188,8 @@ class CheckpointManager:
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
         stopping = self._saves_on_notice and self.reached_preemption(step)
-        saved = self._last_begun is not None and self._last_begun.step >= (self._decisions.stop_step or 0)
+        last = self._saves.last_begun
+        saved = last is not None and last.step >= (self._decisions.stop_step or 0)
         return self._decisions.due(step) or (stopping and not saved)
 
     def reached_preemption(self, step: int) -> bool:
@@ -214,8 +202,8 @@ class CheckpointManager:
         """True: `step` was to be saved (`should_save`, or `force`) and is committed."""
         if not self.save_async(step, state, force):
             return False
-        assert self._last_begun is not None
-        self._last_begun.result()
+        assert self._saves.last_begun is not None
+        self._saves.last_begun.result()
         return True
 
     def save_async(self, step: int, state: Mapping[str, object], force: bool = False) -> bool:
@@ -245,7 +233,7 @@ class CheckpointManager:
 
         """
         self._raise_failure()
-        self._restored = self._restorer.step(step, state)
+        self._saves.restored(self._restorer.step(step, state))
 
     def all_steps(self) -> list[int]:
         """The steps that can be restored: HEAD's and its ancestors'."""
@@ -271,19 +259,19 @@ class CheckpointManager:
             StepkeeperError: a save in the background failed since the last call.
 
         """
-        ended = self._saver.wait(timeout_s)
+        ended = self._saves.wait(timeout_s)
         self._raise_failure(newest=True)
         return ended
 
     def health(self) -> Health:
         """How checkpointing is doing in this process, from memory alone."""
         notice = self._notices.notice
-        in_flight = self._saver.in_flight
+        in_flight = self._saves.in_flight
         return Health(
             claim=None if self._companion.begun is None else self._companion.begun.claim.slot,
-            committed_step=None if self._newest is None else self._newest.step,
+            committed_step=None if self._saves.committed is None else self._saves.committed.step,
             in_flight_step=None if in_flight is None else in_flight.step,
-            error=self._error,
+            error=self._saves.error,
             companion_pid=self._companion.pid,
             notice=None if notice is None else notice.source,
         )
@@ -342,19 +330,6 @@ class CheckpointManager:
             sys.excepthook(type(error), error, trace)
             raise SystemExit(exit_code_of(error)) from error
 
-    def _opening(self, retention: Retention | None) -> Open:
-        environment = self._environment
-        endpoint = None if environment is None else environment.settings.endpoint
-        return Open(
-            rank=self._gang.rank,
-            world_size=self._gang.world_size,
-            uri=self._store.uri,
-            identity=None if environment is None else environment.identity,
-            retention=retention,
-            report_target=None if environment is None else environment.report_target,
-            report_interval_s=10 if endpoint is None else endpoint.report_interval_s,
-        )
-
     def _direct(self, directive: Directive) -> None:
         """In the thread that listens to the companion."""
         if directive.stop:
@@ -372,18 +347,7 @@ class CheckpointManager:
 
     def _begin_save(self, step: int, state: Mapping[str, object]) -> InFlight:
         self._decisions.save_begun()
-        self._progress.saving(step)
-        self._last_begun = self._saver.start(step, state)
-        return self._last_begun
-
-    def _save_ended(self, end: SaveEnd) -> None:
-        """In the saver's thread."""
-        if end.record is not None:
-            self._newest = end.record
-        self._error = None if end.error is None else f"the save of step {end.step} failed: {end.error}"
-        self._progress.failed(self._error)
-        if end.idle:
-            self._progress.saving(None)
+        return self._saves.begin(step, state)
 
     def _stop(self, step: int, state: Mapping[str, object]) -> None:
         """The one save of a notice, within what the grace period leaves; once."""
@@ -391,43 +355,32 @@ class CheckpointManager:
             return
         self._notices.give("peer")
         self._progress.moved(ReportPhase.SAVING)
-        skips = (
-            self._environment is not None and self._environment.settings.on_disruption is OnDisruption.SKIP
-        )
-        in_flight = self._last_begun
-        if not skips and (in_flight is None or in_flight.step != step or in_flight.failed):
-            in_flight = self._begin_save(step, state)
-        if in_flight is not None:
-            self._await_last(in_flight)
-        self._saver.take_failure(newest=True)
+        environment = self._environment
+        if environment is None or environment.settings.on_disruption is OnDisruption.SAVE:
+            self._saves.save_for_notice(step, state)
+        self._saves.await_last(self._ending.left_s())
         self._stopped = True
-
-    def _await_last(self, in_flight: InFlight) -> None:
-        try:
-            in_flight.result(self._ending.left_s())
-        except FencedError:
-            raise
-        except (StepkeeperError, TimeoutError) as error:
-            # The process is told to go: what is committed already is what the next one resumes.
-            self._error = f"the save of step {in_flight.step} for the notice failed: {error!r}"
-            self._progress.failed(self._error)
-            _log.exception("the save for the notice failed")
 
     def _raise_failure(self, *, newest: bool = False) -> None:
         if self._closed:
             raise ClosedError("this manager is closed; construct another one")
-        failure = self._saver.take_failure(newest=newest)
-        if isinstance(failure, FencedError):
-            self._ending.last_word(ExitCode.FENCED, self._newest or self._restored, str(failure))
-            raise failure
-        if failure is not None:
-            raise SaveError(f"a save in the background failed: {failure}") from failure
+        with self._fenced_said():
+            self._saves.raise_failure(newest=newest)
+
+    @contextmanager
+    def _fenced_said(self) -> Iterator[None]:
+        """A FencedError from within is the last word already, whatever the program makes of it."""
+        try:
+            yield
+        except FencedError as error:
+            self._ending.last_word(ExitCode.FENCED, self._saves.newest, str(error))
+            raise
 
     def _end_with(self, error: BaseException) -> None:
         """The process is about to end with `error`: a save in flight is given a little time, peers none."""
         text = traceback_of(error)
         if not isinstance(error, GangError):
-            self._saver.wait(_SAVE_AT_END_S)
+            self._saves.wait(_SAVE_AT_END_S)
         if text is not None:
             self._progress.failed(text)
         self._end(exit_code_of(error), text)
@@ -437,19 +390,10 @@ class CheckpointManager:
         if self._closed:
             return
         self._closed = True
-        self._ending.last_word(code, self._newest or self._restored, error or self._error)
+        self._ending.last_word(code, self._saves.newest, error or self._saves.error)
         self._gang.abort()
         self._decisions.close()
         self._notices.close()
         self._progress.flush()
         self._companion.close(self._ending.flush_s())
-        self._saver.close()
-
-    def _result_of(self, record: CommitRecord) -> RestoreResult:
-        uri = f"{self._store.uri.rstrip('/')}/{record.folder}"
-        return RestoreResult(sequence=record.slot, step=record.step, uri=uri)
-
-
-def _uri_of(path: str) -> str:
-    """A folder's path as a URI, a URI as it is."""
-    return path if "://" in path else Path(path).absolute().as_uri()
+        self._saves.close()

@@ -22,7 +22,7 @@ from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.manifest import ChunkRecord, TensorRecord
-from stepkeeper.results import CheckpointInfo, TensorInfo
+from stepkeeper.results import CheckpointInfo, RestoreResult, TensorInfo
 from stepkeeper.snapshot import run_pending
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
@@ -117,7 +117,7 @@ class Restorer:
         return CheckpointInfo(
             sequence=record.slot,
             step=record.step,
-            uri=f"{self._store.uri.rstrip('/')}/{record.folder}",
+            uri=self._uri(record),
             size_bytes=record.size_bytes,
             tensors={
                 fqn: TensorInfo(dtype=tensor.dtype, shape=tensor.global_shape)
@@ -125,6 +125,13 @@ class Restorer:
             },
             values=tuple(merge_values(manifests)),
         )
+
+    def result(self, record: CommitRecord) -> RestoreResult:
+        """What a caller is told of a restored commit."""
+        return RestoreResult(sequence=record.slot, step=record.step, uri=self._uri(record))
+
+    def _uri(self, record: CommitRecord) -> str:
+        return f"{self._store.uri.rstrip('/')}/{record.folder}"
 
     def _load(self, record: CommitRecord, state: Mapping[str, object]) -> str | None:
         """None if all ranks have loaded it, else why bytes of it are bad. Whatever else goes wrong is raised."""

@@ -1,0 +1,125 @@
+"""The saves of this process as its train thread sees them: begun, awaited, failed."""
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.errors import FencedError, SaveError, StepkeeperError
+from stepkeeper.gang import Gang
+from stepkeeper.log import CommitRecord
+from stepkeeper.progress import Progress
+from stepkeeper.saving import InFlight, SaveEnd, Saver
+
+__all__ = ["Saves"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Saves:
+    """What was restored, what is being saved, what was committed."""
+
+    def __init__(self, companion: Companion, gang: Gang, progress: Progress, *, max_pending: int) -> None:
+        self._progress = progress
+        self._restored: CommitRecord | None = None
+        self._committed: CommitRecord | None = None
+        self._error: str | None = None
+        self._last_begun: InFlight | None = None
+        self._saver = Saver(
+            companion,
+            gang,
+            max_pending=max_pending,
+            base=lambda: None if self._restored is None else self._restored.slot,
+            on_end=self._ended,
+        )
+
+    @property
+    def committed(self) -> CommitRecord | None:
+        """The newest commit of this process."""
+        return self._committed
+
+    @property
+    def newest(self) -> CommitRecord | None:
+        """The newest commit of this process, else what it restored."""
+        return self._committed or self._restored
+
+    @property
+    def error(self) -> str | None:
+        """Of the newest save that has ended, if it failed."""
+        return self._error
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        """The newest save, until it has ended."""
+        return self._saver.in_flight
+
+    @property
+    def last_begun(self) -> InFlight | None:
+        """The newest save, ended or not."""
+        return self._last_begun
+
+    def restored(self, record: CommitRecord | None) -> None:
+        """The state is what `record` holds: a begin that is still to be written goes on from there."""
+        self._restored = record
+
+    def begin(self, step: int, state: Mapping[str, object]) -> InFlight:
+        """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be."""
+        self._progress.saving(step)
+        self._last_begun = self._saver.start(step, state)
+        return self._last_begun
+
+    def save_for_notice(self, step: int, state: Mapping[str, object]) -> None:
+        """`step` is in a save that was begun, by this call if by none before."""
+        last = self._last_begun
+        if last is None or last.step != step or last.failed:
+            self.begin(step, state)
+
+    def await_last(self, timeout_s: float | None) -> None:
+        """The newest save has ended. That it failed, or didn't end in time, is noted and forgiven.
+
+        The process is told to go: what is committed already is what the next one resumes. Raises FencedError.
+        """
+        last = self._last_begun
+        if last is None:
+            return
+        try:
+            last.result(timeout_s)
+        except FencedError:
+            raise
+        except (StepkeeperError, TimeoutError) as error:
+            _log.exception("the save for the notice failed")
+            self._error = f"the save of step {last.step} for the notice failed: {error!r}"
+            self._progress.failed(self._error)
+        self._saver.take_failure(newest=True)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """True if no save is in flight any more."""
+        return self._saver.wait(timeout_s)
+
+    def raise_failure(self, *, newest: bool = False) -> None:
+        """Nothing, if no save in the background failed since the last call.
+
+        Raises:
+            FencedError: one did because another claim owns the root.
+            SaveError: one did for another reason. A lost companion is one only if it was lost twice in a row, or
+                if `newest` says that no later save can make it good.
+
+        """
+        failure = self._saver.take_failure(newest=newest)
+        if isinstance(failure, FencedError):
+            raise failure
+        if failure is not None:
+            raise SaveError(f"a save in the background failed: {failure}") from failure
+
+    def close(self) -> None:
+        """Saves in flight have ended, their memory is given back."""
+        self._saver.close()
+
+    def _ended(self, end: SaveEnd) -> None:
+        """In the saver's thread."""
+        if end.record is not None:
+            self._committed = end.record
+        self._error = None if end.error is None else f"the save of step {end.step} failed: {end.error}"
+        self._progress.failed(self._error)
+        if end.idle:
+            self._progress.saving(None)
