@@ -83,20 +83,12 @@ class Applier:
                 uid = action.jobset.uid
                 await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
             case GiveUpPod():
-                await self._fail_pod(key, action)
+                await self._give_up(action)
             case DeleteTrainingJob():
                 await self._cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
             case _:
                 assert_never(action)
         self._wrote(type(action).__name__, key)
-
-    async def _fail_pod(self, key: JobKey, action: GiveUpPod) -> None:
-        pod = action.pod
-        if not pod.terminal:
-            body = pod_failure_patch(action, now=self._clock())
-            await self._cluster.patch_pod_status(key.namespace, pod.name, body)
-        # No kubelet will ever take the object away, and JobSet starts nothing before it is gone.
-        await self._cluster.delete(PODS, key.namespace, pod.name, uid=pod.uid, at_once=True)
 
     async def _create_jobset(self, key: JobKey, job: CheckpointedTrainingJob, action: CreateJobSet) -> None:
         memory = self._memory.of(job.metadata.uid)

@@ -14,9 +14,13 @@ from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.books import Books
 
-__all__ = ["Claim", "End", "phase_of", "reporting_claim", "running_claim", "settle"]
+__all__ = ["NOT_RUNNING", "Claim", "End", "phase_of", "reporting_claim", "running_claim", "settle"]
 
 _MESSAGE_LIMIT: Final = 2048
+NOT_RUNNING: Final = "NotRunning"
+_STOPPING: Final = "Stopping"
+"""A pod of the running attempt is being deleted: the attempt is as good as over."""
+
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
@@ -77,7 +81,8 @@ def phase_of(conditions: tuple[Condition, ...], jobset: JobSet | None, books: Bo
     for kind, phase in by_condition:
         if kind in true:
             return phase
-    if len(books.attempts) > 1 or (books.attempts and not books.open):
+    stopping = any(condition.reason == _STOPPING for condition in conditions)
+    if stopping or len(books.attempts) > 1 or (books.attempts and not books.open):
         return Phase.RESTARTING
     return Phase.PENDING if jobset is None else Phase.STARTING
 
@@ -102,8 +107,8 @@ def running_claim(
             type=kind, status=False, reason="Ended", message=waiting or f"the last attempt ended: {ended}"
         )
     n_hosts = job.spec.placement.n_hosts
-    present = [pod for pod in observed.pods if pod.ordinal == books.ordinal and pod.deadline is None]
-    running = [pod for pod in present if pod.phase == "Running" and pod.started]
+    present = [pod for pod in observed.pods if pod.ordinal == books.ordinal]
+    running = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
     if len(running) >= n_hosts:
         return Claim(type=kind, status=True, reason="AllPodsRun", message=f"{n_hosts} of {n_hosts} pods run")
     reason, detail = _obstacle(present)
@@ -117,7 +122,7 @@ def reporting_claim(
     """Whether reports arrive, and when it has to be asked again."""
     kind = ConditionType.REPORTING
     if not running or books.last is None:
-        return Claim(type=kind, status=False, reason="NotRunning", message="no attempt runs"), None
+        return Claim(type=kind, status=False, reason=NOT_RUNNING, message="no attempt runs"), None
     heard = observed.report
     if heard is not None and heard.ordinal == books.ordinal and now - heard.received_at < silence_s:
         return Claim(type=kind, status=True, reason="ReportsArrive"), heard.received_at + silence_s - now
@@ -136,6 +141,9 @@ def reporting_claim(
 
 
 def _obstacle(pods: list[Pod]) -> tuple[str, str]:
+    for pod in pods:
+        if pod.deadline is not None:
+            return _STOPPING, f"; {pod.name} on node {pod.node} is being stopped"
     for pod in pods:
         if pod.waiting:
             reason = pod.waiting.partition(":")[0]

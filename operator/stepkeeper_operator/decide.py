@@ -12,7 +12,14 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     TrainingJobStatus,
 )
 from stepkeeper_operator.build import build_config_map
-from stepkeeper_operator.conditions import Claim, phase_of, reporting_claim, running_claim, settle
+from stepkeeper_operator.conditions import (
+    NOT_RUNNING,
+    Claim,
+    phase_of,
+    reporting_claim,
+    running_claim,
+    settle,
+)
 from stepkeeper_operator.decision import (
     Action,
     ApplyConfigMap,
@@ -116,20 +123,20 @@ def _claims(
         observed, plan.books, running=running.status is True, now=now, silence_s=settings.silence_s
     )
     claims = [running, _suspension(job, jobset, plan)]
-    # A restarted operator has heard nothing yet: what the last one heard still stands.
-    if reporting.status is not None or not _heard_before(job):
+    # A restarted operator has heard nothing yet: what the last one said still stands.
+    if reporting.status is not None or not _said_before(job):
         claims.append(reporting)
     if plan.end is not None:
         claims.append(plan.end.claim())
     return tuple(claims), look_s
 
 
-def _heard_before(job: CheckpointedTrainingJob) -> bool:
-    conditions = {condition.type: condition.status for condition in job.status.conditions}
+def _said_before(job: CheckpointedTrainingJob) -> bool:
+    """Whether the reports of an attempt that already ran when this operator started were spoken of."""
+    conditions = {condition.type: condition for condition in job.status.conditions}
     running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
-    return (
-        running is ConditionStatus.TRUE and reporting is not None and reporting is not ConditionStatus.FALSE
-    )
+    was_running = running is not None and running.status is ConditionStatus.TRUE
+    return was_running and reporting is not None and reporting.reason != NOT_RUNNING
 
 
 def _suspension(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> Claim:

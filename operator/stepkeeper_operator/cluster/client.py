@@ -123,8 +123,6 @@ class KubernetesCluster:
         }
         if at_once:
             options["gracePeriodSeconds"] = 0
-        if at_once:
-            options["gracePeriodSeconds"] = 0
         await self._ask("DELETE", resource.path(namespace, name), body=options, none_for_404=True)
 
     async def _answer(self, method: str, path: str, **request: Any) -> RawObject:

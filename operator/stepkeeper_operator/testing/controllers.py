@@ -164,10 +164,19 @@ class FakeControllers:
                 return False
             self.end_pod(self._present(pod), 143)
         if not keep:
-            for pod in self._owned("pods", job["metadata"]["uid"]):
+            pods = self._owned("pods", job["metadata"]["uid"])
+            if any(self._is_held(pod) for pod in pods):
+                return False
+            for pod in pods:
                 self._cluster.remove("pods", pod["metadata"]["namespace"], pod["metadata"]["name"])
             self._cluster.remove("jobs", job["metadata"]["namespace"], job["metadata"]["name"])
         return True
+
+    def _is_held(self, pod: Raw) -> bool:
+        """An object that is being deleted with grace goes only when its kubelet says that its containers have ended."""
+        return (
+            pod["spec"]["nodeName"] in self.stuck and pod["metadata"].get("deletionGracePeriodSeconds", 0) > 0
+        )
 
     def _stop_all(self, jobs: list[Raw]) -> bool:
         stopped = [self._stop(job) for job in jobs]

@@ -1,0 +1,279 @@
+"""Why an attempt ended: one row for each thing that can be seen of its pods."""
+
+from typing import Any
+
+import pytest
+
+from stepkeeper.contract import ExitCode, Termination
+from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
+from stepkeeper_operator.facts import Job, Node, Pod
+from stepkeeper_operator.policy.causes import Circumstances, Finding, Verdict, find_cause
+
+
+def pod(name: str = "p0", **more: Any) -> Pod:
+    base: dict[str, Any] = {
+        "namespace": "default",
+        "name": name,
+        "uid": name,
+        "job_uid": "j",
+        "owner_uid": "b",
+        "ordinal": (0, 0),
+        "rank": (0, int(name[1:])),
+        "created_at": 0.0,
+        "node": f"n{name[1:]}",
+        "phase": "Running",
+        "reason": None,
+        "ready": False,
+        "started": True,
+        "deadline": None,
+        "grace_s": 30,
+        "disruption": None,
+        "hang": False,
+        "exit_code": None,
+        "exit_reason": None,
+        "finished_at": None,
+        "termination": None,
+        "waiting": None,
+    }
+    return Pod(**(base | more))
+
+
+def ended(name: str, code: int, at: float = 100.0, **more: Any) -> Pod:
+    phase = "Succeeded" if code == 0 else "Failed"
+    return pod(name, **({"exit_code": code, "phase": phase, "finished_at": at} | more))
+
+
+def killed(name: str, at: float = 101.0) -> Pod:
+    """Stopped by its Job after another pod had failed."""
+    return ended(name, 143, at, deadline=130.0)
+
+
+def word(code: int, **more: Any) -> Termination:
+    return Termination(code=code, **more)
+
+
+NODES = {
+    "n0": Node(name="n0", uid="1", spot=True, unknown_since=None),
+    "n1": Node(name="n1", uid="2", spot=False, unknown_since=None),
+    "n2": Node(name="n2", uid="3", spot=False, unknown_since=50.0),
+    "n3": Node(name="n3", uid="4", spot=False, unknown_since=None, gone_since=60.0),
+}
+
+
+def found(*pods: Pod, **more: Any) -> Finding:
+    base: dict[str, Any] = {
+        "nodes": NODES,
+        "spot": False,
+        "committed": False,
+        "notice": None,
+        "fatal_codes": frozenset({42}),
+        "counted": None,
+        "rule": None,
+    }
+    return find_cause(AttemptEvidence(ordinal=(0, 0), pods=pods), Circumstances(**(base | more)))
+
+
+KUBELET = "TerminationByKubelet"
+
+ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
+    "a spot machine is taken back": (
+        (ended("p0", 75, disruption=KUBELET, reason="Terminated"), ended("p1", 75)),
+        "SpotPreemption",
+        True,
+    ),
+    "a spot machine is taken back and the trainer dies of the signal": (
+        (ended("p0", 143, disruption=KUBELET), killed("p1")),
+        "SpotPreemption",
+        True,
+    ),
+    "a machine that is not spot is shut down": ((ended("p1", 75, disruption=KUBELET),), "Maintenance", True),
+    "a machine that nobody knows is shut down": ((ended("p7", 75, disruption=KUBELET),), "Maintenance", True),
+    "the kubelet evicts for want of memory on the node": (
+        (ended("p0", 137, disruption=KUBELET, reason="Evicted"),),
+        "Eviction",
+        True,
+    ),
+    "a drain": ((ended("p1", 143, disruption="EvictionByEvictionAPI", deadline=99.0),), "Eviction", True),
+    "a pod of higher priority": (
+        (ended("p1", 75, disruption="PreemptionByScheduler", deadline=99.0),),
+        "SchedulerPreemption",
+        True,
+    ),
+    "the taint of a lost node": (
+        (pod("p1", disruption="DeletionByTaintManager", deadline=99.0),),
+        "NodeFailure",
+        True,
+    ),
+    "a node that is gone": ((ended("p1", 137, disruption="DeletionByPodGC"),), "NodeFailure", True),
+    "a pod that the operator gave up with its node": (
+        (pod("p1", disruption="NodeLost", phase="Failed"),),
+        "NodeFailure",
+        True,
+    ),
+    "a disruption that this operator does not know": (
+        (ended("p1", 143, disruption="NewInKubernetes2", deadline=99.0),),
+        "Disruption",
+        True,
+    ),
+    "the survivor of a lost node fails first": ((ended("p0", 1, 60.0), pod("p2")), "NodeFailure", True),
+    "the survivor of a node that is gone fails first": (
+        (ended("p0", 1, 60.0), pod("p3")),
+        "NodeFailure",
+        True,
+    ),
+    "an exit code of the application": ((ended("p0", 1), killed("p1")), "ApplicationError", True),
+    "an exit code and a peer that lost it": (
+        (ended("p1", 1, 100.0), ended("p0", 78, 99.0)),
+        "ApplicationError",
+        True,
+    ),
+    "out of memory": ((ended("p0", 137, exit_reason="OOMKilled", deadline=99.0),), "ApplicationError", True),
+    "saved after a notice": ((ended("p0", 75, termination=word(75, notice="file")),), "Requested", True),
+    "saved after a notice whose cause the process knew": (
+        (ended("p0", 75, termination=word(75, notice="metadata", cause="Maintenance")),),
+        "Maintenance",
+        True,
+    ),
+    "saved, said the message, behind a shell that exits 1": (
+        (ended("p0", 1, termination=word(75, notice="sigterm")),),
+        "Requested",
+        True,
+    ),
+    "75 out of nowhere": ((ended("p0", 75), killed("p1")), "Requested", False),
+    "75 with a commit in its last words": (
+        (ended("p0", 75, termination=word(75, sequence=4)),),
+        "Requested",
+        True,
+    ),
+    "only lost peers": ((ended("p0", 78), ended("p1", 78)), "ApplicationError", False),
+    "somebody deleted a pod": ((killed("p0", 100.0), killed("p1", 101.0)), "Requested", True),
+    "a pod that was never admitted": (
+        (pod("p0", phase="Failed", reason="UnexpectedAdmissionError"),),
+        "NodeFailure",
+        True,
+    ),
+    "a hang that ends in an eviction": (
+        (ended("p0", 137, hang=True, disruption="EvictionByEvictionAPI", deadline=99.0),),
+        "Hang",
+        True,
+    ),
+    "nothing": ((), "Requested", False),
+}
+
+
+@pytest.mark.parametrize(("pods", "cause", "explained"), ROWS.values(), ids=ROWS)
+def test_the_cause_of(pods: tuple[Pod, ...], cause: str, *, explained: bool) -> None:
+    for order in (pods, pods[::-1]):
+        finding = found(*order)
+        assert (finding.cause, finding.explained, finding.verdict) == (cause, explained, Verdict.RESTART)
+
+
+def test_a_disruption_target_on_a_pod_that_goes_on_ends_nothing() -> None:
+    assert found(pod("p0", disruption="PreemptionByScheduler"), ended("p1", 3)).cause == "ApplicationError"
+
+
+def test_a_job_on_spot_machines_knows_what_a_node_was_that_is_gone() -> None:
+    assert found(ended("p7", 75, disruption=KUBELET), spot=True).cause == "SpotPreemption"
+
+
+def test_lost_peers_after_a_commit_mean_a_lost_node() -> None:
+    assert found(ended("p0", 78), committed=True).cause == "NodeFailure"
+
+
+def test_the_notice_of_a_report_explains_75() -> None:
+    assert found(ended("p0", 75), notice="sigterm").explained
+
+
+def test_a_fatal_code_is_fatal_and_a_disruption_before_it_is_not() -> None:
+    assert found(ended("p0", 42)).verdict is Verdict.FATAL
+    assert found(ended("p0", 42, disruption=KUBELET)).verdict is Verdict.RESTART
+
+
+def test_77_is_fenced_by_code_or_by_message_and_says_who() -> None:
+    last = word(ExitCode.FENCED, error="Traceback\nFencedError: owned by default/other")
+    for one in (ended("p0", 77, termination=last), ended("p0", 1, termination=last)):
+        finding = found(one, ended("p1", 1, 90.0))
+        assert finding.verdict is Verdict.FENCED
+        assert "owned by default/other" in finding.message
+
+
+def test_the_first_failure_is_blamed_and_its_last_words_are_quoted() -> None:
+    first = ended(
+        "p1", 3, 90.0, termination=word(3, error="Traceback (most recent call last):\nValueError: bad\n")
+    )
+    finding = found(ended("p0", 1, 100.0), first)
+    assert finding.node == "n1"
+    assert finding.message == "pod p1 exited with code 3: ValueError: bad"
+
+
+@pytest.mark.parametrize(
+    ("counted", "rule", "spot", "cause"),
+    [
+        (True, None, False, "ApplicationError"),
+        (False, "disruption", False, "Disruption"),
+        (False, "disruption", True, "SpotPreemption"),
+        (False, "saved", False, "Requested"),
+        (False, "hang", True, "Hang"),
+    ],
+)
+def test_without_a_witness_jobset_is_believed(
+    counted: bool, rule: str | None, spot: bool, cause: str
+) -> None:  # a table
+    finding = found(counted=counted, rule=rule, spot=spot)
+    assert (finding.cause, finding.explained) == (cause, False)
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(77, Verdict.FENCED), (42, Verdict.FATAL)])
+def test_a_job_that_is_left_says_what_its_pods_did(code: int, verdict: Verdict) -> None:
+    message = f"Container trainer for pod a/b failed with exit code {code} matching FailJob rule at index 3"
+    job = Job(
+        namespace="a",
+        name="b",
+        uid="c",
+        job_uid="j",
+        owner_uid="s",
+        ordinal=(0, 0),
+        failure_reason="PodFailurePolicy",
+        failure_message=message,
+        completed=False,
+    )
+    evidence = AttemptEvidence(ordinal=(0, 0), failed_jobs=(job,))
+    known = Circumstances(
+        nodes={},
+        spot=False,
+        committed=False,
+        notice=None,
+        fatal_codes=frozenset({42}),
+        counted=True,
+        rule=None,
+    )
+    assert find_cause(evidence, known).verdict is verdict
+
+
+def test_evidence_outlives_the_pods_and_keeps_the_most_that_was_seen() -> None:
+    book = EvidenceBook()
+    book.add_pod(pod("p0", disruption="EvictionByEvictionAPI", deadline=9.0))
+    book.add_pod(ended("p0", 75, deadline=9.0))
+    (evidence,) = book.of("j")
+    assert evidence.pods[0].disruption == "EvictionByEvictionAPI"
+    book.add_pod(ended("p1", 1))
+    book.add_pod(pod("p1"))
+    (evidence,) = book.of("j")
+    assert evidence.pods[1].exit_code == 1
+
+
+def test_a_disruption_that_came_to_nothing_is_forgotten() -> None:
+    book = EvidenceBook()
+    book.add_pod(pod("p0", disruption="PreemptionByScheduler"))
+    book.add_pod(pod("p0"))
+    (evidence,) = book.of("j")
+    assert evidence.pods[0].disruption is None
+
+
+def test_evidence_of_the_newest_attempts_only_is_kept() -> None:
+    book = EvidenceBook()
+    for number in range(9):
+        book.add_pod(pod(f"p{number}", ordinal=(0, number)))
+    assert [evidence.ordinal for evidence in book.of("j")] == [(0, 5), (0, 6), (0, 7), (0, 8)]
+    book.forget("j")
+    assert book.of("j") == ()

@@ -1,0 +1,62 @@
+"""The endpoint's CA and certificate, and the Secret they live in."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from stepkeeper_operator.certificates import make_tls, needs_renewal, read_secret, secret_manifest
+
+NAMES = ("stepkeeper-operator.stepkeeper-system.svc", "10.0.0.1")
+NOW = datetime(2027, 1, 1, tzinfo=UTC)
+
+
+def test_the_serving_certificate_is_signed_by_the_ca_for_all_names() -> None:
+    tls = make_tls(NAMES, now=NOW)
+    ca = x509.load_pem_x509_certificate(tls.ca.certificate_pem)
+    serving = x509.load_pem_x509_certificate(tls.serving.certificate_pem)
+    serving.verify_directly_issued_by(ca)
+    names = serving.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [NAMES[0]]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == [NAMES[1]]
+    usage = serving.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [ExtendedKeyUsageOID.SERVER_AUTH]
+
+
+def test_the_ca_signs_and_the_serving_certificate_cannot() -> None:
+    tls = make_tls(NAMES, now=NOW)
+    for pair, is_ca in ((tls.ca, True), (tls.serving, False)):
+        certificate = x509.load_pem_x509_certificate(pair.certificate_pem)
+        assert certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is is_ca
+
+
+@pytest.mark.parametrize(("days", "renew"), [(0, False), (59, False), (61, True), (200, True)])
+def test_a_certificate_is_renewed_a_month_before_its_end(days: int, *, renew: bool) -> None:
+    tls = make_tls(NAMES, now=NOW)
+    assert needs_renewal(tls, NAMES, now=NOW + timedelta(days=days)) is renew
+
+
+def test_a_certificate_that_lacks_a_name_is_renewed() -> None:
+    assert needs_renewal(make_tls(NAMES, now=NOW), (*NAMES, "another.svc"), now=NOW)
+
+
+def test_a_renewed_certificate_is_trusted_by_pods_that_know_the_old_ca() -> None:
+    old = make_tls(NAMES, now=NOW)
+    new = make_tls(NAMES, ca=old.ca, now=NOW + timedelta(days=80))
+    assert new.ca == old.ca
+    assert new.serving != old.serving
+    ca = x509.load_pem_x509_certificate(old.ca.certificate_pem)
+    x509.load_pem_x509_certificate(new.serving.certificate_pem).verify_directly_issued_by(ca)
+
+
+def test_the_secret_gives_back_what_was_put_in() -> None:
+    tls = make_tls(NAMES, now=NOW)
+    assert read_secret(secret_manifest(tls, namespace="ns", name="tls")) == tls
+
+
+def test_a_secret_that_lacks_a_part_is_as_good_as_none() -> None:
+    secret = dict(secret_manifest(make_tls(NAMES, now=NOW), namespace="ns", name="tls"))
+    secret["data"] = {key: value for key, value in secret["data"].items() if key != "ca.key"}
+    assert read_secret(secret) is None
+    assert read_secret({"metadata": {}}) is None
