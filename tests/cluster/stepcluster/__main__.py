@@ -101,10 +101,19 @@ def _random(arguments: argparse.Namespace) -> None:
     cluster = Cluster.attach(arguments.name)
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     say(f"drill: seed {seed} (--seed {seed} gives the same faults)")
-    planned = drill.plan(seed, cluster.tpu_nodes, n_faults=arguments.count, within_s=arguments.within)
+    pods = (
+        drill.Pods(namespace=arguments.namespace, selector=arguments.selector) if arguments.selector else None
+    )
+    planned = drill.plan(
+        seed,
+        cluster.tpu_nodes,
+        n_faults=arguments.count,
+        within_s=arguments.within,
+        with_pods=pods is not None,
+    )
     for item in planned:
         say(f"drill: planned at {item.after_s:.1f} s: {item.kind} {item.node}".rstrip())
-    drill.carry_out(cluster.faults, planned, back_after_s=arguments.back_after or 0.0)
+    drill.carry_out(cluster.faults, planned, back_after_s=arguments.back_after or 0.0, pods=pods)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,6 +160,7 @@ def _add_fault_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="power-on: as a new machine")
     parser.add_argument("--seed", type=int, help="random: choose as the drill with this seed did")
+    parser.add_argument("-l", "--selector", default="", help="random: hit pods that this selects, too")
     parser.add_argument("--count", type=int, default=1, help="random: how many faults (1)")
     parser.add_argument(
         "--within", type=float, default=60.0, metavar="SECONDS", help="random: in this time (60)"

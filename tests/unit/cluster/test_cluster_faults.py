@@ -30,5 +30,10 @@ def test_a_seed_gives_the_same_drill_every_time() -> None:
     assert first == drill.plan(7, ["tpu-0", "tpu-1"], n_faults=20, within_s=30)
     assert first != drill.plan(8, ["tpu-0", "tpu-1"], n_faults=20, within_s=30)
     assert [fault.after_s for fault in first] == sorted(fault.after_s for fault in first)
-    assert {fault.kind for fault in first} <= {*drill.NODE_KINDS, *drill.OTHER_KINDS}
+    assert {fault.kind for fault in first} == {*drill.NODE_KINDS, *drill.CLUSTER_KINDS}
     assert all(bool(fault.node) == (fault.kind in drill.NODE_KINDS) for fault in first)
+
+
+def test_pods_are_hit_only_where_it_was_said_which() -> None:
+    kinds = {fault.kind for fault in drill.plan(7, ["tpu-0"], n_faults=60, with_pods=True)}
+    assert kinds == {*drill.NODE_KINDS, *drill.CLUSTER_KINDS, *drill.POD_KINDS}
