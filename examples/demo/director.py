@@ -54,15 +54,18 @@ class Director:
 
     def follow(self, events: "queue.SimpleQueue[Event]", *, timeout_s: float) -> Story:
         """The story up to Complete. Raises DemoError if the job fails, or takes longer."""
-        while not self._ended():
-            if time.time() > self._t0 + timeout_s:
-                raise DemoError(f"not Complete after {timeout_s:.0f} s; the phase is {self._phase!r}")
-            with contextlib.suppress(queue.Empty):
-                self._see(events.get(timeout=_TICK_S))
-            if self._fault.done():
-                self._fault.result()
-                self._act()
-        self._executor.shutdown()
+        try:
+            while not self._ended():
+                if time.time() > self._t0 + timeout_s:
+                    raise DemoError(f"not Complete after {timeout_s:.0f} s; the phase is {self._phase!r}")
+                with contextlib.suppress(queue.Empty):
+                    self._see(events.get(timeout=_TICK_S))
+                if self._fault.done():
+                    self._fault.result()
+                    self._act()
+        finally:
+            # A fault that has begun comes to its end while there is a cluster.
+            self._executor.shutdown()
         return self.story
 
     def tell(self, text: str, at_unix_s: float | None = None) -> None:

@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 _PICTURE = ROOT / "out" / "demo.png"
 _TIMEOUT_S = 420
-_SPOT, _POWER = "Spot preemption", "power cut"
+_SPOT, _POWER = "Spot preemption", "Power cut"
 
 
 def main() -> int:
@@ -44,17 +44,13 @@ def _play(cluster: Cluster) -> int:
     job = yaml.safe_load(JOB_FILE.read_text(encoding="utf-8"))
     name, spec = job["metadata"]["name"], job["spec"]
     kubectl = Kubectl(environment=cluster.environment)
-    watch = Watch(kubectl, job=name, uri=spec["checkpoint"]["uri"])
-    try:
-        began_s = time.time()
-        kubectl.run("apply", "-f", str(JOB_FILE))
-        director = Director(acts=_acts(cluster, spec), total_steps=spec["totalSteps"], started_unix_s=began_s)
-        director.tell(f"kubectl apply -f {JOB_FILE.relative_to(ROOT)}")
-        watch.start()
+    began_s = time.time()
+    kubectl.run("apply", "-f", str(JOB_FILE))
+    director = Director(acts=_acts(cluster, spec), total_steps=spec["totalSteps"], started_unix_s=began_s)
+    director.tell(f"kubectl apply -f {JOB_FILE.relative_to(ROOT)}")
+    with Watch(kubectl, job=name, uri=spec["checkpoint"]["uri"]) as watch:
         story = director.follow(watch.events, timeout_s=_TIMEOUT_S)
-        return _show(story, kubectl, name)
-    finally:
-        kubectl.close()
+    return _show(story, kubectl, name)
 
 
 def _acts(cluster: Cluster, spec: dict[str, Any]) -> list[Act]:

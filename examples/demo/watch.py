@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
 from demo.kubectl import Kubectl
 from stepkeeper.errors import TransientStorageError
@@ -64,7 +64,7 @@ Event = StatusChanged | PodStarted | StepPrinted | LogGrew
 
 
 class Watch:
-    """Threads that put events into `events` until kubectl is closed."""
+    """Within its block, threads put what they see into `events`."""
 
     def __init__(self, kubectl: Kubectl, *, job: str, uri: str) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -72,11 +72,23 @@ class Watch:
         self._job = job
         self._uri = uri
         self._seen_pods: set[str] = set()
+        self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         for target in (self._watch_status, self._watch_pods):
-            threading.Thread(target=self._again_and_again, args=(target,), daemon=True).start()
-        threading.Thread(target=self._watch_log, daemon=True).start()
+            self._start(self._again_and_again, target)
+        self._start(self._watch_log)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kubectl.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _again_and_again(self, target: Callable[[], None]) -> None:
         # A watch ends now and then; what it lists when it begins anew is the present state.
@@ -100,7 +112,7 @@ class Watch:
                 continue
             self._seen_pods.add(name)
             self.events.put(PodStarted(at_s=time.time(), pod=name, node=node))
-            threading.Thread(target=self._follow, args=(name,), daemon=True).start()
+            self._start(self._follow, name)
 
     def _follow(self, pod: str) -> None:
         for line in self._kubectl.lines("logs", "--follow", "--timestamps", pod, "-c", "trainer"):
@@ -120,7 +132,8 @@ class Watch:
                 )
 
     def _watch_log(self) -> None:
-        log = Log(open_store(self._uri))
+        store = open_store(self._uri)
+        log = Log(store)
         tail = -1
         while not self._kubectl.closed:
             try:
@@ -132,6 +145,7 @@ class Watch:
                 tail = state.tail
                 self.events.put(LogGrew(at_s=time.time(), state=state))
             time.sleep(_LOG_POLL_S)
+        store.close()
 
 
 def unix_s(stamp: str) -> float:
