@@ -72,7 +72,7 @@ def api_error(status: int, body: bytes, method: str, path: str) -> ApiError:
         reason, text = str(answer.get("reason", "")), str(answer.get("message", ""))
     except (ValueError, AttributeError):
         reason, text = "", body[:200].decode(errors="replace")
-    message = f"{method} {path}: {status} {reason} {text}".rstrip()
+    message = " ".join(part for part in (f"{method} {path}: {status}", reason, text) if part)
     if status == 409:
         kind: type[ApiError] = AlreadyExistsError if reason == "AlreadyExists" else ConflictError
         return kind(status, message)

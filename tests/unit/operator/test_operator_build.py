@@ -1,0 +1,142 @@
+"""The manifests: golden files for the whole, and a sentence for each thing that must never go missing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stepkeeper.contract import Identity, Settings
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.build import build_config_map, build_jobset, template_hash
+from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.testing import training_job
+
+GOLDEN = Path(__file__).parents[2] / "data/operator"
+TPU = {"tpu": {"accelerator": "v5p", "topology": "2x2x2", "slices": 2, "provisioning": "Spot"}}
+
+
+def job(**spec: Any) -> CheckpointedTrainingJob:
+    raw = training_job(**spec)
+    raw["metadata"] |= {"uid": "11111111-2222", "labels": {"kueue.x-k8s.io/queue-name": "tpus", "team": "a"}}
+    return CheckpointedTrainingJob.model_validate(raw)
+
+
+def jobset(**spec: Any) -> dict[str, Any]:
+    return build_jobset(job(**spec), number=3, failures_left=5, unreachable_s=30)
+
+
+def pod_spec(manifest: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    return spec
+
+
+def trainer(manifest: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = pod_spec(manifest)["containers"][0]
+    return container
+
+
+@pytest.mark.parametrize(("name", "placement"), [("hosts", {"hosts": {"count": 2}}), ("tpu-spot", TPU)])
+def test_the_jobset_is_the_golden_one(name: str, placement: dict[str, Any]) -> None:
+    path = GOLDEN / f"jobset-{name}.yaml"
+    manifest = jobset(placement=placement, restarts={"fatalExitCodes": [3, 75]})
+    assert yaml.safe_load(path.read_text(encoding="utf-8")) == json.loads(json.dumps(manifest))
+
+
+def test_building_twice_gives_the_same_and_leaves_the_job_alone() -> None:
+    given = job(placement=TPU)
+    before = given.model_dump_json()
+    first = build_jobset(given, number=0, failures_left=1, unreachable_s=5)
+    assert build_jobset(given, number=0, failures_left=1, unreachable_s=5) == first
+    assert given.model_dump_json() == before
+
+
+def test_every_variable_of_the_identity_is_set_and_no_other() -> None:
+    names = [variable["name"] for variable in trainer(jobset())["env"]]
+    assert sorted(names) == sorted(Identity.variables())
+
+
+def test_spot_machines_leave_15_seconds_and_others_what_the_template_says() -> None:
+    def grace(manifest: dict[str, Any]) -> str:
+        values = {variable["name"]: variable.get("value") for variable in trainer(manifest)["env"]}
+        return str(values["STEPKEEPER_GRACE_S"])
+
+    container = {"name": "trainer", "image": "x"}
+    template = {"spec": {"terminationGracePeriodSeconds": 90, "containers": [container]}}
+    assert grace(jobset()) == "30"
+    assert grace(jobset(template=template)) == "90"
+    assert grace(jobset(placement=TPU, template=template)) == "15"
+
+
+def test_what_the_template_says_of_its_own_is_kept() -> None:
+    container = {
+        "name": "trainer",
+        "image": "x",
+        "env": [{"name": "MINE", "value": "1"}],
+        "lifecycle": {"preStop": {"exec": {"command": ["./stop"]}}},
+        "resources": {"limits": {"memory": "1Gi"}},
+    }
+    sidecar = {"name": "logs", "image": "y"}
+    toleration = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 5}
+    spec = {"containers": [container, sidecar], "tolerations": [toleration], "nodeSelector": {"disk": "ssd"}}
+    manifest = jobset(placement=TPU, template={"metadata": {"labels": {"mine": "1"}}, "spec": spec})
+    built = pod_spec(manifest)
+    assert trainer(manifest)["env"][0] == {"name": "MINE", "value": "1"}
+    assert trainer(manifest)["lifecycle"] == container["lifecycle"]
+    assert trainer(manifest)["resources"]["limits"] == {"memory": "1Gi", "google.com/tpu": "4"}
+    assert built["containers"][1] == sidecar
+    assert built["nodeSelector"]["disk"] == "ssd"
+    assert [t for t in built["tolerations"] if t.get("key") == toleration["key"]] == [toleration]
+
+
+def test_a_pod_that_saves_while_its_node_shuts_down_is_not_deleted_for_it() -> None:
+    manifest = build_jobset(job(), number=0, failures_left=0, unreachable_s=5)
+    seconds = {t["key"]: t["tolerationSeconds"] for t in pod_spec(manifest)["tolerations"]}
+    assert seconds == {"node.kubernetes.io/unreachable": 5, "node.kubernetes.io/not-ready": 60}
+
+
+def test_jobset_restarts_failures_by_itself_twice_at_most_and_never_more_often_than_the_job_may() -> None:
+    def allowed(failures_left: int) -> int:
+        manifest = build_jobset(job(), number=0, failures_left=failures_left, unreachable_s=5)
+        return int(manifest["spec"]["failurePolicy"]["maxRestarts"])
+
+    assert [allowed(left) for left in (0, 1, 2, 3, 100)] == [0, 1, 2, 2, 2]
+
+
+def test_conditions_come_before_exit_codes_since_a_preempted_trainer_exits_75_too() -> None:
+    rules = jobset()["spec"]["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    kinds = ["condition" if "onPodConditions" in rule else "code" for rule in rules]
+    assert kinds == sorted(kinds, reverse=True)
+
+
+def test_queue_labels_go_to_the_jobset_and_others_do_not() -> None:
+    labels = jobset()["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "tpus"
+    assert "team" not in labels
+
+
+def test_the_hash_changes_with_the_template_and_the_placement_and_with_nothing_else() -> None:
+    same = template_hash(job())
+    assert template_hash(job(totalSteps=7, suspend=True, restarts={"maxFailures": 1})) == same
+    assert template_hash(job(checkpoint={"uri": "gs://b/x", "interval": {"seconds": 5}})) == same
+    assert template_hash(job(placement={"hosts": {"count": 3}})) != same
+    assert template_hash(job(template={"spec": {"containers": [{"name": "trainer", "image": "2"}]}})) != same
+
+
+def test_the_settings_are_what_the_runtime_reads() -> None:
+    checkpoint = {
+        "uri": "gs://bucket/x",
+        "interval": {"steps": 5, "seconds": 60},
+        "retention": {"last": 2, "everySteps": 1000},
+        "onDisruption": "Skip",
+    }
+    manifest = build_config_map(job(checkpoint=checkpoint), OperatorSettings(), "PEM")
+    settings = Settings.from_json(manifest["data"]["settings.json"])
+    assert (settings.uri, settings.interval.steps, settings.interval.seconds) == ("gs://bucket/x", 5, 60)
+    assert (settings.retention.last, settings.retention.every_steps) == (2, 1000)
+    assert (settings.on_disruption.value, settings.total_steps) == ("Skip", 1000)
+    assert settings.endpoint is not None
+    url = "https://stepkeeper-operator.stepkeeper-system.svc:8443/v1/namespaces/default/jobs/lm/report"
+    assert settings.endpoint.url == url
+    assert manifest["data"]["ca.crt"] == "PEM"

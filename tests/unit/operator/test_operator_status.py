@@ -1,0 +1,151 @@
+"""What the status says of storage and progress, from reports and last words."""
+
+from typing import Any
+
+from stepkeeper.contract import Commit, Head, Ranks, Report, ReportPhase, Restored, Termination
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.reports import LastReport, ReportBook
+from stepkeeper_operator.status import Mirror, mirror_storage, progress_of
+from stepkeeper_operator.testing import training_job
+
+
+def job(**checkpoint: Any) -> CheckpointedTrainingJob:
+    raw = training_job()
+    raw["metadata"]["uid"] = "u"
+    if checkpoint:
+        raw["status"] = {"checkpoint": checkpoint}
+    return CheckpointedTrainingJob.model_validate(raw)
+
+
+def commit(sequence: int) -> Commit:
+    return Commit(
+        sequence=sequence,
+        step=sequence * 10,
+        uri=f"u/{sequence}",
+        size_bytes=5,
+        duration_millis=7,
+        time_unix_s=9,
+    )
+
+
+def head(sequence: int) -> Head:
+    return Head(sequence=sequence, step=sequence * 10, uri=f"u/{sequence}", size_bytes=5)
+
+
+def observed(report: Report, *, ordinal: tuple[int, int] = (0, 0), received_at: float = 100.0) -> Observed:
+    book = ReportBook()
+    book.add("u", LastReport(report=report, ordinal=ordinal, pod="p", received_at=received_at))
+    return Observed(report=book.of("u"))
+
+
+def mirror(known: CheckpointedTrainingJob, report: Report, *, running: tuple[int, int] = (0, 0)) -> Mirror:
+    return mirror_storage(known, observed(report), running=running)
+
+
+def training(**more: Any) -> Report:
+    base: dict[str, Any] = {"phase": ReportPhase.TRAINING, "root": "r", "tail": 4, "head": head(4)}
+    return Report(**(base | more))
+
+
+def test_the_head_of_a_root_that_is_new_is_taken() -> None:
+    result = mirror(job(), training(commits=(commit(4),)))
+    assert result.new_commit
+    assert result.checkpoint is not None
+    assert result.checkpoint.latest is not None
+    assert result.checkpoint.latest.to_raw() == {
+        "sequence": 4,
+        "step": 40,
+        "uri": "u/4",
+        "time": "1970-01-01T00:00:09Z",
+        "sizeBytes": 5,
+        "durationMillis": 7,
+    }
+    assert (result.checkpoint.root, result.checkpoint.tail) == ("r", 4)
+
+
+KNOWN: dict[str, Any] = {"root": "r", "tail": 9, "latest": {"sequence": 9, "step": 90, "uri": "u/9"}}
+
+
+def test_a_head_of_a_tail_that_is_known_already_is_not_taken() -> None:
+    result = mirror(job(**KNOWN), training(tail=9, head=head(8)))
+    assert not result.new_commit
+    assert result.checkpoint == job(**KNOWN).status.checkpoint
+
+
+def test_a_rollback_moves_the_head_back_and_is_no_new_commit() -> None:
+    result = mirror(job(**KNOWN), training(tail=10, head=head(8)))
+    assert not result.new_commit
+    assert result.checkpoint is not None
+    assert result.checkpoint.latest is not None
+    assert result.checkpoint.latest.sequence == 8
+
+
+def test_another_root_starts_anew_however_short_its_log_is() -> None:
+    result = mirror(job(**KNOWN), training(root="s", tail=2, head=head(2)))
+    assert result.new_commit
+    assert result.checkpoint is not None
+    assert (result.checkpoint.root, result.checkpoint.tail) == ("s", 2)
+
+
+def test_a_report_before_begin_changes_nothing() -> None:
+    result = mirror(job(**KNOWN), Report(phase=ReportPhase.STARTING))
+    assert result.checkpoint == job(**KNOWN).status.checkpoint
+
+
+def test_the_newest_commits_are_kept_in_their_order_without_doubles() -> None:
+    book = ReportBook()
+    for sequence in (3, 4, 4, 5, *range(6, 20)):
+        report = training(tail=sequence, head=head(sequence), commits=(commit(sequence),))
+        book.add("u", LastReport(report=report, ordinal=(0, 0), pod="p", received_at=1.0))
+    result = mirror_storage(job(), Observed(report=book.of("u")), running=(0, 0))
+    assert result.checkpoint is not None
+    assert [entry.sequence for entry in result.checkpoint.recent] == list(range(10, 20))
+    assert len(result.checkpoint.recent) == MAX_RECENT
+
+
+def test_what_an_attempt_restored_is_shown_while_it_is_the_present_one() -> None:
+    report = training(restored=Restored(sequence=3, step=30), in_flight_step=50)
+    present, past = mirror(job(), report), mirror(job(), report, running=(0, 1))
+    assert present.checkpoint is not None
+    assert present.checkpoint.restored is not None
+    assert (present.checkpoint.restored.sequence, present.checkpoint.in_flight_step) == (3, 50)
+    assert past.checkpoint is not None
+    assert (past.checkpoint.restored, past.checkpoint.in_flight_step) == (None, None)
+
+
+def test_an_attempt_that_trains_from_scratch_shows_no_restored_commit() -> None:
+    known = job(**KNOWN, restored={"sequence": 3, "step": 30})
+    result = mirror(known, training())
+    assert result.checkpoint is not None
+    assert result.checkpoint.restored is None
+
+
+def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_move() -> None:
+    report = training(
+        step=250,
+        step_millis=2000,
+        ranks=Ranks(slowest=3, step=249),
+        metrics={"loss": "1.25", "lr": "x" * 100},
+    )
+    progress = progress_of(job(), observed(report))
+    assert progress is not None
+    assert (progress.percent, progress.eta_seconds, progress.slowest_rank) == (25, 1500, 3)
+    assert progress.last_progress_time == 100
+    assert [(metric.name, len(metric.value)) for metric in progress.metrics] == [("loss", 4), ("lr", 64)]
+
+
+def test_a_step_that_stands_still_keeps_the_time_it_moved_at() -> None:
+    raw = training_job()
+    raw["metadata"]["uid"] = "u"
+    raw["status"] = {"progress": {"step": 250, "lastProgressTime": "1970-01-01T00:00:50Z"}}
+    known = CheckpointedTrainingJob.model_validate(raw)
+    progress = progress_of(known, observed(training(step=250)))
+    assert progress is not None
+    assert progress.last_progress_time == 50
+
+
+def test_last_words_are_short_enough_to_be_read_back() -> None:
+    word = Termination(code=1, error="é" * 9000)
+    assert Termination.from_json(word.to_json()).code == 1
