@@ -98,8 +98,43 @@ class Cache:
         self._forget_old_nodes()
         if known == node or (known is None and not node.lost):
             return ()
-        concerned = {pod.job_uid for pod in self._pods.values() if pod.node == node.name}
-        return tuple(key for uid in concerned for key in self._key_of(uid))
+        return self._keys_on(node.name)
+
+    def uids(self, plural: str) -> frozenset[str]:
+        """Of all objects of a kind that are known and not known to be gone."""
+        match plural:
+            case "checkpointedtrainingjobs":
+                return frozenset(self._keys)
+            case "jobsets":
+                return frozenset(jobset.uid for jobset in self._jobsets.values())
+            case "jobs":
+                return frozenset(self._jobs)
+            case "pods":
+                return frozenset(pod.uid for pod in self._pods.values())
+            case _:
+                return frozenset(node.uid for node in self._nodes.values() if node.gone_since is None)
+
+    def forget_gone(self, gone: frozenset[str]) -> tuple[JobKey, ...]:
+        """These uids exist no more, though no watch said so. Answers with the keys of the jobs that it concerns."""
+        concerned: set[JobKey] = set()
+        for uid in gone & frozenset(self._keys):
+            key = self._keys.pop(uid)
+            self._training_jobs.pop(key, None)
+            self._evidence.forget(uid)
+            concerned.add(key)
+        for key in [key for key, jobset in self._jobsets.items() if jobset.uid in gone]:
+            del self._jobsets[key]
+            concerned.add(key)
+        for uid in gone & frozenset(self._jobs):
+            concerned.update(self._key_of(self._jobs.pop(uid).job_uid))
+        for name, pod in [(name, pod) for name, pod in self._pods.items() if pod.uid in gone]:
+            del self._pods[name]
+            self._pods_of[pod.job_uid].discard(name)
+            concerned.update(self._key_of(pod.job_uid))
+        for node in [node for node in self._nodes.values() if node.uid in gone]:
+            self._nodes[node.name] = replace(node, gone_since=self._clock())
+            concerned.update(self._keys_on(node.name))
+        return tuple(concerned)
 
     def heard(self) -> None:
         """A watch said something."""
@@ -145,6 +180,10 @@ class Cache:
     def _key_of(self, job_uid: str) -> tuple[JobKey, ...]:
         key = self._keys.get(job_uid)
         return () if key is None else (key,)
+
+    def _keys_on(self, node_name: str) -> tuple[JobKey, ...]:
+        concerned = {pod.job_uid for pod in self._pods.values() if pod.node == node_name}
+        return tuple(key for uid in concerned for key in self._key_of(uid))
 
     def _forget_old_nodes(self) -> None:
         limit = self._clock() - _GONE_NODE_KEPT_S

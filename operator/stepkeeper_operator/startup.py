@@ -21,6 +21,7 @@ from stepkeeper_operator.cluster import SECRETS, Cluster, connect
 from stepkeeper_operator.endpoint import Authority, KubernetesTokens, make_app
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
+from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.evidence import EvidenceBook
 from stepkeeper_operator.handlers.watch import make_registry, make_settings, run_watches
 from stepkeeper_operator.lease import LeaseGuard
@@ -30,6 +31,7 @@ from stepkeeper_operator.observe import Observer
 from stepkeeper_operator.reconcile import Reconciler
 from stepkeeper_operator.reports import ReportBook
 from stepkeeper_operator.settings import OperatorSettings
+from stepkeeper_operator.sweep import sweep
 from stepkeeper_operator.work_queue import WorkQueue
 
 __all__ = ["Operator", "run_operator"]
@@ -155,9 +157,16 @@ class Operator:
         await self._queue.run(self._settings.workers, reconciler.reconcile)
 
     async def _resync(self) -> None:
-        """Every job is looked at now and then, spread over the period."""
+        """Every job is looked at now and then, spread over the period, without objects that are gone unnoticed."""
         while True:
             await asyncio.sleep(self._settings.resync_s)
+            try:
+                concerned = await sweep(self._cluster, self._cache)
+            except ApiError as error:
+                _log.warning("cannot look for objects that are gone", extra={"error": str(error)})
+                continue
+            for key in concerned:
+                self._queue.add(key)
             for key in self._cache.training_jobs():
                 self._queue.add_after(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
 

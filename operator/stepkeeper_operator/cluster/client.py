@@ -17,6 +17,7 @@ from stepkeeper_operator.labels import FIELD_OWNER
 __all__ = ["Cluster", "KubernetesCluster", "connect"]
 
 _TIMEOUT_S = 15
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
@@ -28,8 +29,8 @@ class Cluster(Protocol):
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         """The object as it is now, or None if there is none."""
 
-    async def list_all(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
-        """All objects in all namespaces; their items carry neither apiVersion nor kind."""
+    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
+        """Uids of all objects in all namespaces."""
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
         """The object exists. Raises AlreadyExistsError."""
@@ -73,15 +74,15 @@ class KubernetesCluster:
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
         return await self._ask("GET", resource.path(namespace, name), none_for_404=True)
 
-    async def list_all(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
-        items: list[RawObject] = []
+    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
+        uids: set[str] = set()
         query = {"limit": "500"} | ({"labelSelector": label_selector} if label_selector else {})
         while True:
-            page = await self._answer("GET", resource.path(), query=query)
-            items += page.get("items") or ()
+            page = await self._answer("GET", resource.path(), query=query, accept=_METADATA_ONLY)
+            uids |= {item["metadata"]["uid"] for item in page.get("items") or ()}
             token = page["metadata"].get("continue")
             if not token:
-                return items
+                return frozenset(uids)
             query |= {"continue": token}
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
@@ -138,13 +139,14 @@ class KubernetesCluster:
         body: RawObject | None = None,
         query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
         none_for_404: bool = False,
     ) -> RawObject | None:
         verb, url, headers, _, _ = await self._client.param_serialize(
             method,
             path,
             query_params=list((query or {}).items()),
-            header_params={"Accept": "application/json", "Content-Type": content_type},
+            header_params={"Accept": accept, "Content-Type": content_type},
             auth_settings=["BearerToken"],
         )
         try:

@@ -43,8 +43,8 @@ class FakeCluster(Cluster):
         return copy.deepcopy(self.objects.get((resource.plural, namespace, name)))
 
     @override
-    async def list_all(self, resource: Resource, label_selector: str = "") -> list[RawObject]:
-        return [copy.deepcopy(raw) for place, raw in self.objects.items() if place[0] == resource.plural]
+    async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
+        return frozenset(raw["metadata"]["uid"] for raw in self.all(resource.plural))
 
     @override
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:

@@ -1,0 +1,78 @@
+"""The operator's picture of the cluster: what is news to which job, and what is gone unnoticed."""
+
+from stepkeeper_operator.cache import JobKey
+from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.sweep import sweep
+from stepkeeper_operator.testing import World
+
+KEY = JobKey("default", "lm")
+
+
+async def running() -> World:
+    world = World()
+    await world.settle(rounds=4)
+    return world
+
+
+def silently(world: World, plural: str, namespace: str | None, name: str) -> RawObject:
+    """The object is deleted while the watch is broken."""
+    return world.cluster.objects.pop((plural, namespace, name))
+
+
+async def test_nothing_is_forgotten_of_a_cluster_that_is_seen_right() -> None:
+    world = await running()
+    assert await sweep(world.cluster, world.cache) == ()
+    assert len(world.cache.pods_of(world.job.metadata.uid)) == 2
+
+
+async def test_a_pod_a_job_and_a_jobset_that_are_gone_unnoticed_are_found() -> None:
+    world = await running()
+    silently(world, "jobsets", "default", "lm")
+    silently(world, "jobs", "default", "lm-w-0")
+    pod = silently(world, "pods", "default", world.pods[0]["metadata"]["name"])
+    assert await sweep(world.cluster, world.cache) == (KEY,)
+    assert world.cache.jobset(KEY) is None
+    assert world.cache.job("jobs-1") is None
+    assert world.cache.pod("default", pod["metadata"]["name"]) is None
+
+
+async def test_a_training_job_that_is_gone_unnoticed_is_found() -> None:
+    world = await running()
+    silently(world, "checkpointedtrainingjobs", "default", "lm")
+    assert await sweep(world.cluster, world.cache) == (KEY,)
+    assert world.cache.training_job(KEY) is None
+
+
+async def test_a_node_that_is_gone_unnoticed_is_remembered_as_lost() -> None:
+    world = await running()
+    name = world.pods[0]["spec"]["nodeName"]
+    silently(world, "nodes", None, name)
+    assert await sweep(world.cluster, world.cache) == (KEY,)
+    node = world.cache.node(name)
+    assert node is not None
+    assert node.lost
+    assert await sweep(world.cluster, world.cache) == ()
+
+
+async def test_what_a_watch_brings_late_does_not_undo_what_a_write_was_answered_with() -> None:
+    world = await running()
+    old = world.cluster.objects["checkpointedtrainingjobs", *KEY]
+    world.edit(totalSteps=5)
+    assert world.cache.see_training_job(old) == ()
+    raw = world.cache.training_job(KEY)
+    assert raw is not None
+    assert raw["spec"]["totalSteps"] == 5
+
+
+async def test_a_heartbeat_of_a_node_concerns_no_job() -> None:
+    world = await running()
+    node = world.cluster.objects["nodes", None, world.pods[0]["spec"]["nodeName"]]
+    assert world.cache.see_node(node) == ()
+
+
+async def test_a_lost_node_concerns_the_jobs_that_have_pods_on_it() -> None:
+    world = await running()
+    on, off = world.pods[0]["spec"]["nodeName"], "n4"
+    for name, concerned in ((on, (KEY,)), (off, ())):
+        node = world.cluster.objects["nodes", None, name]
+        assert world.cache.see_node(node, deleted=True) == concerned
