@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch.distributed as dist
+
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.companion.messages import Open
 from stepkeeper.contract import (
@@ -18,10 +20,10 @@ from stepkeeper.contract import (
     Retention,
     Settings,
 )
-from stepkeeper.errors import NotInPodError
-from stepkeeper.gang import Gang
+from stepkeeper.errors import NotInPodError, ProcessGroupError
+from stepkeeper.gang import Gang, world_size_of
 
-__all__ = ["Environment", "Places", "opening_of", "read_environment", "uri_of"]
+__all__ = ["Environment", "Places", "check_ranks", "opening_of", "read_environment", "uri_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,21 @@ def read_environment(environ: Mapping[str, str] | None = None, places: Places | 
             "a template must not mount anything over that folder"
         ) from error
     return Environment(identity=Identity.from_env(environ), settings=Settings.from_json(text), places=places)
+
+
+def check_ranks(environment: Environment, group: dist.ProcessGroup | None) -> None:
+    """Nothing, if the hosts of the job can talk to each other.
+
+    Raises:
+        ProcessGroupError: each of them would take itself for the whole job, and fence the others.
+
+    """
+    n_hosts, n_ranks = environment.identity.n_hosts, world_size_of(group)
+    if n_ranks < n_hosts:
+        raise ProcessGroupError(
+            f"the job has {n_hosts} hosts, the process group {n_ranks} ranks; call "
+            "torch.distributed.init_process_group('gloo', …) on all of them before CheckpointManager.from_env()"
+        )
 
 
 def opening_of(environment: Environment | None, gang: Gang, uri: str, retention: Retention | None) -> Open:

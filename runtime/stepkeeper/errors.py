@@ -14,6 +14,7 @@ __all__ = [
     "MissingObjectError",
     "NotInPodError",
     "ObjectExistsError",
+    "ProcessGroupError",
     "RestoreError",
     "SaveError",
     "StepkeeperError",
@@ -87,6 +88,10 @@ class RestoreError(StepkeeperError, RuntimeError):
 
 class NotInPodError(StepkeeperError, RuntimeError):
     """`CheckpointManager.from_env` was called where no operator has said who this process is."""
+
+
+class ProcessGroupError(StepkeeperError, RuntimeError):
+    """A job of several hosts has no process group over all of them."""
 
 
 class ClosedError(StepkeeperError, RuntimeError):

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from stepkeeper.errors import GangError
 
-__all__ = ["Gang", "SoloGang", "StoreGang", "open_gang"]
+__all__ = ["Gang", "SoloGang", "StoreGang", "open_gang", "world_size_of"]
 
 _PREFIX: Final = "stepkeeper"
 _SHORTEST_PAUSE_S: Final = 0.001
@@ -168,8 +168,11 @@ class StoreGang:
         return cls(store, dist.get_rank(group), dist.get_world_size(group))
 
 
+def world_size_of(group: dist.ProcessGroup | None) -> int:
+    """How many processes train together: the process group's, or this one alone where there is none."""
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
 def open_gang(group: dist.ProcessGroup | None) -> Gang:
-    """The gang that this process trains in: the process group's, or itself alone where there is none."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
-        return StoreGang.of(group)
-    return SoloGang()
+    """The gang that this process trains in."""
+    return StoreGang.of(group) if world_size_of(group) > 1 else SoloGang()

@@ -21,7 +21,7 @@ from stepkeeper.contract import (
 )
 from stepkeeper.decisions import Decisions
 from stepkeeper.ending import Ending, exit_code_of, traceback_of
-from stepkeeper.env import Environment, Places, opening_of, read_environment, uri_of
+from stepkeeper.env import Environment, Places, check_ranks, opening_of, read_environment, uri_of
 from stepkeeper.errors import ClosedError, FencedError, GangError, StepkeeperError
 from stepkeeper.gang import open_gang
 from stepkeeper.policy import EveryNSteps, SavePolicy, from_interval
@@ -118,9 +118,11 @@ class CheckpointManager:
         Raises:
             NotInPodError: no operator made this container; it says what to write instead.
             ContractError: the operator's settings are of another version.
+            ProcessGroupError: the job has several hosts, and they don't form a process group yet.
 
         """
         environment = read_environment(places=places)
+        check_ranks(environment, process_group)
         settings = environment.settings
         return cls(
             settings.uri,
@@ -138,10 +140,8 @@ class CheckpointManager:
     def restore_latest(self, state: Mapping[str, object]) -> RestoreResult | None:
         """The root is claimed, and `state` is what Latest means in it; None if nothing was ever committed there.
 
-        Tensors are filled in place, Statefuls get theirs by load_state_dict(). Every block that is read is verified; a
-        torn commit is quarantined and its parent taken.
-
-        Ranks: all.
+        Tensors are filled in place, Statefuls get theirs by load_state_dict(). Every block that is read is verified;
+        a torn commit is quarantined and its parent taken. Ranks: all.
 
         Raises:
             FencedError: the root belongs to another job, or a later start of this one has begun.
@@ -166,9 +166,7 @@ class CheckpointManager:
 
         Call it after every step, behind the loop's own `torch_xla.sync()`. If nothing is due it costs microseconds
         and no network. When there is a notice, it returns `stop` once this step is committed (or, where the job
-        says Skip, once what is in flight is).
-
-        Ranks: all, with the same steps.
+        says Skip, once what is in flight is). Ranks: all, with the same steps.
 
         Raises:
             FencedError: another claim owns the root.
@@ -289,8 +287,6 @@ class CheckpointManager:
     def close(self) -> None:
         """Training is done: saves in flight are committed, all ranks have come here, the operator was told.
 
-        Ranks: all.
-
         Raises:
             StepkeeperError: a save in the background failed.
             GangError: a rank didn't come.
@@ -343,6 +339,8 @@ class CheckpointManager:
         """In the thread where the notice came up."""
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
         self._progress.noticed(notice.source)
+        # Should the process be killed before it has stopped, this says why.
+        self._ending.last_word(ExitCode.SAVED, self._saves.newest, None)
         self._decisions.wish_stop()
 
     def _begin_save(self, step: int, state: Mapping[str, object]) -> InFlight:

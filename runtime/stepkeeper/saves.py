@@ -64,9 +64,11 @@ class Saves:
 
     def begin(self, step: int, state: Mapping[str, object]) -> InFlight:
         """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be."""
+        begun = self._last_begun = self._saver.start(step, state)
         self._progress.saving(step)
-        self._last_begun = self._saver.start(step, state)
-        return self._last_begun
+        if begun.ended:
+            self._progress.saving(None)
+        return begun
 
     def save_for_notice(self, step: int, state: Mapping[str, object]) -> None:
         """`step` is in a save that was begun, by this call if by none before."""

@@ -42,6 +42,11 @@ class InFlight:
         return self.future.done()
 
     @property
+    def ended(self) -> bool:
+        """True from just before `done`, when its end is being told."""
+        return self.state in (SaveState.COMMITTED, SaveState.FAILED)
+
+    @property
     def failed(self) -> bool:
         """True once it is over and no commit came of it."""
         return self.state is SaveState.FAILED

@@ -315,6 +315,21 @@ def test_a_rollback_leaves_the_abandoned_branch_out(uri: str) -> None:
         assert torch.equal(state["w"], torch.full_like(state["w"], 1.0))
 
 
+def test_the_loop_of_torch_xla_saves_once_when_it_is_to_stop(uri: str) -> None:
+    manager = CheckpointManager(uri, 100)
+    state = {"w": torch.zeros(10)}
+    saved = []
+    for step in range(1, 9):
+        if step == 4:
+            manager.request_stop()
+        if manager.save_async(step, state):
+            saved.append(step)
+        assert manager.reached_preemption(step) is (step >= 4)
+    manager.join()
+    assert saved == manager.all_steps() == [4]
+    manager.close()
+
+
 def test_a_step_with_nothing_due_is_cheap(uri: str) -> None:
     with open_manager(uri, interval=10**9) as manager:
         state = {"w": torch.zeros(10)}

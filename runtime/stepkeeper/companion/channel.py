@@ -1,5 +1,6 @@
 """Messages between the trainer and its companion: one packet each, with file descriptors where they are needed."""
 
+import array
 import contextlib
 import json
 import mmap
@@ -43,15 +44,20 @@ class Channel:
         body = json.dumps(message, separators=(",", ":")).encode()
         flags = 0 if wait else socket.MSG_DONTWAIT
         if len(body) <= _INLINE_LIMIT_BYTES:
-            socket.send_fds(self._socket, [_INLINE, body], list(fds), flags)
+            self._send([_INLINE, body], fds, flags)
             return
         fd = os.memfd_create("stepkeeper-message")
         try:
             with open(fd, "wb", closefd=False) as file:
                 file.write(body)
-            socket.send_fds(self._socket, [_IN_MEMFD], [*fds, fd], flags)
+            self._send([_IN_MEMFD], [*fds, fd], flags)
         finally:
             os.close(fd)
+
+    def _send(self, parts: Sequence[bytes], fds: Sequence[int], flags: int) -> None:
+        # socket.send_fds takes flags and leaves them out.
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self._socket.sendmsg(parts, rights, flags)
 
     def receive(self) -> Packet | None:
         """The next message, or None once the other end is gone."""

@@ -1,0 +1,34 @@
+"""The exit code and the words that an exception leads to."""
+
+import pytest
+
+from stepkeeper.contract import ExitCode
+from stepkeeper.ending import exit_code_of, traceback_of
+from stepkeeper.errors import FencedError, ForeignRootError, GangError, SaveError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SystemExit(), ExitCode.DONE),
+        (SystemExit(0), ExitCode.DONE),
+        (SystemExit(3), 3),
+        (SystemExit("no such preset"), 1),
+        (FencedError("a later claim"), ExitCode.FENCED),
+        (ForeignRootError("another job"), ExitCode.FENCED),
+        (GangError("rank 1 is lost"), ExitCode.PEER_LOST),
+        (SaveError("no space"), 1),
+        (ValueError("the loss is no number"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_a_chosen_end_has_no_traceback() -> None:
+    assert traceback_of(SystemExit(3)) is None
+    assert traceback_of(SystemExit("no such preset")) == "no such preset"
+    text = traceback_of(ValueError("the loss is no number"))
+    assert text is not None
+    assert text.endswith("ValueError: the loss is no number\n")

@@ -1,0 +1,32 @@
+"""Memory that another process can map."""
+
+import mmap
+
+import pytest
+import torch
+
+from stepkeeper.snapshot import Region
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int16])
+def test_a_tensor_lies_where_it_was_put(dtype: torch.dtype) -> None:
+    region = Region()
+    region.reserve(4096)
+    source = (torch.arange(12).view(3, 4) % 2).to(dtype)
+    region.tensor(64, dtype, (3, 4)).copy_(source)
+    with mmap.mmap(region.fd, 0, access=mmap.ACCESS_READ) as other:
+        seen = bytearray(other[64 : 64 + 12 * dtype.itemsize])
+    assert torch.equal(torch.frombuffer(seen, dtype=dtype).view(3, 4), source)
+    region.close()
+
+
+def test_it_grows_and_never_shrinks() -> None:
+    region = Region()
+    for wanted, there in ((0, 0), (100, 100), (50, 100), (10_000, 10_000)):
+        region.reserve(wanted)
+        assert region.size_bytes == there
+    region.write(9_000, b"tail")
+    assert bytes(region.tensor(9_000, torch.uint8, (4,)).tolist()) == b"tail"
+    assert region.tensor(0, torch.float32, ()).shape == ()
+    assert region.tensor(0, torch.float32, (0, 3)).numel() == 0
+    region.close()

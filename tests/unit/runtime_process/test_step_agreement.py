@@ -1,0 +1,156 @@
+"""Ranks as threads of this process: whatever the interleaving, they act at the same steps."""
+
+import itertools
+import random
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from stepkeeper.agreement import STOP, StepAgreement
+from stepkeeper.errors import GangError
+from stepkeeper.gang import SoloGang
+
+
+class Board:
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, Any]] = {}
+        self.changed = threading.Condition()
+
+
+class ThreadGang:
+    """One rank's end of a board that all ranks share."""
+
+    def __init__(self, board: Board, rank: int, world_size: int) -> None:
+        self.board = board
+        self.rank = rank
+        self.world_size = world_size
+
+    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        if self.rank == 0:
+            assert value is not None
+            self._set(name, value)
+        return self._get(name, timeout_s)
+
+    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        self._set(f"{name}/{self.rank}", value)
+        if self.rank:
+            return []
+        return [self._get(f"{name}/{rank}", timeout_s) for rank in range(self.world_size)]
+
+    def abort(self) -> None:
+        pass
+
+    def propose(self, name: str, value: Mapping[str, Any]) -> None:
+        with self.board.changed:
+            self.board.values.setdefault(name, dict(value))
+            self.board.changed.notify_all()
+
+    def proposed(self, name: str) -> dict[str, Any] | None:
+        with self.board.changed:
+            return self.board.values.get(name)
+
+    def _set(self, name: str, value: Mapping[str, Any]) -> None:
+        with self.board.changed:
+            assert name not in self.board.values, f"{name} is used twice"
+            self.board.values[name] = dict(value)
+            self.board.changed.notify_all()
+
+    def _get(self, name: str, timeout_s: float) -> dict[str, Any]:
+        with self.board.changed:
+            if not self.board.changed.wait_for(lambda: name in self.board.values, timeout_s):
+                raise GangError(name)
+            return self.board.values[name]
+
+
+class Rank:
+    """Trains until all agree to stop; `wishes` are made by other threads while it does."""
+
+    def __init__(self, gang: ThreadGang, stride: int) -> None:
+        self.agreement = StepAgreement(gang)
+        self.agreement.start()
+        self.stride = stride
+        self.acted: list[tuple[int, str]] = []
+        self.thread = threading.Thread(target=self.train)
+
+    def train(self) -> None:
+        for step in itertools.count(0, self.stride):
+            due = self.agreement.passed(step)
+            self.acted += [(step, name) for name in due]
+            if STOP in due:
+                return
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_ranks_act_at_the_same_steps(seed: int) -> None:
+    chance = random.Random(seed)
+    board, world_size, stride = Board(), 3, chance.choice([1, 7])
+    ranks = [Rank(ThreadGang(board, rank, world_size), stride) for rank in range(world_size)]
+    for rank in ranks:
+        rank.thread.start()
+    for name in ("save", "save/1", "save"):
+        chance.choice(ranks).agreement.wish(name)
+    for rank in chance.sample(ranks, chance.randrange(1, world_size + 1)):
+        rank.agreement.wish(STOP)
+    for rank in ranks:
+        rank.thread.join(30)
+        assert not rank.thread.is_alive()
+    for rank in ranks:
+        rank.agreement.close()
+    stops = {rank.acted[-1] for rank in ranks}
+    assert len(stops) == 1
+    assert len({tuple(rank.acted) for rank in ranks}) == 1
+    assert len(board.values) > 0
+
+
+def test_a_wish_that_comes_again_in_a_rank_that_is_ahead_does_not_move_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The slow rank still has the first one before it when the fast one, done with it, wishes the same again."""
+    monkeypatch.setattr("stepkeeper.agreement._POLL_S", 0.001)
+    board = Board()
+    fast, slow = (StepAgreement(ThreadGang(board, rank, 2)) for rank in range(2))
+    for agreement in (fast, slow):
+        agreement.start()
+    for step in range(10):
+        fast.passed(step)
+    for step in range(4):
+        slow.passed(step)
+    slow.wish("save")
+    with board.changed:
+        assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 10)
+    first = next(step for step in itertools.count(10) if "save" in fast.passed(step))
+    fast.wish("save")
+    with board.changed:
+        assert board.changed.wait_for(lambda: "round/1/beyond" in board.values, 10)
+    second = next(step for step in itertools.count(first + 1) if "save" in fast.passed(step))
+    assert [step for step in range(4, second + 1) if "save" in slow.passed(step)] == [first, second]
+    fast.close()
+    slow.close()
+
+
+def test_alone_a_wish_is_due_at_once_and_once() -> None:
+    agreement = StepAgreement(SoloGang())
+    agreement.start()
+    assert agreement.passed(0) == ()
+    agreement.wish(STOP)
+    agreement.wish(STOP)
+    assert agreement.passed(1) == (STOP,)
+    assert agreement.passed(2) == ()
+    agreement.close()
+
+
+def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepkeeper.agreement._ROUND_TIMEOUT_S", 0.05)
+    agreement = StepAgreement(ThreadGang(Board(), 0, 2))
+    agreement.start()
+    agreement.wish(STOP)
+
+    def train_for_ever() -> None:
+        for step in itertools.count():
+            agreement.passed(step)
+
+    with pytest.raises(GangError):
+        train_for_ever()
+    agreement.close()
