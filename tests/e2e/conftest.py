@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stepcluster import lifecycle, state
 from stepcluster.api import Cluster, cluster_up
 from stepcluster.product import install_operator
 
@@ -21,6 +22,7 @@ def cluster() -> Iterator[Cluster]:
     if name:
         yield Cluster.attach(name)
         return
+    _stop_abandoned()
     with cluster_up(f"test-{os.getpid()}") as started:
         yield started
 
@@ -36,3 +38,11 @@ def operator(cluster: Cluster) -> Cluster:
 def trainer_image(cluster: Cluster) -> str:
     """Name of the image of examples/text_lm, which is on the TPU nodes."""
     return cluster.load_trainer_image(ROOT / "examples" / "text_lm")
+
+
+def _stop_abandoned() -> None:
+    """No cluster of a session that was killed is left."""
+    for name in state.names():
+        pid = name.removeprefix("test-")
+        if pid != name and pid.isdigit() and not Path("/proc", pid).exists():
+            lifecycle.stop(name)

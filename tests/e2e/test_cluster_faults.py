@@ -172,8 +172,17 @@ def test_pods_live_through_a_restart_of_the_api_server(cluster: Cluster, pods: P
     pods.run("still", COUNTS, "tpu-1")
 
 
-def test_a_fault_without_a_target_says_what_is_missing(cluster: Cluster) -> None:
+def test_an_operator_is_killed_kept_away_and_brought_back(operator: Cluster) -> None:
+    operator.faults.stop_operator()
     with pytest.raises(FaultError, match="no operator runs"):
-        cluster.faults.kill_operator()
+        operator.faults.kill_operator()
+    operator.faults.start_operator()
+    operator.faults.kill_operator()
+    restarts = "{.items[*].status.containerStatuses[0].restartCount}"
+    ask = ("get", "pods", "-A", "-l", "app.kubernetes.io/component=operator", "-o", f"jsonpath={restarts}")
+    until(lambda: operator.kubectl(*ask) == "1", 60)
+
+
+def test_a_node_that_is_on_is_not_started_again(cluster: Cluster) -> None:
     with pytest.raises(FaultError, match="is on already"):
         cluster.faults.power_on("tpu-0")

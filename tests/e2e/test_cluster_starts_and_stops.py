@@ -149,8 +149,10 @@ def test_a_jobset_runs_its_pods_on_the_tpu_nodes_to_completion(cluster: Cluster)
     cluster.kubectl("delete", "jobset", "workers")
 
 
-def test_helm_works_and_leaves_nothing_in_the_home_folder(cluster: Cluster) -> None:
-    assert cluster.helm("list", "--all-namespaces", "-o", "json").strip() == "[]"
+def test_helm_works_and_keeps_its_files_in_the_cluster_s_folder(cluster: Cluster) -> None:
+    assert isinstance(json.loads(cluster.helm("list", "--all-namespaces", "-o", "json")), list)
+    settings = cluster.helm("env")
+    assert f'HELM_CACHE_HOME="{cluster.folder}/helm/cache"' in settings
 
 
 def test_a_second_cluster_runs_beside_and_goes_without_a_trace(cluster: Cluster) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepcluster import cgroups, network
-from stepcluster.errors import ClusterError
 from stepcluster.layout import Layout
 from stepcluster.machine import run, wait_until
 from stepcluster.processes import CLUSTER_MARK, first_process, kill_marked, marked
@@ -47,10 +46,10 @@ def mount_points(mountinfo: str) -> list[Path]:
 
 
 def clean(layout: Layout, others: Iterable[str]) -> None:
-    """Nothing of the cluster is left: no process, interface, group, mount or file.
+    """Nothing of the cluster is left, no process, interface, group, mount or file, but its empty folder.
 
     Raises:
-        ClusterError: Something is left that would not go away; it is named.
+        StartError: A process or a group would not go away; it is named.
     """
     folder = layout.folder
     first = first_process(CLUSTER_MARK, str(folder))
@@ -71,9 +70,11 @@ def clean(layout: Layout, others: Iterable[str]) -> None:
         run(["umount", str(mount)])
     for name in left.groups:
         wait_until(lambda name=name: not cgroups.remove(name), f"group {name} to be empty", timeout_s=GRACE_S)  # type: ignore[misc]
-    shutil.rmtree(folder)
-    if folder.exists():
-        raise ClusterError(f"{folder} could not be deleted: delete it")
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _no_process(folder: Path) -> bool:

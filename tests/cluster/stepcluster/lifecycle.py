@@ -50,12 +50,11 @@ def start(name: str, *, n_tpu_nodes: int = 2, torch_folder: Path | None = None) 
                 f"cluster {name!r} is running: use it, or `python -m stepcluster down --name {name}` first"
             )
         _clean_crashed(name)
-        folder.mkdir(parents=True, exist_ok=True)
         try:
             return _start(name, programs, choose_nodes(n_tpu_nodes), torch_folder)
         except BaseException:
             # Ctrl-C too: whoever started it half wants nothing of it.
-            _clean(name)
+            _remove(name)
             raise
 
 
@@ -70,7 +69,7 @@ def stop(name: str) -> None:
     if name not in state.names():
         raise NoClusterError(f"there is no cluster {name!r}; there are: {', '.join(state.names()) or 'none'}")
     with state.lock(state.cluster_folder(name)):
-        _clean(name)
+        _remove(name)
 
 
 def _clean_crashed(name: str) -> None:
@@ -82,6 +81,11 @@ def _clean_crashed(name: str) -> None:
 def _clean(name: str) -> None:
     others = [other for other in state.names() if other != name]
     cleaning.clean(_layout(name), others)
+
+
+def _remove(name: str) -> None:
+    _clean(name)
+    state.cluster_folder(name).rmdir()
     with state.lock(state.state_root()):
         if not state.names():
             limits.restore_limits(state.state_root())
@@ -95,6 +99,27 @@ def _start(
     def told(what: str) -> None:
         say(f"cluster {name}: {what} after {time.monotonic() - started:.1f} s")
 
+    parts = _prepare(name, programs, nodes, torch_folder)
+    _start_nodes(parts)
+    controlplane.start(parts.launcher, programs, parts.layout)
+    told("API server ready")
+    _apply(parts, [*jobset.manifests(programs, parts.layout), *dns.manifests(parts.layout)])
+    # Started before its CRD is served, the controller would look again only 10 s later.
+    run([*parts.kubectl, "wait", "--for=condition=Established", "--timeout=30s", f"crd/{jobset.CRD}"])
+    jobset.start(parts.launcher, programs, parts.layout)
+    gcs.start(parts.launcher, programs, parts.layout)
+    for node in nodes:
+        parts.wait_ready(node)
+    told("nodes ready")
+    _wait_serving(parts)
+    told("everything ready")
+    return parts
+
+
+def _prepare(
+    name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torch_folder: Path | None
+) -> Parts:
+    """A cluster with namespaces, addresses and certificates, and nothing that runs in it."""
     folder = state.cluster_folder(name)
     spaces = processes.start_namespaces(folder, folder / "logs" / "namespaces.log")
     with state.lock(state.state_root()):
@@ -105,23 +130,9 @@ def _start(
         )
         state.write(record)
         network.connect(layout, spaces)
-    parts = Parts.of(record, programs)
     authority = certificates.create_authority(layout.certificates, name)
     certificates.issue_all(authority, layout, [node.name for node in nodes])
-    _start_nodes(parts)
-    controlplane.start(parts.launcher, programs, layout)
-    told("API server ready")
-    _apply(parts, [*jobset.manifests(programs, layout), *dns.manifests(layout)])
-    # Started before its CRD is served, the controller would look again only 10 s later.
-    run([*parts.kubectl, "wait", "--for=condition=Established", "--timeout=30s", f"crd/{jobset.CRD}"])
-    jobset.start(parts.launcher, programs, layout)
-    gcs.start(parts.launcher, programs, layout)
-    for node in nodes:
-        parts.wait_ready(node)
-    told("nodes ready")
-    _wait_serving(parts)
-    told("everything ready")
-    return parts
+    return Parts.of(record, programs)
 
 
 def _start_nodes(parts: Parts) -> None:

@@ -73,21 +73,14 @@ def kubelet_arguments(layout: Layout, node: str, labels: Mapping[str, str]) -> t
 def kubelet_configuration(
     layout: Layout, node: str, number: int, taints: Sequence[Mapping[str, str]]
 ) -> dict[str, object]:
-    folder, certificates = layout.node_folder(node), layout.certificates
+    folder = layout.node_folder(node)
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
+        **_authentication(layout, node),
         "port": places.KUBELET_PORT + number,
         "healthzPort": places.KUBELET_HEALTH_PORT + number,
         "readOnlyPort": 0,
-        "tlsCertFile": str(certificates / f"kubelet-{node}.crt"),
-        "tlsPrivateKeyFile": str(certificates / f"kubelet-{node}.key"),
-        "authentication": {
-            "anonymous": {"enabled": False},
-            "webhook": {"enabled": True},
-            "x509": {"clientCAFile": str(certificates / "ca.crt")},
-        },
-        "authorization": {"mode": "Webhook"},
         "containerRuntimeEndpoint": f"unix://{folder / 'containerd.sock'}",
         "imageServiceEndpoint": f"unix://{folder / 'containerd.sock'}",
         "clusterDNS": [str(layout.dns_service_address)],
@@ -113,6 +106,20 @@ def kubelet_configuration(
         "shutdownGracePeriod": f"{SHUTDOWN_S}s",
         "shutdownGracePeriodCriticalPods": f"{SHUTDOWN_CRITICAL_S}s",
         "maxPods": 60,
+    }
+
+
+def _authentication(layout: Layout, node: str) -> dict[str, object]:
+    certificates = layout.certificates
+    return {
+        "tlsCertFile": str(certificates / f"kubelet-{node}.crt"),
+        "tlsPrivateKeyFile": str(certificates / f"kubelet-{node}.key"),
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(certificates / "ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
     }
 
 
