@@ -150,15 +150,8 @@ class Cache:
     def training_jobs(self) -> Iterator[JobKey]:
         return iter(tuple(self._training_jobs))
 
-    def key_of(self, job_uid: str) -> JobKey | None:
-        return self._keys.get(job_uid)
-
     def jobset(self, key: JobKey) -> JobSet | None:
         return self._jobsets.get(key)
-
-    def jobset_by_uid(self, namespace: str, uid: str) -> JobSet | None:
-        candidates = (j for k, j in self._jobsets.items() if k.namespace == namespace)
-        return next((jobset for jobset in candidates if jobset.uid == uid), None)
 
     def job(self, uid: str) -> Job | None:
         return self._jobs.get(uid)

@@ -44,18 +44,20 @@ class LeaseGuard:
         """The Lease is ours. Waits as long as another operator keeps renewing it."""
         seen, unchanged_since = None, time.monotonic()
         while True:
-            lease = await self._cluster.get(LEASES, self._namespace, self._name)
-            version = None if lease is None else lease["metadata"]["resourceVersion"]
-            if version != seen:
-                seen, unchanged_since = version, time.monotonic()
-            if _is_free(lease, self._identity) or time.monotonic() - unchanged_since > self._duration_s:
-                try:
+            try:
+                lease = await self._cluster.get(LEASES, self._namespace, self._name)
+                version = None if lease is None else lease["metadata"]["resourceVersion"]
+                if version != seen:
+                    seen, unchanged_since = version, time.monotonic()
+                if _is_free(lease, self._identity) or time.monotonic() - unchanged_since > self._duration_s:
                     await self._write(lease)
-                except (ConflictError, AlreadyExistsError):
-                    continue  # somebody was faster: look again
-                _log.info("acquired lease", extra={"lease": self._name, "identity": self._identity})
-                return
-            _log.info("waiting for lease", extra={"lease": self._name, "holder": _holder(lease)})
+                    _log.info("acquired lease", extra={"lease": self._name, "identity": self._identity})
+                    return
+                _log.info("waiting for lease", extra={"lease": self._name, "holder": _holder(lease)})
+            except (ConflictError, AlreadyExistsError):
+                continue  # somebody was faster: look again
+            except ApiError as error:
+                _log.warning("cannot ask for lease", extra={"lease": self._name, "error": str(error)})
             await asyncio.sleep(self._duration_s / _RENEWALS_PER_DURATION)
 
     async def keep(self) -> None:
@@ -63,10 +65,8 @@ class LeaseGuard:
         while True:
             await asyncio.sleep(self._duration_s / _RENEWALS_PER_DURATION)
             try:
-                await self._write(self._lease)
-            except ConflictError:
-                await self._adopt_foreign_edit()
-            except (ApiError, OSError, TimeoutError) as error:
+                await self._renew()
+            except ApiError as error:
                 _log.warning("cannot renew lease", extra={"lease": self._name, "error": str(error)})
             if not self.held:
                 raise LeaseLostError(
@@ -76,16 +76,26 @@ class LeaseGuard:
 
     async def release(self) -> None:
         """The next operator need not wait, if the Lease was ours."""
-        if self.held and self._lease is not None:
-            self._renewed_at = float("-inf")
+        if not self.held or self._lease is None:
+            return
+        self._renewed_at = float("-inf")
+        try:
             await self._cluster.replace(LEASES, self._namespace, self._body(self._lease, holder=""))
+        except ApiError as error:
+            _log.warning("cannot give lease back", extra={"lease": self._name, "error": str(error)})
 
-    async def _adopt_foreign_edit(self) -> None:
-        lease = await self._cluster.get(LEASES, self._namespace, self._name)
-        if lease is not None and _holder(lease) not in {"", self._identity}:
-            self._renewed_at = float("-inf")
-            raise LeaseLostError(f"lease {self._namespace}/{self._name} was taken by {_holder(lease)!r}")
-        self._lease = lease
+    async def _renew(self) -> None:
+        try:
+            await self._write(self._lease)
+        except ConflictError:
+            # An edit that leaves us the holder, or the end: the next renewal starts from what is there.
+            lease = await self._cluster.get(LEASES, self._namespace, self._name)
+            if lease is not None and _holder(lease) not in {"", self._identity}:
+                self._renewed_at = float("-inf")
+                raise LeaseLostError(
+                    f"lease {self._namespace}/{self._name} was taken by {_holder(lease)!r}"
+                ) from None
+            self._lease = lease
 
     async def _write(self, lease: RawObject | None) -> None:
         # Measured before the request: the Lease on the server can only be younger than that.

@@ -4,26 +4,20 @@ import asyncio
 import logging
 import random
 import signal
-import ssl
 import time
 from collections.abc import Coroutine
 
 from stepkeeper_operator.apply import Applier
 from stepkeeper_operator.cache import Cache, JobKey
-from stepkeeper_operator.certificates import (
-    TlsMaterial,
-    make_tls,
-    needs_renewal,
-    read_secret,
-    secret_manifest,
-)
-from stepkeeper_operator.cluster import SECRETS, Cluster, connect
+from stepkeeper_operator.cluster import JOBSETS, TRAINING_JOBS, Cluster, connect
 from stepkeeper_operator.endpoint import Authority, KubernetesTokens, make_app
 from stepkeeper_operator.endpoint.health import make_health_app
-from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
+from stepkeeper_operator.endpoint.serving import Servers
+from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.evidence import EvidenceBook
 from stepkeeper_operator.handlers.watch import make_registry, make_settings, run_watches
+from stepkeeper_operator.labels import JOB_UID
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.metrics import Metrics
@@ -38,7 +32,7 @@ __all__ = ["Operator", "run_operator"]
 
 _log = logging.getLogger(__name__)
 
-_CERTIFICATE_CHECK_S = 3600.0
+_KIND_CHECK_S = 5.0
 
 
 async def run_operator(settings: OperatorSettings) -> None:
@@ -64,8 +58,12 @@ class Operator:
         self._synced = asyncio.Event()
         self._stop = asyncio.Event()
         self._servers = Servers()
-        self._tls_context: ssl.SSLContext = server_tls()
-        self._tls: TlsMaterial | None = None
+        self._certificate = ServingCertificate(
+            cluster,
+            namespace=settings.namespace,
+            secret_name=settings.tls_secret_name,
+            names=settings.certificate_names(),
+        )
         self._lease = LeaseGuard(
             cluster,
             namespace=settings.namespace,
@@ -79,14 +77,30 @@ class Operator:
         self._take_signals()
         await self._serve_health()
         try:
-            if not await self._until_stopped(self._lease.acquire()):
+            if not await self._until_stopped(self._get_ready()):
                 return
-            await self._renew_certificate()
             await self._serve_endpoint()
             await self._act()
         finally:
             await self._servers.close()
             await self._lease.release()
+
+    async def _get_ready(self) -> None:
+        await self._lease.acquire()
+        await self._until_served()
+        await self._certificate.renew()
+
+    async def _until_served(self) -> None:
+        """The API server knows the kinds: a kind that comes later is not watched."""
+        for resource in (TRAINING_JOBS, JOBSETS):
+            while True:
+                try:
+                    await self._cluster.list_uids(resource, JOB_UID)
+                    break
+                except ApiError as error:
+                    extra = {"kind": resource.kind, "error": str(error)}
+                    _log.warning("cannot list kind; is its CRD installed?", extra=extra)
+                    await asyncio.sleep(_KIND_CHECK_S)
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -104,7 +118,7 @@ class Operator:
             self._lease.keep(),
             self._work(self._reconciler()),
             self._resync(),
-            self._keep_certificate(),
+            self._certificate.keep(),
         )
         tasks = [asyncio.create_task(part) for part in parts]
         try:
@@ -128,7 +142,7 @@ class Operator:
             evidence=self._evidence,
             reports=self._reports,
             memory=memory,
-            ca_pem=self._ca_pem,
+            ca_pem=lambda: self._certificate.ca_pem,
             resync_s=self._settings.resync_s,
             clock=time.time,
         )
@@ -196,38 +210,8 @@ class Operator:
             metrics=self._metrics,
         )
         host, port = self._settings.endpoint_host, self._settings.endpoint_port
-        port = await self._servers.start(app, host=host, port=port, tls=self._tls_context)
+        port = await self._servers.start(app, host=host, port=port, tls=self._certificate.context)
         _log.info("serving reports", extra={"port": port})
-
-    def _ca_pem(self) -> str:
-        assert self._tls is not None  # made before the first reconcile
-        return self._tls.ca.certificate_pem.decode()
-
-    async def _keep_certificate(self) -> None:
-        while True:
-            await asyncio.sleep(_CERTIFICATE_CHECK_S)
-            await self._renew_certificate()
-
-    async def _renew_certificate(self) -> None:
-        """The endpoint serves a certificate that is valid for a while, from the CA that the pods know."""
-        settings, names = self._settings, self._settings.certificate_names()
-        secret = await self._cluster.get(SECRETS, settings.namespace, settings.tls_secret_name)
-        tls = None if secret is None else read_secret(secret)
-        if tls is None or needs_renewal(tls, names):
-            tls = make_tls(names, ca=None if tls is None else tls.ca)
-            body = dict(secret_manifest(tls, namespace=settings.namespace, name=settings.tls_secret_name))
-            await self._store(body, None if secret is None else secret["metadata"]["resourceVersion"])
-            _log.info("made a serving certificate", extra={"names": ",".join(names)})
-        self._tls = tls
-        load_certificate(self._tls_context, tls.serving)
-
-    async def _store(self, body: dict[str, object], version: str | None) -> None:
-        if version is None:
-            await self._cluster.create(SECRETS, self._settings.namespace, body)
-            return
-        meta = {"name": self._settings.tls_secret_name, "namespace": self._settings.namespace}
-        body["metadata"] = meta | {"resourceVersion": version}
-        await self._cluster.replace(SECRETS, self._settings.namespace, body)
 
     async def _until_stopped(self, waiting: Coroutine[None, None, None]) -> bool:
         """False if the operator was told to stop before that."""

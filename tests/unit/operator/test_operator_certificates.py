@@ -7,6 +7,8 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from stepkeeper_operator.certificates import make_tls, needs_renewal, read_secret, secret_manifest
+from stepkeeper_operator.endpoint.tls import ServingCertificate
+from stepkeeper_operator.testing import FakeCluster
 
 NAMES = ("stepkeeper-operator.stepkeeper-system.svc", "10.0.0.1")
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
@@ -60,3 +62,25 @@ def test_a_secret_that_lacks_a_part_is_as_good_as_none() -> None:
     secret["data"] = {key: value for key, value in secret["data"].items() if key != "ca.key"}
     assert read_secret(secret) is None
     assert read_secret({"metadata": {}}) is None
+
+
+def keeper(cluster: FakeCluster, *names: str) -> ServingCertificate:
+    return ServingCertificate(cluster, namespace="ns", secret_name="tls", names=names)
+
+
+async def test_the_next_operator_serves_what_the_last_one_made() -> None:
+    cluster = FakeCluster(lambda: 0.0)
+    first, second = keeper(cluster, "a.svc"), keeper(cluster, "a.svc")
+    await first.renew()
+    await second.renew()
+    assert second.ca_pem == first.ca_pem
+    assert [write.verb for write in cluster.writes] == ["create"]
+
+
+async def test_an_operator_of_another_name_makes_a_certificate_from_the_same_ca() -> None:
+    cluster = FakeCluster(lambda: 0.0)
+    first, second = keeper(cluster, "a.svc"), keeper(cluster, "b.svc")
+    await first.renew()
+    await second.renew()
+    assert second.ca_pem == first.ca_pem
+    assert [write.verb for write in cluster.writes] == ["create", "replace"]

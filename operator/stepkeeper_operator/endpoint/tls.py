@@ -1,0 +1,68 @@
+"""The endpoint's certificate: kept in a Secret, so that pods trust the next operator too, and renewed in time."""
+
+import asyncio
+import logging
+import ssl
+
+from stepkeeper_operator.certificates import (
+    TlsMaterial,
+    make_tls,
+    needs_renewal,
+    read_secret,
+    secret_manifest,
+)
+from stepkeeper_operator.cluster import SECRETS, Cluster
+from stepkeeper_operator.endpoint.serving import load_certificate, server_tls
+from stepkeeper_operator.errors import ApiError
+
+__all__ = ["ServingCertificate"]
+
+_log = logging.getLogger(__name__)
+
+_CHECK_S = 3600.0
+
+
+class ServingCertificate:
+    """One certificate and the TLS context that serves it."""
+
+    def __init__(self, cluster: Cluster, *, namespace: str, secret_name: str, names: tuple[str, ...]) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._secret_name = secret_name
+        self._names = names
+        self._tls: TlsMaterial | None = None
+        self.context: ssl.SSLContext = server_tls()
+
+    @property
+    def ca_pem(self) -> str:
+        """What pods trust. Known after the first `renew`."""
+        assert self._tls is not None  # renewed before anything is served
+        return self._tls.ca.certificate_pem.decode()
+
+    async def renew(self) -> None:
+        """The context serves a certificate that is valid for a while, from the CA that the pods know."""
+        secret = await self._cluster.get(SECRETS, self._namespace, self._secret_name)
+        tls = None if secret is None else read_secret(secret)
+        if tls is None or needs_renewal(tls, self._names):
+            tls = make_tls(self._names, ca=None if tls is None else tls.ca)
+            await self._store(tls, None if secret is None else secret["metadata"]["resourceVersion"])
+            _log.info("made a serving certificate", extra={"names": ",".join(self._names)})
+        self._tls = tls
+        load_certificate(self.context, tls.serving)
+
+    async def keep(self) -> None:
+        """Renews in time until cancelled. A failure is tried again: there is a month for it."""
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            try:
+                await self.renew()
+            except ApiError as error:
+                _log.warning("cannot renew certificate", extra={"error": str(error)})
+
+    async def _store(self, tls: TlsMaterial, version: str | None) -> None:
+        body = dict(secret_manifest(tls, namespace=self._namespace, name=self._secret_name))
+        if version is None:
+            await self._cluster.create(SECRETS, self._namespace, body)
+        else:
+            body["metadata"] = body["metadata"] | {"resourceVersion": version}
+            await self._cluster.replace(SECRETS, self._namespace, body)
