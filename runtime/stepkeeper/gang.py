@@ -6,13 +6,14 @@ A store's client blocks all its callers while one of them waits, so each thread 
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Protocol, Self
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from stepkeeper.errors import GangError
+from stepkeeper.errors import GangError, StepkeeperError
 
 __all__ = ["Gang", "SoloGang", "StoreGang", "open_gang", "world_size_of"]
 
@@ -106,12 +107,14 @@ class StoreGang:
         if self._rank == 0:
             if value is None:
                 raise GangError(f"{name}: rank 0 has no value to give")
-            self._client().set(name, json.dumps(value))
+            with self._client() as client:
+                client.set(name, json.dumps(value))
             return dict(value)
         return self._await(name, timeout_s, waiting_for="rank 0")
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        self._client().set(f"{name}/{self._rank}", json.dumps(value))
+        with self._client() as client:
+            client.set(f"{name}/{self._rank}", json.dumps(value))
         if self._rank != 0:
             return []
         deadline = time.monotonic() + timeout_s
@@ -125,36 +128,42 @@ class StoreGang:
         self._aborted.set()
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
-        self._client().compare_set(name, "", json.dumps(value))
+        with self._client() as client:
+            client.compare_set(name, "", json.dumps(value))
 
     def proposed(self, name: str) -> dict[str, Any] | None:
-        client = self._client()
-        if not client.check([name]):
-            return None
-        found: dict[str, Any] = json.loads(client.get(name))
+        with self._client() as client:
+            found: dict[str, Any] | None = json.loads(client.get(name)) if client.check([name]) else None
         return found
 
     def _await(self, name: str, timeout_s: float, waiting_for: str) -> dict[str, Any]:
-        client = self._client()
         deadline = time.monotonic() + timeout_s
         pause_s = _SHORTEST_PAUSE_S
         # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
-        while not client.check([name]):
+        while (found := self.proposed(name)) is None:
             if time.monotonic() > deadline or self._aborted.wait(pause_s):
                 raise GangError(
                     f"rank {self._rank} waited {timeout_s:.1f} s for {waiting_for} ({name}): it is lost or far behind"
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        found: dict[str, Any] = json.loads(client.get(name))
         return found
 
-    def _client(self) -> Store:
-        client: Store | None = getattr(self._clients, "store", None)
-        if client is None:
-            with self._cloning:
-                client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
-            self._clients.store = client
-        return client
+    @contextmanager
+    def _client(self) -> Iterator[Store]:
+        """This thread's own client; an error of the store's is a GangError, for the store is in rank 0."""
+        try:
+            client: Store | None = getattr(self._clients, "store", None)
+            if client is None:
+                with self._cloning:
+                    client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
+                self._clients.store = client
+            yield client
+        except RuntimeError as error:
+            if isinstance(error, StepkeeperError):
+                raise
+            raise GangError(
+                f"rank {self._rank} has lost the store that the ranks talk over: {error}"
+            ) from error
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None) -> Self:

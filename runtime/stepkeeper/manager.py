@@ -40,6 +40,9 @@ _MEET_S: Final = 3600.0
 _SAVE_AT_END_S: Final = 60.0
 """How long a save in flight may take when an exception ends the process."""
 
+_SAVE_TOGETHER_AT_END_S: Final = 10.0
+"""With other ranks, who may have ended already."""
+
 
 class CheckpointManager:
     """Saves the state of a training to a root, restores it, and ends the process in order when it is told to stop.
@@ -221,9 +224,7 @@ class CheckpointManager:
         return True
 
     def restore(self, step: int, state: Mapping[str, object]) -> None:
-        """`state` is what the newest commit of `step` on HEAD's line holds. The log is left alone.
-
-        Ranks: all.
+        """`state` is what the newest commit of `step` on HEAD's line holds. The log is left alone. Ranks: all.
 
         Raises:
             RestoreError: there is no such commit; it lists those that there are.
@@ -378,7 +379,8 @@ class CheckpointManager:
         """The process is about to end with `error`: a save in flight is given a little time, peers none."""
         text = traceback_of(error)
         if not isinstance(error, GangError):
-            self._saves.wait(_SAVE_AT_END_S)
+            alone = self._gang.world_size == 1
+            self._saves.wait(_SAVE_AT_END_S if alone else _SAVE_TOGETHER_AT_END_S)
         if text is not None:
             self._progress.failed(text)
         self._end(exit_code_of(error), text)
