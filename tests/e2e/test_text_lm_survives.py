@@ -157,7 +157,7 @@ def test_a_job_survives_a_preemption_and_a_power_cut_exactly(site: Cluster, tmp_
 
 
 def test_without_an_operator_a_preempted_job_resumes_and_status_is_right_again_later(site: Cluster) -> None:
-    run = Run(site, manifest("alone", 160))
+    run = Run(site, manifest("alone", 120))
     seen: dict[str, LogState] = {}
 
     def preempt_without_operator(node: str) -> None:
@@ -170,7 +170,7 @@ def test_without_an_operator_a_preempted_job_resumes_and_status_is_right_again_l
         finally:
             site.faults.start_operator()
 
-    story = run.follow(run.act(SPOT, 50, preempt_without_operator))
+    story = run.follow(run.act(SPOT, 30, preempt_without_operator))
 
     assert broken_claims(story, disruptions=[SPOT]) == []
     assert len(story.attempts) == 2

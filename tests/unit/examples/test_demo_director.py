@@ -1,0 +1,115 @@
+"""What the demo makes of what it sees: told lines, the story, and faults at their time."""
+
+import queue
+import time
+from typing import Any
+
+import pytest
+
+from demo.director import Act, DemoError, Director
+from demo.story import Story, lost_steps
+from demo.watch import Event, LogGrew, PodStarted, StatusChanged, StepPrinted, unix_s
+from stepkeeper.log import CommitRecord, LogState, ManifestRef
+
+NOW = time.time()
+MANIFEST = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=0)
+
+
+def pod(name: str, node: str) -> Event:
+    return PodStarted(at_s=NOW, pod=name, node=node)
+
+
+def steps(pod: str, first: int, last: int) -> list[Event]:
+    return [
+        StepPrinted(at_s=NOW + step, pod=pod, step=step, epoch=0, loss=1.0, exact=f"loss of {step}")
+        for step in range(first, last + 1)
+    ]
+
+
+def log(claim: int, *commits: tuple[int, int]) -> Event:
+    records = {
+        slot: CommitRecord(slot=slot, claim=0, step=step, folder=str(slot), size_bytes=1, manifest=MANIFEST)
+        for slot, step in commits
+    }
+    tail = max(claim, *records) if records else claim
+    return LogGrew(at_s=NOW, state=LogState(tail=tail, claim=claim, commits=records))
+
+
+def status(phase: str, attempt: int, restored: tuple[int, int] | None = None) -> Event:
+    checkpoint: dict[str, Any] = {}
+    if restored:
+        checkpoint = {"restored": {"sequence": restored[0], "step": restored[1]}}
+    numbers = [{"number": number} for number in range(1, attempt + 1)]
+    return StatusChanged(at_s=NOW, status={"phase": phase, "checkpoint": checkpoint, "attempts": numbers})
+
+
+def follow(*seen: Event | list[Event], acts: tuple[Act, ...] = ()) -> Story:
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    for item in seen:
+        for event in item if isinstance(item, list) else [item]:
+            events.put(event)
+    return Director(acts=acts, total_steps=10, started_unix_s=NOW).follow(events, timeout_s=20)
+
+
+def test_a_disrupted_run_is_told_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    hit: list[str] = []
+    power_cut = Act(name="Power cut", told="suddenly", cause=hit.append, at_step=5, uncommitted_steps=2)
+    story = follow(
+        pod("a", "n1"),
+        log(0),
+        steps("a", 1, 4),
+        log(0, (1, 4)),
+        steps("a", 5, 7),
+        pod("b", "n2"),
+        log(2, (1, 4)),
+        status("Running", 2, restored=(1, 4)),
+        steps("b", 5, 10),
+        log(2, (1, 4), (3, 10)),
+        status("Complete", 2, restored=(1, 4)),
+        acts=(power_cut,),
+    )
+
+    assert hit == ["n1"]
+    assert [(d.name, d.node) for d in story.disruptions] == [("Power cut", "n1")]
+    assert [(c.sequence, c.step) for c in story.commits] == [(1, 4), (3, 10)]
+    assert [step.step for step in lost_steps(story, 0)] == [5, 6, 7]
+    told = capsys.readouterr().out
+    assert "the job is at step 6, the log names step 4, entry 1" in told
+    assert (
+        "RESUMED from step 4: restored.sequence is 1, as the log named. 3 uncommitted steps were lost" in told
+    )
+    assert "steps 5 to 7 done again: their losses are equal to the last bit" in told
+
+
+def test_what_an_older_attempt_restored_is_not_taken_for_the_new_ones() -> None:
+    story = follow(
+        pod("a", "n1"),
+        log(0, (1, 4)),
+        steps("a", 1, 5),
+        pod("b", "n1"),
+        log(2, (1, 4)),
+        status("Starting", 1, restored=(9, 9)),
+        status("Running", 2, restored=(1, 4)),
+        steps("b", 5, 10),
+        status("Complete", 2, restored=(1, 4)),
+    )
+    resume = story.attempts[1].resume
+    assert resume is not None
+    assert (resume.restored.sequence, resume.named.sequence) == (1, 1)
+
+
+def test_a_failed_job_ends_it() -> None:
+    with pytest.raises(DemoError, match="the job failed"):
+        follow(pod("a", "n1"), status("Failed", 1))
+
+
+@pytest.mark.parametrize(
+    ("stamp", "seconds"),
+    [
+        ("2026-11-21T09:31:27.672345678Z", 27.672345),
+        ("2026-11-21T09:31:27.5Z", 27.5),
+        ("2026-11-21T09:31:27Z", 27.0),
+    ],
+)
+def test_a_kubelets_time_is_read_with_any_number_of_digits(stamp: str, seconds: float) -> None:
+    assert unix_s(stamp) % 60 == pytest.approx(seconds, abs=1e-5)
