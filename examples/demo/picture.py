@@ -17,7 +17,7 @@ _QUIET, _MUTED, _INK = "#eef1f6", "#6b7280", "#1f2937"
 
 
 def draw(story: Story, path: Path, *, title: str) -> None:
-    """A PNG of the story is at `path`."""
+    """A picture of the story is at `path`: a PNG or an SVG, by its suffix."""
     with _style():
         figure = Figure(figsize=(12, 7.2), layout="constrained")
         steps, losses = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))

@@ -19,7 +19,7 @@ from stepcluster.errors import ClusterError
 
 __all__ = ["main"]
 
-_PICTURE = ROOT / "out" / "demo.png"
+_PICTURES = (ROOT / "out" / "demo.png", ROOT / "out" / "demo.svg")
 _TIMEOUT_S = 420
 _SPOT, _POWER = "Spot preemption", "Power cut"
 
@@ -80,8 +80,9 @@ def _show(story: Story, kubectl: Kubectl, name: str) -> int:
     print("\n$ kubectl get ctj\n" + kubectl.run("get", "ctj"), flush=True)
     print(f"$ kubectl describe ctj {name}\n{_attempts(kubectl.run('describe', 'ctj', name))}\n", flush=True)
     lost = sum(len(lost_steps(story, index)) for index in range(len(story.attempts)))
-    draw(story, _PICTURE, title=f"{name}: {story.total_steps} steps, one Spot preemption, one power cut")
-    print(f"picture: {_PICTURE.relative_to(ROOT)}")
+    for path in _PICTURES:
+        draw(story, path, title=f"{name}: {story.total_steps} steps, one Spot preemption, one power cut")
+    print("picture: " + ", ".join(str(path.relative_to(ROOT)) for path in _PICTURES))
     broken = broken_claims(story, disruptions=[_SPOT, _POWER])
     if not lost:
         broken.append("no uncommitted step was lost at the power cut: nothing shows that work is done again")

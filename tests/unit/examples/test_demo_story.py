@@ -94,7 +94,8 @@ def test_each_claim_is_checked(spoil: Callable[[Story], None], said: str) -> Non
     assert any(said in line for line in broken_claims(story, disruptions=FAULTS))
 
 
-def test_the_picture_is_a_png(tmp_path: Path) -> None:
-    path = tmp_path / "out" / "story.png"
+@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+def test_the_picture_is_what_its_suffix_says(tmp_path: Path, suffix: str, begins: bytes) -> None:
+    path = (tmp_path / "out" / "story").with_suffix(suffix)
     draw(_story(), path, title="a run")
-    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.read_bytes().startswith(begins)
