@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from stepkeeper.contract import Report
+from stepkeeper.contract import ExitCode, Report
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase, TrainingJobStatus
 from stepkeeper_operator.apply import Applier
 from stepkeeper_operator.cache import Cache, JobKey
 from stepkeeper_operator.evidence import EvidenceBook
@@ -18,6 +18,7 @@ from stepkeeper_operator.reports import LastReport, ReportBook
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers
+from stepkeeper_operator.testing.words import last_word
 
 __all__ = ["World", "training_job"]
 
@@ -47,6 +48,7 @@ class World:
 
     def __init__(self, *, now: float = 1_800_000_000.0, spot: bool = False, **spec: Any) -> None:
         self.now = now
+        self._held_back: list[tuple[str, RawObject, bool]] = []
         self.cluster = FakeCluster(lambda: self.now)
         self.controllers = FakeControllers(self.cluster, lambda: self.now, node_names=_NODES)
         self._start_operator()
@@ -103,6 +105,24 @@ class World:
             for raw in self.cluster.all(plural):
                 self._watch(plural, raw, deleted=False)
 
+    def hold_back(self, *plurals: str) -> None:
+        """The watches of these kinds are late."""
+        watch = self._watch
+
+        def late(plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
+            if plural in plurals:
+                self._held_back.append((plural, raw, deleted))
+            else:
+                watch(plural, raw, deleted)
+
+        self.cluster.on_change = late
+
+    def catch_up(self) -> None:
+        """What was held back arrives."""
+        self.cluster.on_change = self._watch
+        while self._held_back:
+            self._watch(*self._held_back.pop(0))
+
     def stop_operator(self) -> None:
         """No operator watches any more."""
         self.cluster.on_change = lambda _plural, _raw, _deleted: None
@@ -133,6 +153,13 @@ class World:
         last = LastReport(report=report, ordinal=ordinal or present, pod="lm-w-0-0", received_at=self.now)
         self.reports.add(self.job.metadata.uid, last)
 
+    def preempt(self, index: int = 0) -> None:
+        """The kubelet of a Spot machine ends a pod; the trainer saves on all hosts and stops."""
+        self.controllers.disrupt(self.pods[index], "TerminationByKubelet")
+        for pod in self.pods:
+            message = last_word(ExitCode.SAVED, notice="sigterm", step=120, root="r", sequence=7)
+            self.controllers.end_pod(pod, ExitCode.SAVED, message=message)
+
     def lose_node(self, name: str) -> None:
         """The node is not heard of any more."""
         self.controllers.stuck.add(name)
@@ -153,6 +180,19 @@ class World:
     @property
     def status(self) -> TrainingJobStatus:
         return self.job.status
+
+    def phase(self) -> Phase | None:
+        """Now; a property's value would be taken for unchanged by type checkers."""
+        return self.status.phase
+
+    @property
+    def causes(self) -> list[str | None]:
+        """Of the attempts; None for one that runs."""
+        return [attempt.cause for attempt in self.status.attempts]
+
+    def condition(self, kind: str) -> tuple[ConditionStatus, str] | None:
+        """Status and reason."""
+        return next(((c.status, c.reason) for c in self.status.conditions if c.type == kind), None)
 
     @property
     def jobset(self) -> dict[str, Any] | None:
