@@ -156,6 +156,9 @@ def _draw_resumes(story: Story, ax: Axes) -> None:
             va="bottom",
             color=_COMMIT,
             fontsize=9.5,
+            # Legible where a short recovery leaves it on the line of the disruption.
+            bbox={"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 1.5},
+            zorder=5,
         )
 
 

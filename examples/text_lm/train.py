@@ -45,7 +45,11 @@ PRESETS = {
         model=ModelConfig(width=64, window=96), batch_size=16, text_bytes=200_000, steps=300, warm_up_steps=40
     ),
     "test": Preset(
-        model=ModelConfig(width=32, window=32), batch_size=8, text_bytes=20_000, steps=200, warm_up_steps=20
+        model=ModelConfig(width=32, window=32, layers=1),
+        batch_size=8,
+        text_bytes=20_000,
+        steps=200,
+        warm_up_steps=20,
     ),
 }
 
