@@ -339,10 +339,10 @@ class CheckpointManager:
     def _noticed(self, notice: Notice) -> None:
         """In the thread where the notice came up."""
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
-        self._progress.noticed(notice.source)
+        self._decisions.wish_stop()
         # Should the process be killed before it has stopped, this says why.
         self._ending.last_word(ExitCode.SAVED, self._saves.newest, None)
-        self._decisions.wish_stop()
+        self._progress.noticed(notice.source)
 
     def _begin_save(self, step: int, state: Mapping[str, object]) -> InFlight:
         self._decisions.save_begun()

@@ -5,6 +5,7 @@ collective delays them. The wakeup file descriptor is written by the signal itse
 """
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -19,7 +20,8 @@ from weakref import WeakSet
 
 __all__ = ["Notice", "NoticeWatcher"]
 
-_TICK_S: Final = 0.2
+_log: Final = logging.getLogger(__name__)
+_TICK_MILLIS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,8 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 class NoticeWatcher:
     """Collects notices from SIGTERM, a trigger file and calls; the first one counts.
 
-    `on_tick` runs five times a second in the watcher's thread.
+    `on_tick` runs five times a second in the watcher's thread. What it or `on_notice` raises is logged: the thread
+    lives as long as the watcher, or the next SIGTERM would be for nobody.
     """
 
     def __init__(
@@ -77,6 +80,9 @@ class NoticeWatcher:
         self._handler_before: Callable[[int, FrameType | None], object] | int | None = None
         self._wakeup_before = -1
         self._installed = False
+        self._handled = False
+        self._handler_exit: SystemExit | None = None
+        self._complaint = ""
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="notices", daemon=True)
 
@@ -131,21 +137,49 @@ class NoticeWatcher:
             os.write(self._wakeup_write_fd, b"\0")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # The wakeup byte has already told the watcher; taking its lock here could deadlock with the main thread.
+        # The wakeup byte has told the watcher, unless somebody took the wakeup descriptor away, as asyncio's loop does
+        # when it ends. Taking the watcher's lock here could deadlock with the main thread.
+        self._handled = True
+        self._poke()
         if callable(self._handler_before):
-            self._handler_before(number, frame)
+            try:
+                self._handler_before(number, frame)
+            except SystemExit as error:
+                # The end is ours to choose: at a step that all ranks save. The watcher logs it, a handler must not.
+                self._handler_exit = error
 
     def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._wakeup_read_fd, select.POLLIN)
         while not self._closing:
-            readable, _, _ = select.select([self._wakeup_read_fd], [], [], _TICK_S)
-            if readable:
-                self._read_wakeups(os.read(self._wakeup_read_fd, 4096))
-            if self._trigger is not None and self._notice is None and self._trigger.exists():
-                self.give("file")
-            self._on_tick()
+            if poll.poll(_TICK_MILLIS):
+                self._guarded(self._read_wakeups)
+            self._guarded(self._look)
+            self._guarded(self._on_tick)
+        # A signal that came with the end.
+        self._guarded(self._look)
 
-    def _read_wakeups(self, numbers: bytes) -> None:
-        signals = numbers.replace(b"\0", b"")
+    def _guarded(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            if repr(error) != self._complaint:
+                self._complaint = repr(error)
+                _log.exception("the watcher for notices goes on after this")
+
+    def _look(self) -> None:
+        left, self._handler_exit = self._handler_exit, None
+        if left is not None:
+            _log.warning(
+                "the SIGTERM handler that was there before wants exit code %s: stop follows", left.code
+            )
+        if self._handled:
+            self.give("sigterm")
+        if self._trigger is not None and self._notice is None and self._trigger.exists():
+            self.give("file")
+
+    def _read_wakeups(self) -> None:
+        signals = os.read(self._wakeup_read_fd, 4096).replace(b"\0", b"")
         if self._wakeup_before >= 0 and signals:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wakeup_before, signals)

@@ -1,10 +1,14 @@
 """What this process says of itself, handed to the companion now and then: the train thread only leaves notes."""
 
+import logging
+import numbers
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
+
+import torch
 
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import ReportPhase, Restored
@@ -12,7 +16,9 @@ from stepkeeper.contract.report import MAX_METRICS
 
 __all__ = ["Progress"]
 
+_log: Final = logging.getLogger(__name__)
 _ERROR_LIMIT: Final = 2000
+_UNREAD: Final = "?"
 
 
 class Progress:
@@ -25,6 +31,7 @@ class Progress:
         self._latest: tuple[int, int | None, Mapping[str, object] | None] | None = None
         self._told: object = None
         self._finished_s: float | None = None
+        self._complained: set[str] = set()
 
     @property
     def step(self) -> int | None:
@@ -32,7 +39,11 @@ class Progress:
         return None if self._latest is None else self._latest[0]
 
     def finished(self, step: int, metrics: Mapping[str, object] | None) -> None:
-        """`step` is done. What `metrics` holds is turned into text later, in another thread."""
+        """`step` is done. What `metrics` holds is turned into text later, in another thread.
+
+        A number, a string or a CPU tensor of one element is. Anything else is told as "?": to read a tensor on a device
+        can wait for a compilation, and in another thread than the training's it fails or disturbs that.
+        """
         now_s = time.monotonic()
         millis = None if self._finished_s is None else int((now_s - self._finished_s) * 1000)
         self._finished_s = now_s
@@ -70,11 +81,36 @@ class Progress:
             latest = self._latest
             if latest is not None:
                 step, millis, metrics = latest
-                state = replace(state, step=step, step_millis=millis, metrics=_texts(metrics))
+                state = replace(state, step=step, step_millis=millis, metrics=self._texts(metrics))
             self._state = state
             self._told = latest
             self._tell(state)
 
+    def _texts(self, metrics: Mapping[str, object] | None) -> dict[str, str]:
+        return {
+            str(name): self._text(str(name), value)
+            for name, value in list((metrics or {}).items())[:MAX_METRICS]
+        }
 
-def _texts(metrics: Mapping[str, object] | None) -> dict[str, str]:
-    return {name: str(value) for name, value in list((metrics or {}).items())[:MAX_METRICS]}
+    def _text(self, name: str, value: object) -> str:
+        try:
+            if isinstance(value, str | numbers.Number):
+                return str(value)
+            if isinstance(value, torch.Tensor) and _is_plain(value):
+                return str(value.item())
+            why = "pass a number, as loss.item() is one where the loop reads the loss anyway"
+        except Exception as error:  # of the value's own code: it must not end the thread that tells the rest
+            why = f"it can't be turned into text: {error!r}"
+        if name not in self._complained:
+            self._complained.add(name)
+            _log.warning('the metric %r, a %s, is reported as "?": %s', name, type(value).__name__, why)
+        return _UNREAD
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Subclasses may ask other ranks for their value."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.numel() == 1
+    )

@@ -1,7 +1,9 @@
 """What counts as a notice, with real signals to this process."""
 
+import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,3 +84,46 @@ def test_a_file_is_a_notice_and_the_first_notice_counts(heard: Heard, tmp_path: 
     assert [notice.source for notice in heard.notices] == ["file"]
     assert watcher.notice == heard.notices[0]
     watcher.close()
+
+
+def test_a_tick_or_a_listener_that_raises_does_not_end_the_watch(tmp_path: Path) -> None:
+    heard = Heard()
+
+    def tick() -> None:
+        raise RuntimeError("the buffer was donated")
+
+    def listen(notice: Notice) -> None:
+        heard(notice)
+        raise OSError("no space")
+
+    watcher = NoticeWatcher(tmp_path / "notice", tick, listen)
+    watcher.start(signals=True)
+    assert not heard.any.wait(0.5), "it has ticked"
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.any.wait(10)
+    assert watcher._thread.is_alive()
+    watcher.close()
+
+
+def test_sigterm_is_heard_after_an_event_loop_has_taken_the_wakeup(heard: Heard) -> None:
+    watcher = NoticeWatcher(None, lambda: None, heard)
+    watcher.start(signals=True)
+
+    async def listen_too() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: None)
+
+    asyncio.run(listen_too())
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.any.wait(10)
+    assert [notice.source for notice in heard.notices] == ["sigterm"]
+    watcher.close()
+
+
+def test_the_handler_before_does_not_end_the_process(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    watcher = NoticeWatcher(None, lambda: None, heard)
+    watcher.start(signals=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.any.wait(10)
+    watcher.close()
+    assert "exit code 0" in caplog.text

@@ -1,6 +1,12 @@
 """What the companion is told of the trainer."""
 
+import logging
+from decimal import Decimal
 from itertools import pairwise
+
+import pytest
+import torch
+from typing_extensions import override
 
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import ReportPhase, Restored
@@ -39,3 +45,46 @@ def test_a_report_is_not_refused_for_too_many_metrics() -> None:
     progress.finished(1, {f"metric-{i}": i for i in range(100)})
     progress.flush()
     assert len(told[0].metrics) == MAX_METRICS
+
+
+class Unreadable(float):
+    """As a tensor on a device can be, whose buffer is gone."""
+
+    @override
+    def __str__(self) -> str:
+        raise RuntimeError("the buffer was donated")
+
+
+class Elsewhere:
+    @override
+    def __str__(self) -> str:
+        raise AssertionError("read in another thread than the training's")
+
+
+def test_a_metric_that_cannot_be_read_is_told_as_such_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[TrainerState] = []
+    progress = Progress(told.append)
+    metrics = {
+        "lost": Unreadable(1.0),
+        "lazy": Elsewhere(),
+        "meta": torch.zeros((), device="meta"),
+        "host": torch.tensor(0.5, requires_grad=True),
+        "exact": Decimal("0.1"),
+        "word": "warm-up",
+    }
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2):
+            progress.finished(step, metrics)
+            progress.flush()
+    assert [state.step for state in told] == [1, 2]
+    assert told[1].metrics == {
+        "lost": "?",
+        "lazy": "?",
+        "meta": "?",
+        "host": "0.5",
+        "exact": "0.1",
+        "word": "warm-up",
+    }
+    assert len(caplog.records) == 3
