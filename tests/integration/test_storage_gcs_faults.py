@@ -199,10 +199,13 @@ def test_permission_denied_says_which_role(proxy: Proxy, make_store: Callable[..
         make_store().put_if_absent("x", b"1")
 
 
-def test_a_bucket_that_is_not_there_is_no_missing_object(make_store: Callable[..., GcsStore]) -> None:
+@pytest.mark.parametrize("ask", [lambda store: store.put_if_absent("x", b"1"), lambda store: store.read("x")])
+def test_a_bucket_that_is_not_there_is_no_missing_object(
+    make_store: Callable[..., GcsStore], ask: Callable[[GcsStore], object]
+) -> None:
     store = make_store("no-such-bucket")
-    with pytest.raises(StorageError, match="no-such-bucket") as raised:
-        store.put_if_absent("x", b"1")
+    with pytest.raises(StorageError, match="there is no bucket 'no-such-bucket'") as raised:
+        ask(store)
     assert not isinstance(raised.value, MissingObjectError | TransientStorageError)
 
 

@@ -56,6 +56,7 @@ class GcsStore:
         self._client = _client()
         self._bucket = self._client.bucket(bucket)
         self._retry: Retry = DEFAULT_RETRY.with_delay(initial=0.2, maximum=8.0).with_timeout(retry_s)
+        self._bucket_was_there = False
 
     @property
     def uri(self) -> str:
@@ -93,6 +94,10 @@ class GcsStore:
                 )
             except api_exceptions.RequestRangeNotSatisfiable:
                 return b""
+            except api_exceptions.NotFound as error:
+                if not self._bucket_was_there:
+                    self._ask_for_bucket()
+                raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
         return data
 
     def list(self, prefix: str) -> list[ObjectStat]:
@@ -112,6 +117,7 @@ class GcsStore:
                 )
                 for blob in blobs
             ]
+        self._bucket_was_there = True
         return sorted(found, key=lambda stat: stat.path)
 
     def delete(self, path: str) -> None:
@@ -129,15 +135,35 @@ class GcsStore:
         blob = self._blob(path)
         # Sent with the request: the server refuses bytes that don't agree, whatever the upload's kind.
         blob.crc32c = _encoded_crc32c(crc32c_of_parts(parts))
-        blob.upload_from_file(
-            _PartsReader(parts),
-            size=joined_size_bytes(parts),
-            content_type="application/octet-stream",
-            if_generation_match=0,
-            checksum=None,
+        try:
+            blob.upload_from_file(
+                _PartsReader(parts),
+                size=joined_size_bytes(parts),
+                content_type="application/octet-stream",
+                if_generation_match=0,
+                checksum=None,
+                retry=self._retry,
+                timeout=_CALL_TIMEOUT_S,
+            )
+        except api_exceptions.NotFound as error:
+            self._ask_for_bucket()
+            raise TransientStorageError(f"{self._uri}/{path}: the upload was forgotten half way") from error
+
+    def _ask_for_bucket(self) -> None:
+        """It is there. Raises NotFound if it isn't: of all requests a listing is refused so for no other reason.
+
+        The text of a 404 isn't asked: it holds the names of bucket and object, which may read like anything.
+        """
+        blobs = self._client.list_blobs(
+            self._bucket,
+            prefix=self._prefix,
+            max_results=1,
+            fields="items(name)",
             retry=self._retry,
             timeout=_CALL_TIMEOUT_S,
         )
+        next(iter(blobs), None)
+        self._bucket_was_there = True
 
     def _check_same(self, path: str, parts: Sequence[Buffer]) -> None:
         there = [stat for stat in self.list(path) if stat.path == path]
@@ -157,9 +183,7 @@ class GcsStore:
         except StorageError:
             raise
         except api_exceptions.NotFound as error:
-            if "bucket" in str(error.message).lower():
-                raise StorageError(f"{where}: there is no bucket {self._bucket.name!r}: {error}") from error
-            raise MissingObjectError(f"{where} does not exist") from error
+            raise StorageError(f"{where}: there is no bucket {self._bucket.name!r}: {error}") from error
         except (api_exceptions.Forbidden, api_exceptions.Unauthorized) as error:
             raise StorageError(
                 f"{where}: not allowed: {error.message}; the service account needs "
