@@ -76,6 +76,9 @@ def _merged(known: Pod, seen: Pod) -> Pod:
     """`seen`, with what `known` said of its end: conditions are taken back, exit codes are lost with a kubelet."""
     if known.exit_code is not None and seen.exit_code is None:
         return known
+    if known.terminal and known.deadline is None:
+        # It is buried, not killed.
+        seen = replace(seen, deadline=None)
     # A DisruptionTarget that came to nothing is set to False after two minutes, on a pod that goes on.
     goes_on = seen.deadline is None and not seen.terminal
     if known.disruption is None or seen.disruption is not None or goes_on:

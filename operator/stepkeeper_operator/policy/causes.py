@@ -36,6 +36,9 @@ _BY_REASON: Final = {
 _BY_KUBELET: Final = "TerminationByKubelet"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _KILLED: Final = {137, 143}
+_CLOCK_SKEW_S: Final = 1
+"""A node's clock says when a pod ended, the API server's when its deletion was asked for."""
+
 _BY_RULE: Final = {
     "hang": Cause.HANG.value,
     "disruption": CAUSE_DISRUPTION,
@@ -194,8 +197,14 @@ def _never_ran(pods: tuple[Pod, ...]) -> Finding | None:
 
 
 def _was_killed(pod: Pod) -> bool:
-    """Its end was somebody else's wish: the Job's, after another pod had failed, or a person's."""
-    return pod.deadline is not None and pod.code in _KILLED and pod.exit_reason != "OOMKilled"
+    """Its end was somebody else's wish: the Job's, after another pod had failed, or a person's.
+
+    A pod that ended by itself is deleted too, but after its end.
+    """
+    if pod.deadline is None or pod.code not in _KILLED or pod.exit_reason == "OOMKilled":
+        return False
+    asked_at = pod.deadline - pod.grace_s
+    return pod.finished_at is None or pod.finished_at >= asked_at - _CLOCK_SKEW_S
 
 
 def _failure_text(pod: Pod) -> str:

@@ -147,6 +147,11 @@ ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
     ),
     "only lost peers": ((ended("p0", 78), ended("p1", 78)), "ApplicationError", False),
     "somebody deleted a pod": ((killed("p0", 100.0), killed("p1", 101.0)), "Requested", True),
+    "a liveness probe that failed, in a pod that was deleted later": (
+        (ended("p0", 137, 100.0, deadline=110.0, grace_s=0),),
+        "ApplicationError",
+        True,
+    ),
     "a pod that was never admitted": (
         (pod("p0", phase="Failed", reason="UnexpectedAdmissionError"),),
         "NodeFailure",
@@ -260,6 +265,14 @@ def test_evidence_outlives_the_pods_and_keeps_the_most_that_was_seen() -> None:
     book.add_pod(pod("p1"))
     (evidence,) = book.of("j")
     assert evidence.pods[1].exit_code == 1
+
+
+def test_a_pod_that_was_dead_before_its_deletion_was_asked_for_was_not_killed() -> None:
+    book = EvidenceBook()
+    book.add_pod(ended("p0", 137, 100.0))
+    book.add_pod(ended("p0", 137, 100.0, deadline=100.0, grace_s=0))
+    (evidence,) = book.of("j")
+    assert found(*evidence.pods).cause == "ApplicationError"
 
 
 def test_a_disruption_that_came_to_nothing_is_forgotten() -> None:

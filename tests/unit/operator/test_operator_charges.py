@@ -1,0 +1,59 @@
+"""Who pays for an end: the application, the cluster, or whoever deleted a pod."""
+
+from typing import Any
+
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
+from stepkeeper_operator.testing import World
+
+
+async def running(**spec: Any) -> World:
+    world = World(**spec)
+    await world.settle(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
+def kill_child_under_a_shell(world: World) -> None:
+    """The trainer is ended by nobody's wish but its own."""
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 137)
+
+
+def bury(world: World) -> None:
+    """JobSet deletes the dead pods: they have a deletionTimestamp now."""
+    world.now += 1
+    for pod in world.pods:
+        world.cluster.mark_deleted("pods", "default", pod["metadata"]["name"], grace_s=0)
+
+
+async def test_a_trainer_that_ends_with_137_by_itself_is_charged_also_when_its_dead_pod_is_deleted() -> None:
+    world = await running()
+    kill_child_under_a_shell(world)
+    await world.reconcile()
+    bury(world)
+    await world.settle()
+    assert world.causes == ["ApplicationError", None]
+    assert [(e.cause, e.count) for e in world.status.restarts.by_cause] == [("ApplicationError", 1)]
+
+
+async def test_an_operator_that_sees_only_the_buried_pod_charges_the_trainer_too() -> None:
+    world = await running()
+    world.stop_operator()
+    kill_child_under_a_shell(world)
+    world.now += 5
+    bury(world)
+    world.restart_operator()
+    await world.settle()
+    assert world.causes == ["ApplicationError", None]
+
+
+async def test_a_trainer_that_only_ever_ends_with_137_uses_up_its_restarts() -> None:
+    world = await running(restarts={"maxFailures": 3})
+    for _ in range(6):
+        if world.phase() is not Phase.FAILED:
+            kill_child_under_a_shell(world)
+            await world.reconcile()
+            bury(world)
+            await world.settle(rounds=60)
+    assert world.phase() is Phase.FAILED
+    assert world.status.restarts.total == 3
