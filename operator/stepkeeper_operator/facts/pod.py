@@ -15,9 +15,19 @@ from stepkeeper_operator.labels import (
     RESTART_ATTEMPT_LABEL,
 )
 
-__all__ = ["Pod", "read_pod"]
+__all__ = ["ContainerEnd", "Pod", "read_pod"]
 
 _MESSAGE_LIMIT = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerEnd:
+    """How a container besides the trainer ended."""
+
+    name: str
+    code: int
+    reason: str | None
+    finished_at: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,12 @@ class Pod:
 
     finished_at: float | None
     termination: Termination | None
+    other_failure: ContainerEnd | None = None
+    """The first init container or sidecar that exited with another code than 0."""
+
+    others_running: tuple[str, ...] = ()
+    """Names of the containers besides the trainer that have to end before the pod does, and haven't."""
+
     waiting: str | None
     """Why it doesn't start, in words for a person."""
 
@@ -104,6 +120,8 @@ def read_pod(raw: RawObject) -> Pod:
         exit_reason=ended.get("reason"),
         finished_at=parse_time(ended.get("finishedAt")),
         termination=_termination(ended.get("message")),
+        other_failure=_other_failure(spec, status),
+        others_running=_others_running(status),
         waiting=_waiting(raw, trainer),
     )
 
@@ -113,6 +131,26 @@ def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
         if container["name"] == CONTAINER_NAME:
             return dict(container)
     return {}
+
+
+def _other_failure(spec: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerEnd | None:
+    """Init containers that are restarted are left out: their ends don't end a pod."""
+    restarted = {c["name"] for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    for container in containers:
+        ended = container.get("state", {}).get("terminated") or {}
+        name, code = container["name"], ended.get("exitCode", 0)
+        if code != 0 and name != CONTAINER_NAME and name not in restarted:
+            finished_at = parse_time(ended.get("finishedAt"))
+            return ContainerEnd(name=name, code=code, reason=ended.get("reason"), finished_at=finished_at)
+    return None
+
+
+def _others_running(status: Mapping[str, Any]) -> tuple[str, ...]:
+    containers = status.get("containerStatuses") or ()
+    return tuple(
+        c["name"] for c in containers if c["name"] != CONTAINER_NAME and "running" in c.get("state", {})
+    )
 
 
 def _number(text: str | None) -> int:

@@ -202,6 +202,8 @@ def _corrected(
         books = replace(books, finding=_remembered(attempt, finding))
     elif now - attempt.end >= reattribution_s:
         return books
+    if finding.explained and books.notes.unexplained:
+        books = replace(books, notes=books.notes.model_copy(update={"unexplained": 0}))
     return (
         _with_cause(books, attempt, finding)
         if finding.explained and finding.cause != attempt.cause

@@ -73,11 +73,15 @@ def exhausted(spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, resta
     return None
 
 
-def backoff_s(spec: BackoffSpec, restarts: RestartsStatus, cause: str) -> int:
-    """How long to wait before a new JobSet: doubled with each failure that counts, nothing after disruptions."""
-    if cause != Cause.APPLICATION_ERROR:
+def backoff_s(spec: BackoffSpec, restarts: RestartsStatus, cause: str, *, unexplained: int) -> int:
+    """How long to wait before a new JobSet: doubled with each failure that counts, nothing after disruptions.
+
+    `unexplained` ends in a row whose cause is a guess count like failures: it may well be the application.
+    """
+    failures = failures_counted(restarts) if cause == Cause.APPLICATION_ERROR else None
+    if failures is None and unexplained == 0:
         return 0
-    doublings = min(failures_counted(restarts), 32)
+    doublings = min(max(failures or 0, unexplained - 1), 32)
     return int(min(spec.max_seconds, spec.initial_seconds * 2**doublings))
 
 

@@ -181,30 +181,52 @@ def _failed(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
         pod for pod in pods if pod.code is not None and pod.code not in neutral and not _was_killed(pod)
     ]
     if not guilty:
-        return _never_ran(pods)
+        return _other_container_failed(pods) or _never_ran(pods)
     fatal = _first(pod for pod in guilty if pod.code in known.fatal_codes)
     pod = fatal or guilty[0]
     verdict = Verdict.RESTART if fatal is None else Verdict.FATAL
     return Finding(cause=Cause.APPLICATION_ERROR, message=_failure_text(pod), node=pod.node, verdict=verdict)
 
 
+def _other_container_failed(pods: tuple[Pod, ...]) -> Finding | None:
+    """Init containers and sidecars are the application's own. A trainer that failed too speaks for itself."""
+    for pod in pods:
+        other = pod.other_failure
+        alone = pod.phase == "Failed" and pod.code in {None, ExitCode.DONE}
+        if other is None or not alone or _ended_by_deletion(pod, other.code, other.reason, other.finished_at):
+            continue
+        text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
+        why = f" ({other.reason})" if other.reason not in {None, "Error"} else ""
+        return Finding(cause=Cause.APPLICATION_ERROR, message=text + why, node=pod.node)
+    return None
+
+
 def _never_ran(pods: tuple[Pod, ...]) -> Finding | None:
-    pod = _first(pod for pod in pods if pod.phase == "Failed" and pod.exit_code is None)
+    pod = _first(
+        pod for pod in pods if pod.phase == "Failed" and pod.exit_code is None and pod.other_failure is None
+    )
     if pod is None:
         return None
     message = f"pod {pod.name} failed without an exit code ({pod.reason or 'no reason given'})"
-    return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node)
+    return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node, explained=False)
 
 
 def _was_killed(pod: Pod) -> bool:
+    other = pod.other_failure
+    if pod.code is None:
+        return other is not None and _ended_by_deletion(pod, other.code, other.reason, other.finished_at)
+    return _ended_by_deletion(pod, pod.code, pod.exit_reason, pod.finished_at)
+
+
+def _ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: float | None) -> bool:
     """Its end was somebody else's wish: the Job's, after another pod had failed, or a person's.
 
     A pod that ended by itself is deleted too, but after its end.
     """
-    if pod.deadline is None or pod.code not in _KILLED or pod.exit_reason == "OOMKilled":
+    if pod.deadline is None or code not in _KILLED or reason == "OOMKilled":
         return False
     asked_at = pod.deadline - pod.grace_s
-    return pod.finished_at is None or pod.finished_at >= asked_at - _CLOCK_SKEW_S
+    return finished_at is None or finished_at >= asked_at - _CLOCK_SKEW_S
 
 
 def _failure_text(pod: Pod) -> str:
@@ -225,7 +247,7 @@ def _peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
 
 
 def _deleted(pods: tuple[Pod, ...]) -> Finding | None:
-    pod = _first(pod for pod in pods if pod.code is not None and _was_killed(pod))
+    pod = _first(pod for pod in pods if _was_killed(pod))
     if pod is None:
         return None
     return Finding(cause=Cause.REQUESTED, message=f"pod {pod.name} was deleted", node=pod.node)

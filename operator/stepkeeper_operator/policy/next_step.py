@@ -11,7 +11,7 @@ from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, Set
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import close_for_edit
-from stepkeeper_operator.policy.books import EDITED, Books
+from stepkeeper_operator.policy.books import ASKED_FOR, EDITED, Books
 from stepkeeper_operator.policy.budgets import backoff_s, exhausted, failures_counted
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
 from stepkeeper_operator.settings import OperatorSettings
@@ -198,7 +198,9 @@ def _with_backoff(job: CheckpointedTrainingJob, books: Books, now: float) -> tup
     last = books.last
     if last is None or last.end is None or not last.cause:
         return books, 0.0
-    wait_s = backoff_s(job.spec.restarts.backoff, books.restarts, last.cause)
+    # What was asked for says nothing of the guesses before it.
+    unexplained = 0 if last.message in ASKED_FOR else books.notes.unexplained
+    wait_s = backoff_s(job.spec.restarts.backoff, books.restarts, last.cause, unexplained=unexplained)
     not_before = last.end + wait_s if wait_s else None
     noted = replace(books, notes=books.notes.model_copy(update={"not_before": not_before}))
     return noted, 0.0 if not_before is None else max(0.0, not_before - now)

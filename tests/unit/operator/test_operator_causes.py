@@ -7,6 +7,7 @@ import pytest
 from stepkeeper.contract import ExitCode, Termination
 from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
 from stepkeeper_operator.facts import Job, Node, Pod
+from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
 from stepkeeper_operator.policy.causes import Circumstances, Finding, Verdict, find_cause
 
 
@@ -50,6 +51,10 @@ def killed(name: str, at: float = 101.0) -> Pod:
 
 def word(code: int, **more: Any) -> Termination:
     return Termination(code=code, **more)
+
+
+def other(name: str, code: int) -> ContainerEnd:
+    return ContainerEnd(name=name, code=code, reason="Error", finished_at=100.0)
 
 
 NODES = {
@@ -155,6 +160,26 @@ ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
     "a pod that was never admitted": (
         (pod("p0", phase="Failed", reason="UnexpectedAdmissionError"),),
         "NodeFailure",
+        False,
+    ),
+    "an init container that fails": (
+        (pod("p0", phase="Failed", other_failure=other("fetch", 3)), pod("p1")),
+        "ApplicationError",
+        True,
+    ),
+    "a sidecar that fails after the trainer was done": (
+        (ended("p0", 0, phase="Failed", other_failure=other("side", 1)),),
+        "ApplicationError",
+        True,
+    ),
+    "a pod that is deleted while its init container runs": (
+        (pod("p0", phase="Failed", deadline=130.0, other_failure=other("fetch", 143)),),
+        "Requested",
+        True,
+    ),
+    "saved, and its sidecar fails of the signal": (
+        (ended("p0", 75, termination=word(75, notice="sigterm"), other_failure=other("side", 1)),),
+        "Requested",
         True,
     ),
     "a hang that ends in an eviction": (
@@ -290,3 +315,22 @@ def test_evidence_of_the_newest_attempts_only_is_kept() -> None:
     assert [evidence.ordinal for evidence in book.of("j")] == [(0, 5), (0, 6), (0, 7), (0, 8)]
     book.forget("j")
     assert book.of("j") == ()
+
+
+def test_a_pod_says_which_of_its_other_containers_failed() -> None:
+    def status(name: str, code: int) -> dict[str, Any]:
+        return {"name": name, "state": {"terminated": {"exitCode": code, "reason": "Error"}}}
+
+    raw = {
+        "metadata": {"namespace": "a", "name": "b", "uid": "c"},
+        "spec": {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]},
+        "status": {
+            "phase": "Failed",
+            "initContainerStatuses": [status("proxy", 143), status("fetch", 3)],
+            "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+        },
+    }
+    failure = read_pod(raw).other_failure
+    assert failure is not None
+    assert (failure.name, failure.code) == ("fetch", 3)
+    assert found(read_pod(raw)).message == "container 'fetch' of pod b exited with code 3"

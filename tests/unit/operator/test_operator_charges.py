@@ -57,3 +57,19 @@ async def test_a_trainer_that_only_ever_ends_with_137_uses_up_its_restarts() -> 
             await world.settle(rounds=60)
     assert world.phase() is Phase.FAILED
     assert world.status.restarts.total == 3
+
+
+async def test_pods_that_fail_without_any_word_are_started_again_ever_more_slowly_and_not_for_ever() -> None:
+    world = await running()
+    for _ in range(10):
+        if world.phase() is Phase.RUNNING:
+            for pod in world.pods:
+                world.cluster.put("pods", pod | {"status": {"phase": "Failed"}})
+            await world.reconcile()
+            await world.settle(rounds=4)
+            if world.status.bookkeeping.job_sets == 1 and world.status.bookkeeping.unexplained == 3:
+                assert world.phase() is Phase.RESTARTING
+                assert world.status.bookkeeping.not_before == (world.status.attempts[-1].end or 0) + 40
+            world.now += 700
+            await world.settle()
+    assert world.phase() is Phase.SUSPENDED
