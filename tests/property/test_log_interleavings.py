@@ -16,7 +16,7 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepkeeper.errors import FencedError, TransientStorageError, UnknownOutcomeError
+from stepkeeper.errors import FencedError, RestoreError, TransientStorageError, UnknownOutcomeError
 from stepkeeper.log import Claim, CommitRecord, Entry, Log, LogState, ManifestRef
 from stepkeeper.log.state import apply
 from stepkeeper.storage.base import ObjectStat, Store
@@ -163,7 +163,7 @@ class Client:
 
     def run(self) -> None:
         try:
-            self.claim = persist(self.log.begin)
+            self.claim = self.begin()
             for number in range(self.world.choose(5)):
                 match self.world.choose(4):
                     case 0:
@@ -178,6 +178,16 @@ class Client:
                         self.commit(f"{self.name}-{number}")
         except FencedError:
             return
+
+    def begin(self) -> Claim:
+        try:
+            claim: Claim = persist(self.log.begin)
+        except RestoreError:
+            state = self.log.state
+            assert state.head is None
+            assert any(record.quarantined for record in state.commits.values())
+            claim = persist(partial(self.log.begin, scratch=True))
+        return claim
 
     def quarantine_if_live(self, slot: int) -> None:
         self.log.settle()

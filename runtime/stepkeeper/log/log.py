@@ -127,13 +127,15 @@ class Log:
         """The root is claimed, every earlier claim stale. HEAD is `base`; without one as it was, or None if `scratch`.
 
         Raises FencedError for an older start of the same job, ForeignRootError for a root of another name that
-        `take_over` (True, or that name) doesn't free, RestoreError if `base` isn't live. Source: the log.
+        `take_over` (True, or that name) doesn't free, RestoreError if `base` isn't live, or if HEAD is nothing
+        because commits were condemned. Source: the log.
         """
         owner = _owner_of(identity)
 
         def build(state: LogState) -> Body:
             check_owner(state, owner, take_over)
-            return Begin(base=resolve_base(state, base, scratch=scratch), owner=owner, host=host)
+            anew = scratch or self._began_anew(state)
+            return Begin(base=resolve_base(state, base, scratch=anew), owner=owner, host=host)
 
         self.open()
         entry = self._append(None, build)
@@ -149,6 +151,15 @@ class Log:
                 f"slot {claim.slot} is another process's claim: this is the log of another root"
             )
         return self._state
+
+    def latest(self, claim: Claim) -> CommitRecord | None:
+        """What HEAD names now, `claim` being known to hold still; None if nothing was committed yet.
+
+        Raises FencedError, RestoreError if HEAD is nothing because commits were condemned.
+        """
+        state = self.resume(claim)
+        slot = resolve_base(state, None, scratch=self._began_anew(state))
+        return None if slot is None else state.commits[slot]
 
     def commit(
         self, claim: Claim, *, step: int, folder: str, size_bytes: int, manifest: ManifestRef
@@ -257,6 +268,15 @@ class Log:
             if pause_s is None:
                 raise self._unknown_outcome(slot) from cause
             self._patience.sleep(pause_s)
+
+    def _began_anew(self, state: LogState) -> bool:
+        """HEAD is nothing because the last begin said so, and nothing was committed after it."""
+        if state.head is not None or not state.commits:
+            return False
+        if state.claim is None or max(state.commits) > state.claim:
+            return False
+        body = self._read(state.claim).body
+        return isinstance(body, Begin) and body.base is None
 
     def _unknown_outcome(self, slot: int) -> UnknownOutcomeError:
         return UnknownOutcomeError(

@@ -95,10 +95,23 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
 
 
 def resolve_base(state: LogState, base: int | None, *, scratch: bool) -> int | None:
-    """What a begin goes on from: `base` if given, nothing from scratch, else HEAD. Raises RestoreError."""
+    """What a begin goes on from: `base` if given, nothing from scratch, else HEAD.
+
+    Raises RestoreError if `base` isn't live, or if HEAD is nothing although there were commits.
+    """
     if base is not None:
         return state.live_commit(base).slot
-    return None if scratch else state.head
+    if scratch:
+        return None
+    if state.head is None and state.commits:
+        bad = ", ".join(f"{r.slot} (step {r.step})" for r in state.commits.values() if r.quarantined)
+        live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
+        raise RestoreError(
+            f"this root holds commits, but no latest one; quarantined: {bad or 'none'}; on abandoned branches: "
+            f"{live or 'none'}. Give the training another root; or, for it to start from scratch in this one, "
+            "have stepkeeper.log.Log(store).begin(scratch=True) say so"
+        )
+    return state.head
 
 
 def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> Entry:

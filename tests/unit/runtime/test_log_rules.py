@@ -116,6 +116,49 @@ def test_a_begin_goes_on_from_head_unless_told(log: Log) -> None:
     assert log.state.head is None
 
 
+def test_a_root_whose_commits_were_all_condemned_is_begun_anew_only_when_told(
+    log: Log, bucket: MemoryBucket
+) -> None:
+    claim = log.begin()
+    condemned = commit(log, claim, 10)
+    log.quarantine(claim, condemned, "block 3 of 9")
+    for there in (log, Log(MemoryStore(bucket))):
+        with pytest.raises(RestoreError, match=rf"quarantined: {condemned} \(step 10\).*scratch=True"):
+            there.begin()
+    with pytest.raises(RestoreError, match="quarantined"):
+        log.latest(claim)
+    assert log.state.tail == condemned + 1, "nothing was appended"
+
+    anew = log.begin(scratch=True)
+    assert log.latest(anew) is None
+    again = Log(MemoryStore(bucket))
+    claim = again.begin()
+    assert again.state.head is None, "the answer of the start before holds until there is a commit"
+    again.quarantine(claim, commit(again, claim, 10), "block 4 of 9")
+    with pytest.raises(RestoreError, match="quarantined"):
+        again.begin()
+
+
+def test_a_begin_that_goes_on_from_a_condemned_commit_is_no_answer_to_begin_anew(log: Log) -> None:
+    claim = log.begin()
+    condemned = commit(log, claim, 10)
+    log.quarantine(log.begin(), condemned, "block 3 of 9")
+    with pytest.raises(RestoreError, match="quarantined"):
+        log.begin()
+
+
+def test_the_latest_of_a_stale_claim_is_not_told(log: Log, bucket: MemoryBucket) -> None:
+    claim = log.begin()
+    assert log.latest(claim) is None
+    first = commit(log, claim, 10)
+    latest = log.latest(claim)
+    assert latest is not None
+    assert latest.slot == first
+    Log(MemoryStore(bucket)).begin()
+    with pytest.raises(FencedError, match="stale"):
+        log.latest(claim)
+
+
 def test_a_base_that_is_no_live_commit_is_refused(log: Log) -> None:
     claim = log.begin()
     slot = commit(log, claim, 10)
