@@ -129,18 +129,19 @@ def _close(
     """The last attempt has ended, for the cause that the evidence gives."""
     evidence = evidence_of(books.attempts, books.ordinal, observed)
     if jobset.completed:
-        return close_attempt(books, evidence, _completion(evidence, observed), now=now)
+        return close_attempt(books, evidence, _completion(evidence, observed, jobset), now=now)
     counted = True if jobset.failure_reason is not None else None
     finding = _find(job, observed, books.attempts[-1], evidence, counted=counted, rule=None)
     return close_attempt(books, evidence, finding, now=now)
 
 
-def _completion(evidence: AttemptEvidence | None, observed: Observed) -> Finding:
+def _completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:
     """Every pod exited 0: done, unless a notice made them."""
     ends = [pod.termination for pod in evidence.pods if pod.termination is not None] if evidence else []
     notices = [end.notice for end in ends if end.notice is not None]
-    if observed.report is not None and observed.report.report.notice is not None:
-        notices.append(observed.report.report.notice)
+    last = observed.report
+    if last is not None and last.ordinal == jobset.ordinal and last.report.notice is not None:
+        notices.append(last.report.notice)
     if not notices:
         return Finding(cause="", message="every pod exited 0")
     causes = [end.cause for end in ends if end.cause is not None]

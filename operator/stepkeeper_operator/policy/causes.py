@@ -35,6 +35,7 @@ _BY_REASON: Final = {
 }
 _BY_KUBELET: Final = "TerminationByKubelet"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
+_MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
 _KILLED: Final = {137, 143}
 _CLOCK_SKEW_S: Final = 1
 """A node's clock says when a pod ended, the API server's when its deletion was asked for."""
@@ -96,6 +97,7 @@ def find_cause(evidence: AttemptEvidence | None, known: Circumstances) -> Findin
         or _hang(pods)
         or _disrupted(pods, known)
         or _node_lost(pods, known)
+        or _lost_by_node(pods)
         or _saved(pods, known)
         or _failed(pods, known)
         or _peers_lost(pods, known)
@@ -157,6 +159,16 @@ def _node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
         if not pod.terminal and pod.exit_code is None and node is not None and node.lost:
             message = f"node {node.name} was lost with pod {pod.name} on it"
             return Finding(cause=Cause.NODE_FAILURE, message=message, node=node.name)
+    return None
+
+
+def _lost_by_node(pods: tuple[Pod, ...]) -> Finding | None:
+    """A node that restarts knows only that its containers are gone, and makes up their exit codes."""
+    for pod in pods:
+        made_up = pod.exit_reason in _MADE_UP and pod.termination is None and pod.exit_code is not None
+        if made_up and not _was_killed(pod):
+            message = f"node {pod.node} restarted or lost track of pod {pod.name} ({pod.exit_reason})"
+            return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node)
     return None
 
 

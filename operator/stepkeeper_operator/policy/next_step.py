@@ -158,14 +158,28 @@ def _after_failure(
 
 
 def _while_alive(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
-    # An attempt that has just ended is JobSet's to act on first.
-    if plan.books.open and (end := _judged(job, plan.books, restarted=True)):
+    books = plan.books
+    # An attempt that has just ended is JobSet's to act on first, unless no restart of it can be right.
+    final = books.finding is not None and books.finding.verdict is not Verdict.RESTART
+    to_judge = _has_news(job, books) if books.open else final
+    if to_judge and (end := _judged(job, books, restarted=books.open)):
         return replace(plan, end=end)
     wanted = wants_suspension(job, plan.books)
     queued = _QUEUE_LABEL in job.metadata.labels
     if wanted != jobset.suspend and (wanted or not queued):
         return replace(plan, actions=_suspended(jobset, suspend=wanted))
     return plan
+
+
+def _has_news(job: CheckpointedTrainingJob, books: Books) -> bool:
+    """Whether the running attempt, or the cause of the end before it, isn't written down yet.
+
+    What was judged once stands: an edit of the budgets ends no attempt that was allowed to start.
+    """
+    ended, known = _newest_ended(books), job.status.attempts
+    if ended is None or books.last is None or not known or known[-1].number != books.last.number:
+        return True
+    return all((entry.number, entry.cause) != (ended.number, ended.cause) for entry in known)
 
 
 def _judged(job: CheckpointedTrainingJob, books: Books, *, restarted: bool) -> End | None:

@@ -162,6 +162,21 @@ ROWS: dict[str, tuple[tuple[Pod, ...], str, bool]] = {
         "NodeFailure",
         False,
     ),
+    "a node that restarts, and the survivor that fails first": (
+        (ended("p1", 255, 160.0, exit_reason="Unknown"), ended("p0", 1, 100.0)),
+        "NodeFailure",
+        True,
+    ),
+    "a kubelet that lost its container": (
+        (ended("p1", 137, exit_reason="ContainerStatusUnknown"), killed("p0")),
+        "NodeFailure",
+        True,
+    ),
+    "a pod that is deleted before its container was made, after another pod failed": (
+        (ended("p0", 1), ended("p1", 137, deadline=130.0, exit_reason="ContainerStatusUnknown")),
+        "ApplicationError",
+        True,
+    ),
     "an init container that fails": (
         (pod("p0", phase="Failed", other_failure=other("fetch", 3)), pod("p1")),
         "ApplicationError",

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
-from stepkeeper_operator.testing import World
+from stepkeeper.contract import ExitCode, ReportPhase
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
+from stepkeeper_operator.testing import World, last_word, training_report
 
 
 async def running(**spec: Any) -> World:
@@ -73,3 +74,41 @@ async def test_pods_that_fail_without_any_word_are_started_again_ever_more_slowl
             world.now += 700
             await world.settle()
     assert world.phase() is Phase.SUSPENDED
+
+
+async def test_a_lower_budget_ends_no_attempt_that_was_allowed_to_start() -> None:
+    world = await running(spot=True)
+    for _ in range(2):
+        world.controllers.end_pod(world.pods[0], 1)
+        await world.settle()
+        world.preempt()
+        await world.settle()
+    world.now += 600
+    world.edit(restarts={"maxFailures": 1, "maxDisruptions": 1})
+    await world.settle()
+    assert world.phase() is Phase.RUNNING
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.settle()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
+
+
+async def test_a_fatal_code_behind_a_shell_ends_the_job_before_another_start() -> None:
+    world = await running(restarts={"fatalExitCodes": [42]})
+    world.controllers.end_pod(world.pods[0], 1, message=last_word(42))
+    await world.reconcile()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "FatalExitCode")
+    await world.settle()
+    assert world.status.restarts.total == 0
+    assert world.pods == []
+
+
+async def test_the_notice_of_an_earlier_attempt_does_not_undo_a_completion() -> None:
+    world = await running(spot=True)
+    world.report(training_report(sequence=7, step=120, phase=ReportPhase.SAVING, notice="sigterm"))
+    await world.reconcile()
+    world.preempt()
+    await world.settle()
+    for pod in world.pods:
+        world.controllers.end_pod(pod, 0, message=last_word(ExitCode.DONE, step=900))
+    await world.settle()
+    assert world.phase() is Phase.COMPLETE
