@@ -20,7 +20,7 @@ class Decisions:
         self._gang = gang
         self._agreement = StepAgreement(gang)
         self._asked_for: str | None = None
-        self._save_asked = False
+        self._asked_step: int | None = None
         self._stop_step: int | None = None
         self._last_save_s = time.monotonic()
 
@@ -46,19 +46,22 @@ class Decisions:
 
     def stops(self, step: int) -> bool:
         """True if all ranks agreed to stop at `step` or before. Raises GangError if a rank is lost."""
-        if self._stop_step is None:
+        # At the stop step itself nothing new can come up, and the other ranks may be gone already.
+        if step != self._stop_step:
             for wish in self._agreement.passed(step):
-                if wish == STOP:
+                if wish != STOP:
+                    self._asked_step = step
+                elif self._stop_step is None:
                     self._stop_step = step
-                else:
-                    self._save_asked = True
         return self._stop_step is not None
 
     def due(self, step: int) -> bool:
-        """True if `step` is to be saved whether or not anybody stops. Ask `stops` first."""
-        asked, self._save_asked = self._save_asked, False
+        """True if `step` is to be saved whether or not anybody stops. Ask `stops` first.
+
+        Asked again for the same step, the answer is the same until `save_begun`.
+        """
         # Without the time that has passed, every rank comes to the same answer by itself.
-        if asked or self._policy.due(step, 0.0):
+        if step == self._asked_step or self._policy.due(step, 0.0):
             return True
         if self._gang.rank != 0 or not self._policy.due(step, time.monotonic() - self._last_save_s):
             return False
@@ -69,7 +72,8 @@ class Decisions:
         return False
 
     def save_begun(self) -> None:
-        """The policy's clock starts anew."""
+        """The policy's clock starts anew, and what was asked for is done."""
+        self._asked_step = None
         self._last_save_s = time.monotonic()
 
     def close(self) -> None:

@@ -188,7 +188,8 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
-        stopping = self._saves_on_notice and self.reached_preemption(step)
+        # Asked in any case: it is where the wishes of other ranks are heard.
+        stopping = self._decisions.stops(step) and self._saves_on_notice
         last = self._saves.last_begun
         saved = last is not None and last.step >= (self._decisions.stop_step or 0)
         return self._decisions.due(step) or (stopping and not saved)

@@ -94,8 +94,11 @@ def test_one_notice_makes_all_ranks_save_one_step(tmp_path: Path, told: int, col
     assert starts == [{"event": "start", "step": step, "a": step, "b": step, "value": step}] * N_RANKS
 
 
-def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(tmp_path: Path) -> None:
-    with ranks(tmp_path / "run", 300, seconds=0.4, pause_s=0.002) as both:
+@pytest.mark.parametrize("options", [{}, {"asks": True}, {"asks": True, "preemption": False}])
+def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with ranks(tmp_path / "run", 300, seconds=0.4, pause_s=0.002, **options) as both:
         said = [rest(process) for process in both]
         assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
     saved = [[each["step"] for each in one if each.get("saved")] for one in said]

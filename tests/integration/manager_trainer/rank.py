@@ -37,7 +37,7 @@ def main() -> None:
     join(rank, world_size, folder)
     state: dict[str, Any] = {"a": torch.zeros(1000), "b": torch.zeros(700), "step": 0}
     policy = EverySeconds(options["seconds"]) if "seconds" in options else options["interval"]
-    with CheckpointManager(uri, policy) as manager:
+    with CheckpointManager(uri, policy, chkpt_on_preemption=options.get("preemption", True)) as manager:
         restored = manager.restore_latest(state)
         first = restored.step + 1 if restored else 1
         say("start", step=first - 1, a=state["a"][0].item(), b=state["b"][-1].item(), value=state["step"])
@@ -50,10 +50,13 @@ def main() -> None:
             if step == options.get("fail_at") and rank == 1:
                 # Its companion gets no answer from the store any more.
                 Path(uri.removeprefix("file://"), str(step)).write_text("")
-            outcome = manager.step(step, state)
-            say("step", step=step, stop=outcome.stop, saved=outcome.in_flight is not None)
-            if outcome.stop:
-                break
+            if options.get("asks"):
+                say("step", step=step, saved=manager.should_save(step) and manager.save_async(step, state))
+            else:
+                outcome = manager.step(step, state)
+                say("step", step=step, stop=outcome.stop, saved=outcome.in_flight is not None)
+                if outcome.stop:
+                    break
             time.sleep(options.get("pause_s", 0.0) * (1 + rank))
     dist.destroy_process_group()
 
