@@ -20,6 +20,8 @@ from stepkeeper_operator.reports import LastReport
 __all__ = ["Mirror", "mirror_storage", "progress_of"]
 
 _TEXT_LIMIT: Final = 64
+_MAX_ETA_S: Final = 2**53
+"""The API keeps no number that is much greater."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ def progress_of(job: CheckpointedTrainingJob, observed: Observed) -> ProgressSta
     return ProgressStatus(
         step=step,
         percent=None if step is None or not total else min(100, 100 * step // total),
-        eta_seconds=None if left is None or speed is None else left * speed // 1000,
+        eta_seconds=None if left is None or speed is None else min(_MAX_ETA_S, left * speed // 1000),
         step_millis=speed,
         last_progress_time=int(observed.report.received_at) if moved else known.last_progress_time,
         slowest_rank=report.ranks.slowest if report.ranks is not None else known.slowest_rank,

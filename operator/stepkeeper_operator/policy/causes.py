@@ -23,8 +23,7 @@ NODE_LOST: Final = "NodeLost"
 """DisruptionTarget reason of pods that the operator itself says died with their node."""
 
 CAUSE_FENCED: Final = "Fenced"
-CAUSE_DISRUPTION: Final = "Disruption"
-"""Some disruption that nobody saw closer."""
+CAUSE_DISRUPTION: Final = Cause.DISRUPTION.value
 
 _BY_REASON: Final = {
     "PreemptionByScheduler": Cause.SCHEDULER_PREEMPTION,

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
 
 
 class Cause(StrEnum):
-    """Why an attempt ended. Open for more: a reader takes an unknown cause as a disruption's name."""
+    """Why an attempt ended. Open for more: a reader takes a cause that it doesn't know for a Disruption."""
 
     APPLICATION_ERROR = "ApplicationError"
     SPOT_PREEMPTION = "SpotPreemption"
@@ -31,5 +31,8 @@ class Cause(StrEnum):
     MAINTENANCE = "Maintenance"
     NODE_FAILURE = "NodeFailure"
     EVICTION = "Eviction"
+    DISRUPTION = "Disruption"
+    """One that nobody saw closer."""
+
     HANG = "Hang"
     REQUESTED = "Requested"

@@ -2,15 +2,20 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Self
+from typing import Annotated, Final, Self, TypeAlias
 
-from stepkeeper.contract.wire import ContractError, decode_json, encode_json
+from stepkeeper.contract.wire import AtMost, ContractError, decode_json, encode_json
 
 __all__ = ["Commit", "Directive", "Head", "Ranks", "Report", "ReportPhase", "Restored"]
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 MAX_COMMITS: Final = 32
 MAX_METRICS: Final = 16
+
+Uri: TypeAlias = Annotated[str, AtMost(2048)]
+Nonce: TypeAlias = Annotated[str, AtMost(64)]
+UnixTime: TypeAlias = Annotated[int, AtMost(253_402_300_799)]
+"""Until the end of year 9999: no calendar here goes on."""
 
 
 class ReportPhase(StrEnum):
@@ -27,14 +32,14 @@ class ReportPhase(StrEnum):
 class Commit:
     sequence: int
     step: int
-    uri: str
+    uri: Uri
     """Folder of the checkpoint."""
 
     size_bytes: int
     duration_millis: int
     """From the snapshot to the commit."""
 
-    time_unix_s: int
+    time_unix_s: UnixTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,7 @@ class Head:
 
     sequence: int
     step: int
-    uri: str
+    uri: Uri
     size_bytes: int
 
 
@@ -65,7 +70,7 @@ class Report:
     """One report. Its authority is its token's pod, never a name in here."""
 
     phase: ReportPhase
-    root: str | None = None
+    root: Nonce | None = None
     """Nonce of the log's first entry; None before begin."""
 
     claim: int | None = None

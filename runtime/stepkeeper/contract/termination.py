@@ -1,9 +1,10 @@
 """The termination message: a process's last word, in a file that the kubelet copies into the pod's status."""
 
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
-from stepkeeper.contract.wire import decode_json, encode_json
+from stepkeeper.contract.exits import Cause
+from stepkeeper.contract.wire import AtMost, decode_json, encode_json
 
 __all__ = ["Termination"]
 
@@ -23,7 +24,7 @@ class Termination:
     step: int | None = None
     """Last step that was finished."""
 
-    root: str | None = None
+    root: Annotated[str, AtMost(64)] | None = None
     """Nonce of the log's first entry."""
 
     sequence: int | None = None
@@ -41,14 +42,17 @@ class Termination:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """Raises ContractError for a message that is somebody else's."""
-        return decode_json(cls, data)
+        """An unknown cause is read as some Disruption. Raises ContractError for a message that is somebody else's."""
+        said = decode_json(cls, data)
+        if said.cause is None or said.cause in {cause.value for cause in Cause}:
+            return said
+        return replace(said, cause=Cause.DISRUPTION.value)
 
     def to_json(self) -> bytes:
         """At most 4096 bytes: the error is cut from its front until it fits."""
         error = self.error
         if error is not None:
-            error = error.encode()[-_ERROR_LIMIT_BYTES:].decode(errors="ignore")
+            error = error.encode(errors="replace")[-_ERROR_LIMIT_BYTES:].decode(errors="ignore")
         data = encode_json(replace(self, error=error))
         while len(data) > _LIMIT_BYTES and error:
             error = error[len(error) // 2 + 1 :]

@@ -1,7 +1,9 @@
 """Strict reading of JSON objects into frozen values: an unknown key, a missing key or a wrong type is an error.
 
 A field's JSON name is its Python name. Supported annotations: bool, int, str, StrEnum classes, values made of
-these (nested dataclasses), ``X | None``, ``tuple[X, ...]`` and ``dict[str, str]``.
+these (nested dataclasses), ``X | None``, ``tuple[X, ...]``, ``dict[str, str]`` and ``Annotated[X, AtMost(n)]``.
+A whole number is from 0 to 2**53, the most that every JSON reader keeps; a string is text that UTF-8 can carry.
+Bounds hold for what is read: a value that this process makes of its own is not looked at.
 """
 
 import dataclasses
@@ -9,16 +11,26 @@ import json
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-__all__ = ["ContractError", "decode", "decode_json", "encode", "encode_json"]
+__all__ = ["AtMost", "ContractError", "decode", "decode_json", "encode", "encode_json"]
 
 T = TypeVar("T")
+
+_MAX_INT: Final = 2**53
 
 
 class ContractError(ValueError):
     """Bytes from the other side of a process boundary do not say what the contract says they say."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """The greatest number, or the most characters of a string."""
+
+    limit: int
 
 
 def encode(value: Any) -> Any:
@@ -44,7 +56,7 @@ def decode_json(kind: type[T], data: bytes | str) -> T:
     """The value of dataclass ``kind`` that ``data`` holds. Raises ContractError naming the path of what is wrong."""
     try:
         raw = json.loads(data)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ContractError(f"{kind.__name__}: not JSON: {error}") from error
     return decode(kind, raw)
 
@@ -58,6 +70,8 @@ def _decode(kind: Any, raw: object, path: str) -> object:
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _decode_optional(kind, raw, path)
+    if origin is Annotated:
+        return _decode_bounded(kind, raw, path)
     if origin is tuple:
         if not isinstance(raw, list):
             raise ContractError(f"{path}: expected a list, got {type(raw).__name__}")
@@ -70,6 +84,16 @@ def _decode(kind: Any, raw: object, path: str) -> object:
     return _decode_scalar(kind, raw, path)
 
 
+def _decode_bounded(kind: Any, raw: object, path: str) -> object:
+    inner, bound = typing.get_args(kind)
+    value = _decode(inner, raw, path)
+    if isinstance(value, str) and len(value) > bound.limit:
+        raise ContractError(f"{path}: expected at most {bound.limit} characters, got {len(value)}")
+    if isinstance(value, int) and value > bound.limit:
+        raise ContractError(f"{path}: expected at most {bound.limit}, got {value}")
+    return value
+
+
 def _decode_optional(kind: Any, raw: object, path: str) -> object:
     if raw is None:
         return None
@@ -80,13 +104,13 @@ def _decode_optional(kind: Any, raw: object, path: str) -> object:
 def _decode_strings(raw: object, path: str) -> dict[str, str]:
     if not isinstance(raw, dict) or not all(isinstance(v, str) for v in raw.values()):
         raise ContractError(f"{path}: expected an object of strings")
-    return dict(raw)
+    return {_checked_text(key, path): _checked_text(value, f"{path}.{key}") for key, value in raw.items()}
 
 
 def _decode_dataclass(kind: Any, raw: object, path: str) -> object:
     if not isinstance(raw, dict):
         raise ContractError(f"{path}: expected an object, got {type(raw).__name__}")
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := sorted(set(raw) - set(fields)):
         raise ContractError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(fields)}")
@@ -112,4 +136,15 @@ def _decode_scalar(kind: Any, raw: object, path: str) -> object:
     # bool is an int in Python, not in JSON.
     if type(raw) is not kind:
         raise ContractError(f"{path}: expected {kind.__name__}, got {type(raw).__name__}")
-    return raw
+    if kind is int and not 0 <= typing.cast(int, raw) <= _MAX_INT:
+        raise ContractError(f"{path}: expected a number from 0 to 2**53, got {raw}")
+    return _checked_text(raw, path) if isinstance(raw, str) else raw
+
+
+def _checked_text(text: str, path: str) -> str:
+    """JSON can name halves of a character; nobody can write them down."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ContractError(f"{path}: a half of a surrogate pair is no text") from None
+    return text

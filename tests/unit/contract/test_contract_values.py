@@ -121,6 +121,64 @@ def test_metrics_are_bounded() -> None:
         Report.from_json(json.dumps(raw))
 
 
+HEAD = {"sequence": 1, "step": 1, "uri": "gs://b/x", "size_bytes": 1}
+COMMIT = HEAD | {"duration_millis": 1, "time_unix_s": 1}
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ({"step": -5}, r"Report\.step: expected a number from 0"),
+        ({"step": 2**53 + 1}, r"Report\.step: expected a number from 0"),
+        ({"tail": -1}, r"Report\.tail"),
+        ({"root": "r" * 65}, r"Report\.root: expected at most 64 characters, got 65"),
+        ({"head": HEAD | {"uri": "x" * 2049}}, r"Report\.head\.uri: expected at most 2048 characters"),
+        ({"commits": [COMMIT | {"uri": "x" * 2049}]}, r"Report\.commits\[0\]\.uri"),
+        ({"commits": [COMMIT | {"time_unix_s": 253_402_300_800}]}, r"Report\.commits\[0\]\.time_unix_s"),
+        ({"notice": "\ud800"}, r"Report\.notice: a half of a surrogate pair"),
+        ({"metrics": {"loss": "\ud800"}}, r"Report\.metrics\.loss: a half of a surrogate pair"),
+    ],
+)
+def test_a_report_with_a_value_that_no_status_can_hold_is_refused(
+    more: dict[str, object], place: str
+) -> None:
+    with pytest.raises(ContractError, match=place):
+        Report.from_json(json.dumps({"phase": "Training"} | more))
+
+
+def test_the_greatest_values_are_read() -> None:
+    commit = COMMIT | {"uri": "x" * 2048, "time_unix_s": 253_402_300_799, "size_bytes": 2**53}
+    raw = {"phase": "Training", "root": "r" * 64, "commits": [commit]}
+    assert Report.from_json(json.dumps(raw)).commits[0].size_bytes == 2**53
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"code":75,"step":-1}',
+        '{"code":-1}',
+        '{"code":75,"sequence":9007199254740993}',
+        '{"code":75,"root":"%s"}' % ("r" * 65),
+        "[" * 4000,
+    ],
+)
+def test_a_termination_message_that_no_trainer_of_ours_wrote_is_not_believed(text: str) -> None:
+    with pytest.raises(ContractError):
+        Termination.from_json(text)
+
+
+@pytest.mark.parametrize("cause", ["MeteorStrike", "x" * 3000])
+def test_a_cause_that_is_not_known_is_some_disruption(cause: str) -> None:
+    assert Termination.from_json(json.dumps({"code": 75, "cause": cause})).cause == "Disruption"
+    assert Termination.from_json('{"code":75,"cause":"Maintenance"}').cause == "Maintenance"
+
+
+def test_last_words_with_a_name_that_is_no_text_are_still_said() -> None:
+    assert "no such file" in str(
+        Termination.from_json(Termination(code=1, error="no such file \udce9").to_json()).error
+    )
+
+
 def test_a_directive_survives_json() -> None:
     directive = Directive(checkpoint_now="a", stop=True, report_interval_s=3)
     assert Directive.from_json(directive.to_json()) == directive

@@ -149,3 +149,9 @@ def test_a_step_that_stands_still_keeps_the_time_it_moved_at() -> None:
 def test_last_words_are_short_enough_to_be_read_back() -> None:
     word = Termination(code=1, error="é" * 9000)
     assert Termination.from_json(word.to_json()).code == 1
+
+
+def test_an_estimate_beyond_all_bounds_is_one_that_the_api_keeps() -> None:
+    progress = progress_of(job(), observed(training(step=0, step_millis=2**53)))
+    assert progress is not None
+    assert progress.eta_seconds == 2**53

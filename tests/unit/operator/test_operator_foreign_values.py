@@ -1,0 +1,35 @@
+"""What a pod says can't make a status that nobody can write, or keep the operator from doing what it is asked."""
+
+import pytest
+
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
+from stepkeeper_operator.testing import World
+
+
+async def running() -> World:
+    world = World()
+    await world.settle(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
+@pytest.mark.parametrize(
+    "message",
+    ['{"code":75,"step":-1}', '{"code":75,"sequence":99999999999999999,"step":1,"root":"r"}', "[" * 4000],
+)
+async def test_last_words_that_are_out_of_bounds_are_another_programs(message: str) -> None:
+    world = await running()
+    world.controllers.end_pod(world.pods[0], 1, message=message)
+    await world.settle()
+    assert world.causes == ["ApplicationError", None]
+    assert world.status.attempts[0].to_step is None
+    assert world.status.checkpoint is None
+
+
+async def test_causes_that_nobody_knows_are_one_kind_of_disruption() -> None:
+    world = await running()
+    for cause in ("x" * 300, "MeteorStrike"):
+        message = f'{{"code":75,"cause":"{cause}","notice":"sigterm"}}'
+        world.controllers.end_pod(world.pods[0], 75, message=message)
+        await world.settle(rounds=4)
+    assert [(entry.cause, entry.count) for entry in world.status.restarts.by_cause] == [("Disruption", 2)]
