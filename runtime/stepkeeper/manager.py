@@ -144,7 +144,8 @@ class CheckpointManager:
         """The root is claimed, and `state` is what Latest means in it; None if nothing was ever committed there.
 
         Tensors are filled in place, Statefuls get theirs by load_state_dict(). Every block that is read is verified;
-        a torn commit is quarantined and its parent taken. Ranks: all.
+        a torn commit is quarantined and its parent taken. Saves in flight are awaited first: called again, it restores
+        what was saved last. Ranks: all.
 
         Raises:
             FencedError: the root belongs to another job, or a later start of this one has begun.
@@ -152,6 +153,7 @@ class CheckpointManager:
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
 
         """
+        self._saves.wait()
         self._raise_failure()
         self._progress.moved(ReportPhase.RESTORING)
         with self._fenced_said():

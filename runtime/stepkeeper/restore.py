@@ -60,7 +60,7 @@ class Restorer:
             LoadMismatchError: the state asks for other things than the commit holds.
 
         """
-        base = self._agree(lambda: self._companion.begin(take_over=take_over).base)
+        base = self._agree(partial(self._companion.latest, take_over=take_over))
         condemned: CommitRecord | None = None
         while base is not None:
             torn = self._load(base, state)

@@ -164,6 +164,33 @@ def test_names_dtypes_and_shapes_can_be_asked_for(uri: str) -> None:
             manager.restore(4, {"w": torch.zeros(2, 3)})
 
 
+def test_the_latest_of_a_process_is_what_it_saved_last(uri: str) -> None:
+    state = {"w": torch.zeros(10)}
+    with open_manager(uri, max_to_keep=1) as manager:
+        assert manager.restore_latest(state) is None
+        assert manager.restore_latest(state) is None
+        for step in range(1, 6):
+            manager.save_async(step, {"w": torch.full((10,), float(step))})
+        for _ in range(2):
+            result = manager.restore_latest(state)
+            assert result is not None
+            assert result.step == 5, "with what was in flight; commits that it went on from are deleted"
+            assert state["w"][0] == 5
+    assert slots(uri).count("begin") == 1
+
+
+def test_what_was_condemned_is_not_taken_for_nothing(uri: str) -> None:
+    with open_manager(uri) as manager:
+        manager.save(1, {"w": torch.zeros(3000)})
+    flip_a_byte(uri, 1)
+    for problem in ("read bad", "no latest one; quarantined: 1 "):
+        manager = open_manager(uri)
+        for complaint in (problem, "no latest one; quarantined: 1 "):
+            with pytest.raises(RestoreError, match=complaint):
+                manager.restore_latest({"w": torch.zeros(3000)})
+        manager.close()
+
+
 def flip_a_byte(uri: str, step: int) -> None:
     folder = next(Path(uri.removeprefix("file://"), str(step)).iterdir())
     path = next(folder.glob("*.distcp"))

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     VOID = "void"
     QUARANTINE = "quarantine"  # (Begun)
     RESTORED = "restored"
+    REFRESH = "refresh"  # without a body (Begun)
     CLOSE = "close"
     STATE = "state"  # a TrainerState
 

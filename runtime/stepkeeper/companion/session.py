@@ -74,6 +74,11 @@ class Session:
         self._tell_reporter()
         return self._begun()
 
+    def refresh(self) -> Begun:
+        """The claim still holds; the answer's base is what HEAD is now."""
+        self._log.latest(self._held())
+        return self._begun()
+
     def quarantine(self, body: Quarantine) -> Begun:
         """That commit is live no more; the answer's base is what HEAD is now."""
         self._log.quarantine(self._held(), body.commit, body.reason)

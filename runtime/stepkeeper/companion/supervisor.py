@@ -12,6 +12,7 @@ from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionLostError, FencedError
+from stepkeeper.log import CommitRecord
 
 __all__ = ["Companion"]
 
@@ -71,6 +72,12 @@ class Companion:
             answer = process.ask(Kind.BEGIN, encode(Begin(base=base, take_over=take_over)))
             self._begun = decode(Begun, answer)
         return self._begun
+
+    def latest(self, *, take_over: str | None = None) -> CommitRecord | None:
+        """What HEAD names at this moment. The root is claimed by this process, if it wasn't before."""
+        if self._begun is None:
+            return self.begin(take_over=take_over).base
+        return decode(Begun, self.process().ask(Kind.REFRESH, {})).base
 
     def tell(self, state: TrainerState) -> None:
         """Reports carry `state` from here on."""
