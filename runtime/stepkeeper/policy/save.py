@@ -5,7 +5,7 @@ from typing import Protocol
 
 from stepkeeper.contract import Interval
 
-__all__ = ["AnyOf", "EveryNSteps", "EverySeconds", "SavePolicy", "from_interval"]
+__all__ = ["AnyOf", "AtStep", "EveryNSteps", "EverySeconds", "SavePolicy", "from_interval"]
 
 
 class SavePolicy(Protocol):
@@ -58,6 +58,20 @@ class EverySeconds:
 
 
 @dataclass(frozen=True, slots=True)
+class AtStep:
+    """Save one step: the last one of a training, whose result is what it was run for."""
+
+    step: int
+
+    @property
+    def by_step_alone(self) -> bool:
+        return True
+
+    def due(self, step: int, since_save_s: float) -> bool:  # noqa: ARG002  # the protocol's signature
+        return step == self.step
+
+
+@dataclass(frozen=True, slots=True)
 class AnyOf:
     """Save when one of `policies` says so."""
 
@@ -71,11 +85,13 @@ class AnyOf:
         return any(policy.due(step, since_save_s) for policy in self.policies)
 
 
-def from_interval(interval: Interval) -> SavePolicy:
-    """The policy that a job's settings ask for."""
+def from_interval(interval: Interval, *, total_steps: int | None = None) -> SavePolicy:
+    """The policy that a job's settings ask for; the last of `total_steps` is saved whatever the interval."""
     policies: list[SavePolicy] = []
     if interval.steps is not None:
         policies.append(EveryNSteps(interval.steps))
     if interval.seconds is not None:
         policies.append(EverySeconds(interval.seconds))
+    if total_steps is not None:
+        policies.append(AtStep(total_steps))
     return policies[0] if len(policies) == 1 else AnyOf(tuple(policies))

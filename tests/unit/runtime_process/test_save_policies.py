@@ -3,7 +3,7 @@
 import pytest
 
 from stepkeeper.contract import Interval
-from stepkeeper.policy import AnyOf, EveryNSteps, EverySeconds, from_interval
+from stepkeeper.policy import AnyOf, AtStep, EveryNSteps, EverySeconds, from_interval
 
 
 def test_steps_are_multiples() -> None:
@@ -24,6 +24,12 @@ def test_settings_become_policies() -> None:
     assert from_interval(Interval(steps=3)) == EveryNSteps(3)
     assert from_interval(Interval(seconds=3)) == EverySeconds(3)
     assert from_interval(Interval(steps=3, seconds=9)) == AnyOf((EveryNSteps(3), EverySeconds(9)))
+
+
+def test_the_last_step_is_saved_whatever_the_interval() -> None:
+    policy = from_interval(Interval(steps=4), total_steps=10)
+    assert policy == AnyOf((EveryNSteps(4), AtStep(10)))
+    assert [step for step in range(1, 11) if policy.due(step, 0.0)] == [4, 8, 10]
 
 
 @pytest.mark.parametrize("make", [lambda: EveryNSteps(0), lambda: EverySeconds(0.0)])

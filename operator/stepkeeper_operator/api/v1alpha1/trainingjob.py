@@ -204,7 +204,8 @@ class TrainingJobSpec(SpecPart):
     """True: the job saves, stops and gives its machines back. False again: it resumes from its latest checkpoint."""
 
     total_steps: Steps | None = None
-    """Steps of the whole training: for percent and the estimated end. The job is complete when every pod exits 0."""
+    """Steps of the whole training: for percent and the estimated end; the last one is saved whatever the interval. The
+    job is complete when every pod exits 0."""
 
     checkpoint: CheckpointSpec
     """Where, when and how long checkpoints are kept."""
