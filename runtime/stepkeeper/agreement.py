@@ -8,13 +8,15 @@ greatest of them, which no rank has passed: right for any step numbers and any i
 import threading
 from typing import Final, NamedTuple
 
-from stepkeeper.errors import GangError
 from stepkeeper.gang import Gang
 
 __all__ = ["STOP", "StepAgreement"]
 
 STOP: Final = "stop"
 _POLL_S: Final = 0.1
+_MEET_S: Final = 3600.0
+"""How far apart ranks may start: the rest of the start waits as long."""
+
 _ROUND_TIMEOUT_S: Final = 60.0
 _BEFORE_ANY_STEP: Final = -1
 
@@ -35,7 +37,7 @@ class StepAgreement:
         self._agreed: list[_Agreed] = []
         self._passed = _BEFORE_ANY_STEP
         self._held = False
-        self._error: GangError | None = None
+        self._error: BaseException | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="agreement", daemon=True)
 
@@ -59,7 +61,7 @@ class StepAgreement:
         """The wishes that are due now that `step` is finished.
 
         Raises:
-            GangError: a rank did not answer in time.
+            GangError: a rank did not answer in time, or did not start.
 
         """
         with self._changed:
@@ -83,19 +85,26 @@ class StepAgreement:
             self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._meet()
+            self._hold_rounds()
+        except BaseException as error:  # it is raised in the train thread, which may be held just now
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _meet(self) -> None:
+        """All ranks have come as far as this: whoever is silent in a round from here on is lost, not late."""
+        met = self._gang.gather("agreement/met", {}, _MEET_S)
+        self._gang.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, _MEET_S)
+
+    def _hold_rounds(self) -> None:
         number = 0
         while not self._closing:
-            try:
-                name = self._next_wish(number)
-                if name is None:
-                    continue
+            name = self._next_wish(number)
+            if name is not None:
                 self._hold_round(number, name)
-            except GangError as error:
-                with self._changed:
-                    self._error = error
-                    self._changed.notify_all()
-                return
-            number += 1
+                number += 1
 
     def _next_wish(self, number: int) -> str | None:
         """What round `number` is about, once any rank has opened it; None after a short while without."""

@@ -82,6 +82,11 @@ class Rank:
                 return
 
 
+def train_for_ever(agreement: StepAgreement) -> None:
+    for step in itertools.count():
+        agreement.passed(step)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_all_ranks_act_at_the_same_steps(seed: int) -> None:
     chance = random.Random(seed)
@@ -143,14 +148,39 @@ def test_alone_a_wish_is_due_at_once_and_once() -> None:
 
 def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepkeeper.agreement._ROUND_TIMEOUT_S", 0.05)
-    agreement = StepAgreement(ThreadGang(Board(), 0, 2))
+    board = Board()
+    agreement = StepAgreement(ThreadGang(board, 0, 2))
     agreement.start()
     agreement.wish(STOP)
-
-    def train_for_ever() -> None:
-        for step in itertools.count():
-            agreement.passed(step)
-
+    ThreadGang(board, 1, 2).gather("agreement/met", {}, 10)
     with pytest.raises(GangError):
-        train_for_ever()
+        train_for_ever(agreement)
+    agreement.close()
+
+
+def test_a_rank_that_starts_late_is_waited_for_by_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepkeeper.agreement._ROUND_TIMEOUT_S", 10.0)
+    board = Board()
+    early, late = (StepAgreement(ThreadGang(board, rank, 2)) for rank in range(2))
+    early.start()
+    early.wish(STOP)
+    with board.changed:
+        assert board.changed.wait_for(lambda: "agreement/met/0" in board.values, 10)
+    assert [early.passed(step) for step in range(3)] == [()] * 3
+    assert not any(name.startswith("round/") for name in board.values)
+    late.start()
+    with board.changed:
+        assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 10)
+    for agreement in (early, late):
+        assert [agreement.passed(2), agreement.passed(3)] == [(), (STOP,)]
+        agreement.close()
+
+
+def test_an_error_of_any_kind_in_a_round_is_raised_in_the_train_thread() -> None:
+    board = Board()
+    agreement = StepAgreement(ThreadGang(board, 0, 2))
+    board.values |= {"agreement/met/1": {}, "round/0": {"no": "name"}}
+    agreement.start()
+    with pytest.raises(KeyError, match="name"):
+        train_for_ever(agreement)
     agreement.close()
