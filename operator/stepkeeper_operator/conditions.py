@@ -21,6 +21,9 @@ NOT_RUNNING: Final = "NotRunning"
 _STOPPING: Final = "Stopping"
 """A pod of the running attempt is being deleted: the attempt is as good as over."""
 
+_TRAINER_ENDED: Final = "TrainerEnded"
+"""A pod's trainer has ended, and another of its containers keeps the pod alive."""
+
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
@@ -81,6 +84,8 @@ def phase_of(conditions: tuple[Condition, ...], jobset: JobSet | None, books: Bo
     for kind, phase in by_condition:
         if kind in true:
             return phase
+    if any(condition.reason == _TRAINER_ENDED for condition in conditions):
+        return Phase.RUNNING
     stopping = any(condition.reason == _STOPPING for condition in conditions)
     if stopping or len(books.attempts) > 1 or (books.attempts and not books.open):
         return Phase.RESTARTING
@@ -108,12 +113,25 @@ def running_claim(
         )
     n_hosts = job.spec.placement.n_hosts
     present = [pod for pod in observed.pods if pod.ordinal == books.ordinal]
-    running = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
+    alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
+    running = [pod for pod in alive if pod.exit_code is None]
     if len(running) >= n_hosts:
         return Claim(type=kind, status=True, reason="AllPodsRun", message=f"{n_hosts} of {n_hosts} pods run")
+    outlived = next((pod for pod in alive if pod.exit_code is not None and pod.others_running), None)
+    if outlived is not None:
+        return Claim(type=kind, status=False, reason=_TRAINER_ENDED, message=_outlived(outlived))
     reason, detail = _obstacle(present)
     message = f"{len(running)} of {n_hosts} pods run{detail}"
     return Claim(type=kind, status=False, reason=reason, message=message)
+
+
+def _outlived(pod: Pod) -> str:
+    names = ", ".join(repr(name) for name in pod.others_running)
+    return (
+        f"the trainer of {pod.name} exited with code {pod.exit_code}, and container {names} still runs: the pod "
+        "ends only with all of them. Move what is to end with the trainer to initContainers with "
+        "restartPolicy: Always"
+    )
 
 
 def reporting_claim(

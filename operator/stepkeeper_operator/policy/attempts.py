@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stepkeeper.contract import Cause
+from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.build.placement import on_spot
@@ -21,7 +21,7 @@ from stepkeeper_operator.policy.books import (
     evidence_of,
     open_attempt,
 )
-from stepkeeper_operator.policy.budgets import move_restart, refill
+from stepkeeper_operator.policy.budgets import move_restart, refill, with_limits
 from stepkeeper_operator.policy.causes import Circumstances, Finding, find_cause
 
 __all__ = ["account", "close_for_edit", "with_report"]
@@ -37,6 +37,19 @@ def account(
     reattribution_s: int,
 ) -> Books:
     """The books after everything that was observed. `jobset` is the job's own."""
+    books = _accounted(job, observed, jobset, new_commit=new_commit, now=now, reattribution_s=reattribution_s)
+    return replace(books, restarts=with_limits(job.spec.restarts, books.restarts))
+
+
+def _accounted(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    jobset: JobSet | None,
+    *,
+    new_commit: bool,
+    now: float,
+    reattribution_s: int,
+) -> Books:
     books = _brought_forward(job, new_commit=new_commit)
     books = _corrected(books, job, observed, now=now, reattribution_s=reattribution_s)
     if jobset is None:
@@ -82,23 +95,45 @@ def _caught_up(
     books: Books, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
 ) -> Books:
     """Every restart that JobSet did in place has its attempt, also those that nobody watched."""
-    counted_left = jobset.restarts_counted - books.notes.counted_restarts_seen
+    counted_left = _counted_unseen(books, observed, jobset)
     while books.notes.restarts_seen < jobset.restarts:
         if not books.notes.started:
             books = open_attempt(books, observed, now=now)
         seen = {"restarts_seen": books.notes.restarts_seen + 1}
+        evidence = evidence_of(books.attempts, books.ordinal, observed)
+        counted = _taken_for_failure(evidence)
+        if counted is None:
+            counted = counted_left > 0 if books.open else books.attempts[-1].cause == Cause.APPLICATION_ERROR
+            counted_left -= counted
         if books.open:
-            evidence = evidence_of(books.attempts, books.ordinal, observed)
-            finding = _find(
-                job, observed, books.attempts[-1], evidence, counted=counted_left > 0, rule=jobset.rule
-            )
+            finding = _find(job, observed, books.attempts[-1], evidence, counted=counted, rule=jobset.rule)
             next_books = replace(books, notes=books.notes.model_copy(update=seen))
             books = close_attempt(books, evidence, finding, now=began(next_books, observed, now=now))
-        counted_left -= 1
         books = replace(books, notes=books.notes.model_copy(update=seen))
         books = open_attempt(books, observed, now=now)
     notes = books.notes.model_copy(update={"counted_restarts_seen": jobset.restarts_counted})
     return replace(books, notes=notes)
+
+
+def _counted_unseen(books: Books, observed: Observed, jobset: JobSet) -> int:
+    """How many of the restarts that JobSet counted as failures are of attempts whose end nobody saw."""
+    ordinals = [(jobset.number, n) for n in range(books.notes.restarts_seen, jobset.restarts)]
+    seen = sum(
+        bool(_taken_for_failure(evidence_of(books.attempts, ordinal, observed))) for ordinal in ordinals
+    )
+    return jobset.restarts_counted - books.notes.counted_restarts_seen - seen
+
+
+def _taken_for_failure(evidence: AttemptEvidence | None) -> bool | None:
+    """Whether JobSet counts such an end as a failure, by the rules of its manifest; None: no end was seen."""
+    if evidence is None:
+        return None
+    neutral = ("has condition ", f"exit code {ExitCode.SAVED.value} ")
+    if evidence.failed_jobs:
+        return not any(text in evidence.failed_jobs[0].failure_message for text in neutral)
+    if any(pod.disruption or pod.hang or pod.exit_code == ExitCode.SAVED for pod in evidence.pods):
+        return False
+    return True if any(pod.phase == "Failed" for pod in evidence.pods) else None
 
 
 def _has_ended(books: Books, observed: Observed, jobset: JobSet) -> bool:
@@ -195,10 +230,8 @@ def _corrected(
     attempt = closed[-1]
     if attempt.end is None or attempt.message in ASKED_FOR or not attempt.cause:
         return books
-    # The running attempt's evidence says nothing of the one before it.
-    limit = books.ordinal if books.open else (books.ordinal[0], books.ordinal[1] + 1)
-    ordinal = max((e.ordinal for e in observed.evidence if e.ordinal < limit), default=limit)
-    finding = _find(job, observed, attempt, evidence_of(closed, ordinal, observed), counted=None, rule=None)
+    evidence = _evidence_of_ended(books, closed, observed)
+    finding = _find(job, observed, attempt, evidence, counted=None, rule=None)
     if not books.open:
         books = replace(books, finding=_remembered(attempt, finding))
     elif now - attempt.end >= reattribution_s:
@@ -210,6 +243,26 @@ def _corrected(
         if finding.explained and finding.cause != attempt.cause
         else books
     )
+
+
+def _evidence_of_ended(
+    books: Books, closed: tuple[Attempt, ...], observed: Observed
+) -> AttemptEvidence | None:
+    """What was seen of the newest ended attempt itself: another one's evidence says nothing of it."""
+    number, restarts = books.ordinal
+    if books.open:
+        restarts -= 1
+    elif not books.notes.started:
+        restarts = -1
+    if restarts >= 0:
+        return evidence_of(closed, (number, restarts), observed)
+    # It was the last of an earlier JobSet, whose count of restarts isn't known any more.
+    ordinal = max((e.ordinal for e in observed.evidence if e.ordinal[0] < number), default=None)
+    evidence = None if ordinal is None else evidence_of(closed, ordinal, observed)
+    before = closed[-2].end if len(closed) > 1 else None
+    if evidence is None or before is None or any(pod.created_at >= before for pod in evidence.pods):
+        return evidence
+    return None
 
 
 def _with_cause(books: Books, attempt: Attempt, finding: Finding) -> Books:

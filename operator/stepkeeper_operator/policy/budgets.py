@@ -7,7 +7,15 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import BackoffSpec, RestartsSp
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, RestartsStatus
 from stepkeeper_operator.policy.causes import CAUSE_DISRUPTION
 
-__all__ = ["backoff_s", "count_restart", "exhausted", "failures_counted", "move_restart", "refill"]
+__all__ = [
+    "backoff_s",
+    "count_restart",
+    "exhausted",
+    "failures_counted",
+    "move_restart",
+    "refill",
+    "with_limits",
+]
 
 _DISRUPTIONS: Final = frozenset(
     {
@@ -20,7 +28,6 @@ _DISRUPTIONS: Final = frozenset(
         CAUSE_DISRUPTION,
     }
 )
-_COUNTED: Final = _DISRUPTIONS | {Cause.APPLICATION_ERROR.value}
 
 
 def failures_counted(restarts: RestartsStatus) -> int:
@@ -53,6 +60,18 @@ def refill(restarts: RestartsStatus) -> RestartsStatus:
     return restarts.model_copy(update={"by_cause": by_cause})
 
 
+def with_limits(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
+    """Disruptions count towards their limit if there is one: nobody may take them for failures that are used up."""
+    limited = spec.max_disruptions is not None
+    by_cause = tuple(
+        entry.model_copy(update={"counted_towards_limit": entry.count if limited else 0})
+        if entry.cause in _DISRUPTIONS
+        else entry
+        for entry in restarts.by_cause
+    )
+    return restarts.model_copy(update={"by_cause": by_cause})
+
+
 def exhausted(spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, restarted: bool) -> str | None:
     """Why there is no restart left for an attempt that ended for `cause`; None if there is one.
 
@@ -65,9 +84,7 @@ def exhausted(spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, resta
             "(spec.restarts.maxFailures), and it failed again"
         )
     if spec.max_disruptions is not None and cause in _DISRUPTIONS:
-        disruptions = sum(
-            entry.counted_towards_limit for entry in restarts.by_cause if entry.cause in _DISRUPTIONS
-        )
+        disruptions = sum(entry.count for entry in restarts.by_cause if entry.cause in _DISRUPTIONS)
         if disruptions - taken >= spec.max_disruptions:
             return f"{spec.max_disruptions} restarts after disruptions are allowed (spec.restarts.maxDisruptions)"
     return None
@@ -88,7 +105,7 @@ def backoff_s(spec: BackoffSpec, restarts: RestartsStatus, cause: str, *, unexpl
 def _changed(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:
     counts = {entry.cause: entry for entry in restarts.by_cause}
     entry = counts.get(cause, CauseCount(cause=cause, count=0))
-    counted = difference if cause in _COUNTED else 0
+    counted = difference if cause == Cause.APPLICATION_ERROR else 0
     counts[cause] = entry.model_copy(
         update={
             "count": max(0, entry.count + difference),

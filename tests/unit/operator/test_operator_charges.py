@@ -112,3 +112,50 @@ async def test_the_notice_of_an_earlier_attempt_does_not_undo_a_completion() -> 
         world.controllers.end_pod(pod, 0, message=last_word(ExitCode.DONE, step=900))
     await world.settle()
     assert world.phase() is Phase.COMPLETE
+
+
+async def test_of_two_restarts_that_came_at_once_each_is_charged_to_its_own_cause_and_stays_so() -> None:
+    world = await running(spot=True)
+    world.hold_back("jobsets")
+    world.preempt()
+    world.controllers.sync()
+    world.hold_back("jobsets", "jobs", "pods")
+    world.controllers.end_pod(world.pods[0], 1)
+    world.controllers.sync()
+    assert world.jobset is not None
+    world.cache.see_jobset(world.jobset, deleted=False)
+    for _ in range(2):
+        world.now += 2
+        await world.reconcile()
+        assert world.causes == ["SpotPreemption", "ApplicationError", None]
+    assert [(e.cause, e.count) for e in world.status.restarts.by_cause] == [
+        ("ApplicationError", 1),
+        ("SpotPreemption", 1),
+    ]
+
+
+async def test_disruptions_count_towards_a_limit_only_where_there_is_one() -> None:
+    world = await running(spot=True)
+    world.preempt()
+    await world.settle()
+    assert [(e.count, e.counted_towards_limit) for e in world.status.restarts.by_cause] == [(1, 0)]
+    world.edit(restarts={"maxDisruptions": 1})
+    await world.settle(rounds=3)
+    assert [(e.count, e.counted_towards_limit) for e in world.status.restarts.by_cause] == [(1, 1)]
+    world.preempt()
+    await world.settle()
+    assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxDisruptionsReached")
+
+
+async def test_a_sidecar_that_outlives_the_trainer_is_named() -> None:
+    world = await running()
+    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    side = {"name": "logger", "state": {"running": {}}}
+    for pod in world.pods:
+        world.cluster.put("pods", pod | {"status": pod["status"] | {"containerStatuses": [ended, side]}})
+    await world.settle(rounds=3)
+    assert world.condition("Running") == (ConditionStatus.FALSE, "TrainerEnded")
+    running_ = next(c for c in world.status.conditions if c.type == "Running")
+    assert "'logger'" in running_.message
+    assert "restartPolicy: Always" in running_.message
+    assert world.causes == [None]

@@ -22,7 +22,7 @@ async def test_a_spot_preemption_restarts_in_place_and_costs_no_failure() -> Non
     assert world.jobset is not None
     assert world.jobset["status"] == world.jobset["status"] | {"restarts": 1, "restartsCountTowardsMax": 0}
     assert [(e.cause, e.count, e.counted_towards_limit) for e in world.status.restarts.by_cause] == [
-        ("SpotPreemption", 1, 1)
+        ("SpotPreemption", 1, 0)
     ]
     assert world.phase() is Phase.RUNNING
     assert "SpotPreemption" in world.events
