@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.contract import ExitCode, OnDisruption, Termination
 from stepkeeper.env import Environment
 from stepkeeper.errors import FencedError, GangError
 from stepkeeper.log import CommitRecord
@@ -17,10 +17,15 @@ from stepkeeper.progress import Progress
 __all__ = ["Ending", "exit_code_of", "traceback_of"]
 
 _log: Final = logging.getLogger(__name__)
-_FLUSH_S: Final = 5.0
-_FLUSH_STOPPED_S: Final = 2.0
-_RESERVE_S: Final = 1.0
-"""Kept of the grace period for the last report and the interpreter's own end."""
+_CLOSING_S: Final = 9.0
+_CLOSING_STOPPED_S: Final = 4.0
+_CLOSING_LATE_S: Final = 0.9
+_RESERVE_S: Final = 1.5
+"""Kept of the grace period for the last report, within `_CLOSING_LATE_S`, and the interpreter's own end."""
+
+_SAVE_S: Final = 60.0
+_SAVE_TOGETHER_S: Final = 10.0
+"""With other ranks, who may have ended already."""
 
 _FAILURE: Final = 1
 _INTERRUPTED: Final = 130
@@ -65,6 +70,11 @@ class Ending:
         self._progress = progress
         self._notices = notices
 
+    @property
+    def saves_first(self) -> bool:
+        """True if a notice is to save one step."""
+        return self._environment is None or self._environment.settings.on_disruption is OnDisruption.SAVE
+
     def left_s(self) -> float | None:
         """Of the grace period; None where there is no notice, or nobody has said how long it is."""
         notice = self._notices.notice
@@ -73,10 +83,15 @@ class Ending:
         passed_s = time.monotonic() - notice.monotonic_s
         return max(0.0, self._environment.identity.grace_s - _RESERVE_S - passed_s)
 
-    def flush_s(self) -> float:
-        """How long the last report may take."""
+    def closing_s(self) -> float:
+        """How long the last report and the end of the companion may take."""
         left_s = self.left_s()
-        return _FLUSH_S if left_s is None else min(_FLUSH_STOPPED_S, left_s + _RESERVE_S / 2)
+        return _CLOSING_S if left_s is None else min(_CLOSING_STOPPED_S, left_s + _CLOSING_LATE_S)
+
+    def save_s(self, *, alone: bool) -> float:
+        """How long a save in flight may take when an exception ends the process."""
+        most_s, left_s = _SAVE_S if alone else _SAVE_TOGETHER_S, self.left_s()
+        return most_s if left_s is None else min(most_s, left_s)
 
     def last_word(self, code: int, newest: CommitRecord | None, error: str | None) -> None:
         """The termination message says what is known now of how this process ends."""

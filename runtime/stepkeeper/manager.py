@@ -11,14 +11,7 @@ from typing import Final, Self
 import torch.distributed as dist
 
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import (
-    Directive,
-    ExitCode,
-    OnDisruption,
-    ReportPhase,
-    Restored,
-    Retention,
-)
+from stepkeeper.contract import Directive, ExitCode, ReportPhase, Restored, Retention
 from stepkeeper.decisions import Decisions
 from stepkeeper.ending import Ending, exit_code_of, traceback_of
 from stepkeeper.env import Environment, Places, check_ranks, opening_of, read_environment, uri_of
@@ -37,11 +30,6 @@ __all__ = ["CheckpointManager"]
 
 _log: Final = logging.getLogger(__name__)
 _MEET_S: Final = 3600.0
-_SAVE_AT_END_S: Final = 60.0
-"""How long a save in flight may take when an exception ends the process."""
-
-_SAVE_TOGETHER_AT_END_S: Final = 10.0
-"""With other ranks, who may have ended already."""
 
 
 class CheckpointManager:
@@ -91,11 +79,11 @@ class CheckpointManager:
             raise ValueError("max_to_keep is at least 0 (all are kept), max_pending_async at least 1")
         if retention is None and max_to_keep:
             retention = Retention(last=max_to_keep)
-        self._environment = environment
         self._store = open_store(uri_of(path))
         self._gang = open_gang(process_group)
-        opening = opening_of(environment, self._gang, self._store.uri, retention)
-        self._companion = Companion(opening, self._direct)
+        self._companion = Companion(
+            opening_of(environment, self._gang, self._store.uri, retention), self._direct
+        )
         self._progress = Progress(self._companion.tell)
         self._restorer = Restorer(self._store, self._companion, self._gang)
         self._decisions = Decisions(save_interval, self._gang)
@@ -129,7 +117,7 @@ class CheckpointManager:
         settings = environment.settings
         return cls(
             settings.uri,
-            from_interval(settings.interval),
+            from_interval(settings.interval, total_steps=settings.total_steps),
             process_group=process_group,
             retention=settings.retention,
             environment=environment,
@@ -159,8 +147,7 @@ class CheckpointManager:
         with self._fenced_said():
             record = self._restorer.latest(state)
         self._saves.restored(record)
-        restored = None if record is None else Restored(sequence=record.slot, step=record.step)
-        self._progress.restored(restored)
+        self._progress.restored(None if record is None else Restored(sequence=record.slot, step=record.step))
         self._decisions.save_begun()
         return None if record is None else self._restorer.result(record)
 
@@ -179,11 +166,12 @@ class CheckpointManager:
             UnsupportedValueError: something in `state` can't be saved; it names the key.
 
         """
-        self._raise_failure()
+        self._check_open()
         self._progress.finished(step, metrics)
         if self._decisions.stops(step):
             self._stop(step, state)
             return StepOutcome(step=step, stop=True)
+        self._raise_failure()
         if not self._decisions.due(step):
             return StepOutcome(step=step)
         return StepOutcome(step=step, in_flight=self._begin_save(step, state))
@@ -219,7 +207,9 @@ class CheckpointManager:
             StepkeeperError: a save in the background failed since the last call.
 
         """
-        self._raise_failure()
+        self._check_open()
+        if not self._decisions.stops(step):
+            self._raise_failure()
         self._progress.finished(step, None)
         if not (self.should_save(step) or force):
             return False
@@ -309,26 +299,34 @@ class CheckpointManager:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._closed:
             return
+        failure = error
         if error is None or exit_code_of(error) == ExitCode.DONE:
-            self.exit_if_stopped()
             try:
-                self.close()
-            except StepkeeperError as failure:
-                self._end_with(failure)
-                raise
-            return
-        self._end_with(error)
-        if isinstance(error, FencedError | GangError):
+                self._leave(chosen=error is not None)
+            except StepkeeperError as late:
+                failure = late
+            else:
+                return
+        assert failure is not None
+        self._end_with(failure)
+        if isinstance(failure, FencedError | GangError):
             # Their codes mean something; Python's own for an exception is 1.
-            sys.excepthook(type(error), error, trace)
-            raise SystemExit(exit_code_of(error)) from error
+            sys.excepthook(type(failure), failure, failure.__traceback__)
+            raise SystemExit(exit_code_of(failure)) from failure
+        if failure is not error:
+            raise failure
+
+    def _leave(self, *, chosen: bool) -> None:
+        """Training is done; or not, where ranks agreed to stop, or where exit code 0 was `chosen` after a notice."""
+        if self._decisions.stop_step is not None or (chosen and self._notices.settled() is not None):
+            self._saves.await_last(self._ending.left_s())
+            self._stopped = True
+        self.exit_if_stopped()
+        self.close()
 
     def _direct(self, directive: Directive) -> None:
         """In the thread that listens to the companion."""
@@ -337,7 +335,7 @@ class CheckpointManager:
         if directive.checkpoint_now is not None:
             self._decisions.wish_save(directive.checkpoint_now)
         if directive.dump_stacks:
-            faulthandler.dump_traceback()
+            faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
 
     def _noticed(self, notice: Notice) -> None:
         """In the thread where the notice came up."""
@@ -357,15 +355,17 @@ class CheckpointManager:
             return
         self._notices.give("peer")
         self._progress.moved(ReportPhase.SAVING)
-        environment = self._environment
-        if environment is None or environment.settings.on_disruption is OnDisruption.SAVE:
-            self._saves.save_for_notice(step, state)
+        if self._ending.saves_first:
+            self._saves.save_for_notice(step, state, self._ending.left_s())
         self._saves.await_last(self._ending.left_s())
         self._stopped = True
 
-    def _raise_failure(self, *, newest: bool = False) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this manager is closed; construct another one")
+
+    def _raise_failure(self, *, newest: bool = False) -> None:
+        self._check_open()
         with self._fenced_said():
             self._saves.raise_failure(newest=newest)
 
@@ -382,8 +382,7 @@ class CheckpointManager:
         """The process is about to end with `error`: a save in flight is given a little time, peers none."""
         text = traceback_of(error)
         if not isinstance(error, GangError):
-            alone = self._gang.world_size == 1
-            self._saves.wait(_SAVE_AT_END_S if alone else _SAVE_TOGETHER_AT_END_S)
+            self._saves.wait(self._ending.save_s(alone=self._gang.world_size == 1))
         if text is not None:
             self._progress.failed(text)
         self._end(exit_code_of(error), text)
@@ -398,5 +397,5 @@ class CheckpointManager:
         self._decisions.close()
         self._notices.close()
         self._progress.flush()
-        self._companion.close(self._ending.flush_s())
+        self._companion.close(self._ending.closing_s())
         self._saves.close()

@@ -22,6 +22,7 @@ __all__ = ["Notice", "NoticeWatcher"]
 
 _log: Final = logging.getLogger(__name__)
 _TICK_MILLIS: Final = 200
+_SETTLE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class NoticeWatcher:
         self._handled = False
         self._handler_exit: SystemExit | None = None
         self._complaint = ""
+        self._round_ended = threading.Event()
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="notices", daemon=True)
 
@@ -107,6 +109,15 @@ class NoticeWatcher:
             self._notice = Notice(source=source, monotonic_s=time.monotonic())
             notice = self._notice
         self._on_notice(notice)
+
+    def settled(self) -> Notice | None:
+        """The notice, if there is one by now: a signal that came before this call counts."""
+        # The round that ends first may have looked before the signal came; the next one has not.
+        for _ in range(2):
+            self._round_ended.clear()
+            self._poke()
+            self._round_ended.wait(_SETTLE_S)
+        return self._notice
 
     def close(self) -> None:
         """The thread has ended; signals go where they went before, unless there is a notice.
@@ -156,6 +167,7 @@ class NoticeWatcher:
                 self._guarded(self._read_wakeups)
             self._guarded(self._look)
             self._guarded(self._on_tick)
+            self._round_ended.set()
         # A signal that came with the end.
         self._guarded(self._look)
 

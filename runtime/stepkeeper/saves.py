@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.errors import FencedError, SaveError, StepkeeperError
+from stepkeeper.errors import FencedError, GangError, SaveError, StepkeeperError
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
 from stepkeeper.progress import Progress
@@ -62,19 +62,30 @@ class Saves:
         """The state is what `record` holds: a begin that is still to be written goes on from there."""
         self._restored = record
 
-    def begin(self, step: int, state: Mapping[str, object]) -> InFlight:
-        """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be."""
-        begun = self._last_begun = self._saver.start(step, state)
+    def begin(self, step: int, state: Mapping[str, object], timeout_s: float | None = None) -> InFlight:
+        """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be.
+
+        Raises:
+            TimeoutError: as many still were after `timeout_s`.
+
+        """
+        begun = self._last_begun = self._saver.start(step, state, timeout_s)
         self._progress.saving(step)
         if begun.ended:
             self._progress.saving(None)
         return begun
 
-    def save_for_notice(self, step: int, state: Mapping[str, object]) -> None:
-        """`step` is in a save that was begun, by this call if by none before."""
+    def save_for_notice(self, step: int, state: Mapping[str, object], timeout_s: float | None) -> None:
+        """`step` is in a save that was begun, by this call if by none before; or that isn't possible in time.
+
+        What is committed by then is what the next process resumes.
+        """
         last = self._last_begun
         if last is None or last.step != step or last.failed:
-            self.begin(step, state)
+            try:
+                self.begin(step, state, timeout_s)
+            except TimeoutError as error:
+                _log.error("step %d is not saved for the notice: %s", step, error)
 
     def await_last(self, timeout_s: float | None) -> None:
         """The newest save has ended. That it failed, or didn't end in time, is noted and forgiven.
@@ -103,12 +114,13 @@ class Saves:
 
         Raises:
             FencedError: one did because another claim owns the root.
+            GangError: one did because another rank is lost.
             SaveError: one did for another reason. A lost companion is one only if it was lost twice in a row, or
                 if `newest` says that no later save can make it good.
 
         """
         failure = self._saver.take_failure(newest=newest)
-        if isinstance(failure, FencedError):
+        if isinstance(failure, FencedError | GangError):
             raise failure
         if failure is not None:
             raise SaveError(f"a save in the background failed: {failure}") from failure

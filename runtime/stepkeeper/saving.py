@@ -111,13 +111,23 @@ class Saver:
         newest = self._pending[-1] if self._pending else None
         return None if newest is None or newest.done else newest
 
-    def start(self, step: int, state: Mapping[str, object]) -> InFlight:
+    def start(self, step: int, state: Mapping[str, object], timeout_s: float | None = None) -> InFlight:
         """A snapshot of `state` is taken and on its way. Waits first while too many saves are pending.
 
         Ranks: all, in the same order.
+
+        Raises:
+            TimeoutError: too many still are after `timeout_s`; nothing was begun.
+
         """
+        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._free:
-            wait_for([self._pending[0].future])
+            left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
+            oldest = self._pending[0]
+            if wait_for([oldest.future], left_s).not_done:
+                raise TimeoutError(
+                    f"the save of step {oldest.step} was still in flight after {timeout_s:.1f} s"
+                )
             self._forget_ended()
         self._forget_ended()
         region = self._free.pop()

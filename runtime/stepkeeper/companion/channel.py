@@ -5,7 +5,9 @@ import contextlib
 import json
 import mmap
 import os
+import select
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,31 +35,52 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
 
-    def send(self, message: dict[str, Any], fds: Sequence[int] = (), *, wait: bool = True) -> None:
+    def send(
+        self, message: dict[str, Any], fds: Sequence[int] = (), *, timeout_s: float | None = None
+    ) -> None:
         """The other end will receive `message` whole.
 
         Raises:
-            BlockingIOError: the other end is behind with receiving, and `wait` is False.
+            TimeoutError: the other end was behind with receiving for `timeout_s`.
             OSError: there is no other end any more.
 
         """
         body = json.dumps(message, separators=(",", ":")).encode()
-        flags = 0 if wait else socket.MSG_DONTWAIT
         if len(body) <= _INLINE_LIMIT_BYTES:
-            self._send([_INLINE, body], fds, flags)
+            self._send([_INLINE, body], fds, timeout_s)
             return
         fd = os.memfd_create("stepkeeper-message")
         try:
             with open(fd, "wb", closefd=False) as file:
                 file.write(body)
-            self._send([_IN_MEMFD], [*fds, fd], flags)
+            self._send([_IN_MEMFD], [*fds, fd], timeout_s)
         finally:
             os.close(fd)
 
-    def _send(self, parts: Sequence[bytes], fds: Sequence[int], flags: int) -> None:
-        # socket.send_fds takes flags and leaves them out.
+    def _send(self, parts: Sequence[bytes], fds: Sequence[int], timeout_s: float | None) -> None:
+        # socket.send_fds takes flags and leaves them out; a socket's own timeout would be the receiving thread's too.
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self._socket.sendmsg(parts, rights, flags)
+        if timeout_s is None:
+            self._socket.sendmsg(parts, rights)
+            return
+        ends_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._socket.sendmsg(parts, rights, socket.MSG_DONTWAIT)
+            except BlockingIOError as error:
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(
+                        f"the other end was behind with receiving for {timeout_s} s"
+                    ) from error
+                self._await_room(left_s)
+            else:
+                return
+
+    def _await_room(self, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        poll.poll(timeout_s * 1000)
 
     def receive(self) -> Packet | None:
         """The next message, or None once the other end is gone."""

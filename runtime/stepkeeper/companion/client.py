@@ -1,14 +1,15 @@
 """The trainer's end: starts the companion process, asks it for things, notices when it is gone."""
 
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,10 @@ from stepkeeper.errors import CompanionError, CompanionLostError, StepkeeperErro
 
 __all__ = ["CompanionProcess", "error_from", "error_to"]
 
+_log: Final = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
+_ANSWER_TIMEOUT_S: Final = 600.0
+"""Longer than the companion tries to reach a store that doesn't answer."""
 
 
 class CompanionProcess:
@@ -52,7 +56,7 @@ class CompanionProcess:
         return self._lost
 
     def ask(
-        self, kind: Kind, body: dict[str, Any], fds: Sequence[int] = (), timeout_s: float | None = None
+        self, kind: Kind, body: dict[str, Any], fds: Sequence[int] = (), timeout_s: float = _ANSWER_TIMEOUT_S
     ) -> dict[str, Any]:
         """The companion's answer.
 
@@ -62,28 +66,29 @@ class CompanionProcess:
 
         """
         future: Future[dict[str, Any]] = Future()
+        ends_s = time.monotonic() + timeout_s
         with self._lock:
             if self._lost:
                 raise self._loss(kind)
             number, self._next_id = self._next_id, self._next_id + 1
             self._pending[number] = future
         try:
-            self._channel.send({"id": number, "kind": kind, "body": body}, fds)
-            return future.result(timeout_s)
-        except FutureTimeoutError as error:
+            self._channel.send({"id": number, "kind": kind, "body": body}, fds, timeout_s=timeout_s)
+            return future.result(max(0.0, ends_s - time.monotonic()))
+        except StepkeeperError:
+            raise
+        except TimeoutError as error:
             self.kill()
             raise CompanionLostError(
                 f"the companion process {self.pid} did not answer {kind} within {timeout_s} s and was ended"
             ) from error
-        except StepkeeperError:
-            raise
         except OSError as error:
             raise self._loss(kind) from error
 
     def tell(self, kind: Kind, body: dict[str, Any]) -> None:
         """The companion will see `body`, if it is there and keeps up; nothing waits for it."""
         with suppress(OSError):
-            self._channel.send({"id": 0, "kind": kind, "body": body}, wait=False)
+            self._channel.send({"id": 0, "kind": kind, "body": body}, timeout_s=0.0)
 
     def kill(self) -> None:
         """The process is gone at once."""
@@ -91,11 +96,11 @@ class CompanionProcess:
         self._process.wait()
         self._lost = True
 
-    def close(self) -> None:
-        """The process has ended: it ends by itself when it sees its socket closed."""
+    def close(self, timeout_s: float = _EXIT_TIMEOUT_S) -> None:
+        """The process has ended: it does by itself when it sees its socket closed, else it is killed."""
         self._channel.hang_up()
         try:
-            self._process.wait(_EXIT_TIMEOUT_S)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
         self._reader.join()
@@ -107,17 +112,13 @@ class CompanionProcess:
         return CompanionLostError(f"the companion process {self.pid} is gone ({how}) while asked to {kind}")
 
     def _read(self) -> None:
-        while (packet := self._channel.receive()) is not None:
-            message = packet.message
-            if "directive" in message:
-                self._on_directive(decode(Directive, message["directive"]))
-                continue
-            with self._lock:
-                future = self._pending.pop(message["id"])
-            if "error" in message:
-                future.set_exception(error_from(message["error"]))
-            else:
-                future.set_result(message["body"])
+        try:
+            while (packet := self._channel.receive()) is not None:
+                self._take(packet.message)
+        except Exception:
+            # Whoever waits for an answer must not wait for ever.
+            _log.exception("the companion process %d can't be understood; it is ended", self.pid)
+            self._process.kill()
         with self._lock:
             self._lost = True
             pending, self._pending = self._pending, {}
@@ -126,6 +127,23 @@ class CompanionProcess:
         how = f"the companion process {self.pid} went away (code {self._process.poll()})"
         for future in pending.values():
             future.set_exception(CompanionLostError(f"{how} with a request unanswered"))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "directive" in message:
+            self._follow(decode(Directive, message["directive"]))
+            return
+        with self._lock:
+            future = self._pending.pop(message["id"])
+        if "error" in message:
+            future.set_exception(error_from(message["error"]))
+        else:
+            future.set_result(message["body"])
+
+    def _follow(self, directive: Directive) -> None:
+        try:
+            self._on_directive(directive)
+        except Exception:  # answers that come after it are for others to have
+            _log.exception("the operator's directive %s was not followed", directive)
 
 
 def error_to(error: BaseException) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -11,14 +12,14 @@ from stepkeeper.companion.messages import Begin, Begun, Close, Kind, Open
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.errors import CompanionLostError, FencedError
+from stepkeeper.errors import ClosedError, CompanionLostError, FencedError
 from stepkeeper.log import CommitRecord
 
 __all__ = ["Companion"]
 
 _log: Final = logging.getLogger(__name__)
 _OPEN_TIMEOUT_S: Final = 60.0
-_CLOSE_SLACK_S: Final = 2.0
+_KILL_AGAIN_S: Final = 0.05
 
 
 class Companion:
@@ -29,6 +30,8 @@ class Companion:
         self._on_directive = on_directive
         self._lock = threading.Lock()
         self._process: CompanionProcess | None = None
+        self._starting: CompanionProcess | None = None
+        self._closed = False
         self._begun: Begun | None = None
         self._state = TrainerState()
 
@@ -50,20 +53,35 @@ class Companion:
         Raises:
             CompanionLostError: it went away while it started.
             FencedError: another claim owns the root by now.
+            ClosedError: there will be no process any more.
 
         """
         with self._lock:
+            if self._closed:
+                raise ClosedError(
+                    "the companion process was ended with its manager; construct another manager"
+                )
             if self._process is not None and not self._process.lost:
                 return self._process
             if self._process is not None:
                 _log.warning("the companion process %d is gone; starting another one", self._process.pid)
                 self._process.close()
-            process = CompanionProcess(self._on_directive)
-            claim = None if self._begun is None else self._begun.claim
+                self._process = None
+            self._process = self._started()
+            return self._process
+
+    def _started(self) -> CompanionProcess:
+        claim = None if self._begun is None else self._begun.claim
+        process = self._starting = CompanionProcess(self._on_directive)
+        try:
             process.ask(Kind.OPEN, encode(replace(self._opening, claim=claim)), timeout_s=_OPEN_TIMEOUT_S)
-            process.tell(Kind.STATE, encode(self._state))
-            self._process = process
-            return process
+        except BaseException:
+            process.close()
+            raise
+        finally:
+            self._starting = None
+        process.tell(Kind.STATE, encode(self._state))
+        return process
 
     def begin(self, *, base: int | None = None, take_over: str | None = None) -> Begun:
         """The root is claimed by this process, once; asked again, the same claim is the answer."""
@@ -86,17 +104,34 @@ class Companion:
         if process is not None and not process.lost:
             process.tell(Kind.STATE, encode(state))
 
-    def close(self, flush_s: float) -> None:
-        """The last report was answered, or `flush_s` have passed; the process has ended."""
-        with self._lock:
-            process, self._process = self._process, None
+    def close(self, limit_s: float) -> None:
+        """The process has ended within `limit_s`, and there will be no other.
+
+        The last report was answered, if that was possible in time.
+        """
+        ends_s = time.monotonic() + limit_s
+        process = self._last(limit_s / 2)
         if process is None:
             return
+        left_s = max(0.0, ends_s - time.monotonic())
         try:
             if not process.lost:
-                closing = Close(flush_millis=int(flush_s * 1000))
-                process.ask(Kind.CLOSE, encode(closing), timeout_s=flush_s + _CLOSE_SLACK_S)
+                closing = Close(flush_millis=int(left_s / 2 * 1000))
+                process.ask(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
         except (CompanionLostError, FencedError) as error:
             _log.warning("the last report may not have been sent: %s", error)
         finally:
-            process.close()
+            process.close(max(0.0, ends_s - time.monotonic()))
+
+    def _last(self, patience_s: float) -> CompanionProcess | None:
+        """The process that there is; one that another thread is starting and that doesn't come up in time is killed."""
+        self._closed = True
+        while not self._lock.acquire(timeout=patience_s):
+            if (starting := self._starting) is not None:
+                starting.kill()
+            patience_s = _KILL_AGAIN_S
+        try:
+            process, self._process = self._process, None
+            return process
+        finally:
+            self._lock.release()

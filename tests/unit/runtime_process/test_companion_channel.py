@@ -52,14 +52,15 @@ def test_hanging_up_ends_both_ends() -> None:
     right.close()
 
 
-def test_who_does_not_wait_is_told_that_the_other_is_behind() -> None:
+@pytest.mark.parametrize("timeout_s", [0.0, 0.2])
+def test_who_does_not_wait_for_long_is_told_that_the_other_is_behind(timeout_s: float) -> None:
     left, right = pair()
 
     def send_for_ever() -> None:
         while True:
-            left.send({"text": "x" * 1000}, wait=False)
+            left.send({"text": "x" * 1000}, timeout_s=timeout_s)
 
-    with pytest.raises(BlockingIOError):
+    with pytest.raises(TimeoutError):
         send_for_ever()
     left.close()
     right.close()

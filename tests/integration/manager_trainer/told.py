@@ -1,0 +1,124 @@
+"""A trainer that is told to stop when something else is wrong too: python told.py FOLDER CASE."""
+
+import io
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepkeeper import CheckpointManager
+from stepkeeper.contract import Directive, Identity, Interval, Settings
+from stepkeeper.env import Environment, Places
+
+FOLDER = Path(sys.argv[1])
+ROOT = FOLDER / "root"
+
+
+def say(event: str, **values: Any) -> None:
+    print(json.dumps({"event": event, **values}), flush=True)
+
+
+def environment() -> Environment:
+    identity = Identity(
+        namespace="default",
+        job="lm",
+        job_uid="uid-1",
+        pod="lm-0",
+        pod_uid="pod-uid",
+        node="node-a",
+        jobset_number=0,
+        restart_attempt=0,
+        slice_index=0,
+        host_index=0,
+        n_slices=1,
+        hosts_per_slice=1,
+        coordinator="localhost",
+        grace_s=4,
+    )
+    places = Places(
+        settings_folder=FOLDER,
+        notice_file=FOLDER / "notice",
+        termination_file=FOLDER / "termination",
+        token_file=FOLDER / "token",
+    )
+    settings = Settings(uri=ROOT.as_uri(), interval=Interval(steps=1000))
+    return Environment(identity=identity, settings=settings, places=places)
+
+
+def tell(manager: CheckpointManager) -> None:
+    say("told", at_s=time.monotonic())
+    os.kill(os.getpid(), signal.SIGTERM)
+    while manager.health().notice is None:
+        time.sleep(0.01)
+
+
+def chosen_end(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    """The script has its own handler, and had no use for ours."""
+    manager.save_async(2, state, force=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    tell(manager)
+
+
+def own_break(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    """What torch_xla's manager is used like."""
+    tell(manager)
+    manager.save_async(2, state)
+    assert manager.reached_preemption(2)
+
+
+def failed_before(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    """A save in the background failed, and the store works again."""
+    (ROOT / "2").touch()
+    assert manager.save_async(2, state, force=True)
+    while manager.health().error is None:
+        time.sleep(0.01)
+    (ROOT / "2").unlink()
+    tell(manager)
+    assert manager.step(3, state).stop
+
+
+def stuck(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    pid = manager.health().companion_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    tell(manager)
+    assert manager.step(2, state).stop
+
+
+def stuck_save(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    pid = manager.health().companion_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    manager.save_async(2, state, force=True)
+    tell(manager)
+    assert manager.step(3, state).stop
+
+
+def stacks(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    """Asked for where there is no file behind sys.stderr, as in a notebook."""
+    sys.stderr = io.StringIO()
+    manager._direct(Directive(dump_stacks=True))
+    sys.stderr = sys.__stderr__
+    manager.save(2, state, force=True)
+
+
+CASES: dict[str, Callable[[CheckpointManager, dict[str, Any]], None]] = {
+    case.__name__: case for case in (chosen_end, own_break, failed_before, stuck, stuck_save, stacks)
+}
+
+
+def main() -> None:
+    state: dict[str, Any] = {"w": torch.zeros(10)}
+    with CheckpointManager(ROOT.as_uri(), 1000, environment=environment()) as manager:
+        manager.restore_latest(state)
+        manager.save(1, state, force=True)
+        CASES[sys.argv[2]](manager, state)
+
+
+main()

@@ -1,0 +1,49 @@
+"""Trainers that are told to stop while something else is wrong, as processes of their own."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
+
+TRAINER = Path(__file__).parent / "manager_trainer" / "told.py"
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "step"),
+    [
+        ("chosen_end", ExitCode.SAVED, 2),
+        ("own_break", ExitCode.SAVED, 2),
+        ("failed_before", ExitCode.SAVED, 3),
+        ("stuck", ExitCode.SAVED, 1),
+        ("stuck_save", ExitCode.SAVED, 1),
+        ("stacks", ExitCode.DONE, 2),
+    ],
+)
+def test_what_a_trainer_that_is_told_leaves_behind(
+    tmp_path: Path, case: str, code: ExitCode, step: int
+) -> None:
+    process = subprocess.run(
+        [sys.executable, str(TRAINER), str(tmp_path), case],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    ended_s = time.monotonic()
+    assert process.returncode == code, process.stderr
+    head = Log(open_store((tmp_path / "root").as_uri())).open().latest
+    assert head is not None
+    assert head.step == step
+    assert Termination.from_json((tmp_path / "termination").read_bytes()).code == code
+    said = [json.loads(line) for line in process.stdout.splitlines()]
+    # The grace period is 4 s; what comes after it is a SIGKILL.
+    assert all(ended_s - each["at_s"] < 4.0 for each in said)
+    if case == "stacks":
+        assert "most recent call first" in process.stderr
