@@ -7,13 +7,14 @@ from typing import Final
 
 from stepkeeper.contract import Retention
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
+from stepkeeper.manifest import is_object_name
 from stepkeeper.retention import deletable
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["collect_garbage", "delete_superseded", "garbage_folders"]
 
-_FOLDER: Final = re.compile(r"((?:0|[1-9]\d*)/(0|[1-9]\d*)-[0-9a-f]{32})/.+")
+_PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
 
 
 def delete_superseded(
@@ -50,12 +51,14 @@ def collect_garbage(
 
 
 def garbage_folders(state: LogState, claim: int, paths: Collection[str]) -> tuple[str, ...]:
-    """Of all objects' `paths`, the folders that claim `claim` may collect. Pure."""
+    """Of all objects' `paths`, the folders that claim `claim` may collect: there is something of ours in them. Pure."""
     named = {record.folder for record in state.commits.values()}
-    matches = [match for match in map(_FOLDER.fullmatch, paths) if match]
+    matches = [match for match in map(_PATH.fullmatch, paths) if match and is_object_name(match[3])]
     return tuple(sorted({m[1] for m in matches if int(m[2]) < claim and m[1] not in named}))
 
 
 def _delete_folder(store: Store, folder: str, patience: Patience) -> None:
+    """What a save put there is gone. A file that somebody else put beside it stays, and so does the folder then."""
     for stat in patience.retry(lambda: store.list(f"{folder}/")):
-        patience.retry(partial(store.delete, stat.path))
+        if is_object_name(stat.path.removeprefix(f"{folder}/")):
+            patience.retry(partial(store.delete, stat.path))

@@ -1,6 +1,7 @@
 """manifest.<rank>.json: what one rank wrote of a checkpoint, object by object, and where each tensor and value is."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -16,12 +17,16 @@ __all__ = [
     "TensorRecord",
     "ValueRecord",
     "checkpoint_folder",
+    "is_object_name",
     "manifest_name",
 ]
 
 FORMAT: Final = 1
 BLOCK_BYTES: Final = 16 * 1024 * 1024
 """The unit of verification: a read is verified by whole blocks."""
+
+_NUMBER: Final = "(?:0|[1-9][0-9]*)"
+_OBJECT: Final = re.compile(rf"__{_NUMBER}_{_NUMBER}\.distcp|manifest\.{_NUMBER}\.json|\.metadata")
 
 
 def checkpoint_folder(step: int, claim: int, nonce: str) -> str:
@@ -31,6 +36,11 @@ def checkpoint_folder(step: int, claim: int, nonce: str) -> str:
 
 def manifest_name(rank: int) -> str:
     return f"manifest.{rank}.json"
+
+
+def is_object_name(name: str) -> bool:
+    """True for what this package puts into a checkpoint's folder, and for nothing else."""
+    return _OBJECT.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

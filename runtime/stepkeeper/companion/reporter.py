@@ -45,6 +45,8 @@ class LogView:
     claim: int | None = None
     tail: int = 0
     head: Head | None = None
+    error: str | None = None
+    """What went wrong after the last commit, in the checks and deletions that no call of the trainer waits for."""
 
 
 class Reporter:
@@ -79,7 +81,8 @@ class Reporter:
     def update_log(self, log: LogView, commit: Commit | None = None) -> None:
         """Reports from here on carry `log`, and `commit` until one of them is answered."""
         with self._changed:
-            urgent = commit is not None or log.claim != self._log.claim
+            known = (self._log.claim, self._log.error)
+            urgent = commit is not None or (log.claim, log.error) != known
             self._log = log
             if commit is not None:
                 self._commits = (*self._commits, commit)[-MAX_COMMITS:]
@@ -137,7 +140,7 @@ class Reporter:
                 in_flight_step=state.in_flight_step,
                 restored=state.restored,
                 notice=state.notice,
-                error=state.error,
+                error=state.error or log.error,
                 metrics=state.metrics,
             )
 

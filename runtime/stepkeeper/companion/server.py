@@ -113,7 +113,7 @@ class _Server:
             return encode(committed), after
         do: dict[Kind, Callable[[], object]] = {
             Kind.BEGIN: lambda: session.begin(decode(Begin, raw)),
-            Kind.REFRESH: lambda: session.refresh(),
+            Kind.REFRESH: session.refresh,
             Kind.QUARANTINE: lambda: session.quarantine(decode(Quarantine, raw)),
             Kind.RESTORED: lambda: session.restored(decode(Restored, raw)),
             Kind.WRITE: lambda: session.write(decode(Write, raw), fds[0]),

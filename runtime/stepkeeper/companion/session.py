@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -55,6 +56,7 @@ class Session:
         self._written: dict[str, tuple[Write, Manifest]] = {}
         self._verified: set[int] = set()
         self._collected = False
+        self._complaint: str | None = None
         self.reporter: Reporter | None = None
         if opening.report_target is not None and opening.rank == 0:
             self.reporter = Reporter(opening.report_target, opening.report_interval_s, on_directive)
@@ -164,9 +166,13 @@ class Session:
             if not self._collected:
                 collect_garbage(self._log, self._store, claim)
                 self._collected = True
-            self._tell_reporter()
-        except StepkeeperError as error:
-            print(f"stepkeeper: after the commit of step {record.step}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+            self._complaint = None
+        except Exception as error:  # the commit stands, and the next save needs this process
+            self._complaint = f"after the commit of step {record.step}: {error!r}"
+            print(f"stepkeeper: {self._complaint}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+            if not isinstance(error, StepkeeperError):
+                traceback.print_exc()
+        self._tell_reporter()
 
     def _held(self) -> Claim:
         if self._claim is None:
@@ -195,4 +201,6 @@ class Session:
                 size_bytes=latest.size_bytes,
             )
         claim = None if self._claim is None else self._claim.slot
-        self.reporter.update_log(LogView(root=state.root, claim=claim, tail=state.tail, head=head), commit)
+        self.reporter.update_log(
+            LogView(root=state.root, claim=claim, tail=state.tail, head=head, error=self._complaint), commit
+        )

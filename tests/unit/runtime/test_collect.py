@@ -1,15 +1,19 @@
 """Deletion and garbage: the log first, and nothing that isn't ours."""
 
+from pathlib import Path
+
 from stepkeeper.collect import collect_garbage, delete_superseded
 from stepkeeper.contract import Retention
 from stepkeeper.log import Claim, Log, ManifestRef
 from stepkeeper.manifest import checkpoint_folder
+from stepkeeper.storage.base import Store
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.storage.posix import PosixStore
 
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 
 
-def save(log: Log, store: MemoryStore, claim: Claim, step: int, *, committed: bool = True) -> str:
+def save(log: Log, store: Store, claim: Claim, step: int, *, committed: bool = True) -> str:
     folder = checkpoint_folder(step, claim.slot, f"{step:032x}")
     store.write(f"{folder}/__0_0.distcp", [b"data"])
     store.write(f"{folder}/.metadata", [b"data"])
@@ -80,6 +84,28 @@ def test_garbage_of_earlier_claims_goes_and_nothing_else() -> None:
         of_a_later_claim,
     }
     assert left >= set(alien)
+
+
+def test_a_file_that_is_not_ours_stays_wherever_it_is(tmp_path: Path) -> None:
+    """On a disk anybody can put a file, with any name, where a save was."""
+    store = PosixStore(tmp_path)
+    log = Log(store)
+    claim = log.begin()
+    superseded, head = save(log, store, claim, 10), save(log, store, claim, 20)
+    garbage = save(log, store, claim, 30, committed=False)
+    copied = checkpoint_folder(40, claim.slot, "a" * 32)
+    (tmp_path / copied).mkdir(parents=True)
+    names = ("manifest (copy).json", "__0_0.distcp.bak", "notes\n.txt", "manifest.\u0663.json")
+    users = {f"{folder}/{name}" for folder in (superseded, garbage, copied) for name in names}
+    for path in users:
+        (tmp_path / path).write_text("a user's")
+    verified = [record.slot for record in log.state.live]
+    delete_superseded(log, store, claim, Retention(last=1), verified)
+    later = log.begin()
+    assert collect_garbage(log, store, later) == (garbage,)
+    assert collect_garbage(log, store, later) == ()
+    left = {stat.path for stat in store.list("") if not stat.path.startswith(".stepkeeper/")}
+    assert left == users | {f"{head}/__0_0.distcp", f"{head}/.metadata"}
 
 
 def test_data_of_a_deletion_cut_short_is_garbage_for_the_next_claim() -> None:
