@@ -81,9 +81,8 @@ class CheckpointManager:
             retention = Retention(last=max_to_keep)
         self._store = open_store(uri_of(path))
         self._gang = open_gang(process_group)
-        self._companion = Companion(
-            opening_of(environment, self._gang, self._store.uri, retention), self._direct
-        )
+        opening = opening_of(environment, self._gang, self._store.uri, retention)
+        self._companion = Companion(opening, self._direct)
         self._progress = Progress(self._companion.tell)
         self._restorer = Restorer(self._store, self._companion, self._gang)
         self._decisions = Decisions(save_interval, self._gang)
