@@ -1,7 +1,8 @@
 """One save of one rank after its snapshot: place, transfer, write, vote, commit."""
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -11,7 +12,7 @@ from stepkeeper.companion.client import CompanionProcess, error_from, error_to
 from stepkeeper.companion.messages import Commit, Committed, Kind, Void, Write, Written
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.errors import SaveError
+from stepkeeper.errors import CompanionLostError, FencedError, SaveError, StepkeeperError
 from stepkeeper.gang import Gang
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.manifest import checkpoint_folder
@@ -19,6 +20,7 @@ from stepkeeper.snapshot import Region, Snapshot
 
 __all__ = ["SaveJob", "SaveState", "persist"]
 
+_log: Final = logging.getLogger(__name__)
 _SAVE_TIMEOUT_S: Final = 3600.0
 
 
@@ -90,11 +92,19 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
             failure = failure or error
             outcome = {"error": error_to(error)}
     outcome = gang.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
-    if failure is not None:
-        raise failure
     if "error" in outcome:
-        raise error_from(outcome["error"])
+        raise _own_or_shared(failure, error_from(outcome["error"]))
     return decode(Committed, outcome["committed"])
+
+
+def _own_or_shared(own: Exception | None, shared: Exception) -> Exception:
+    """What this rank raises: its own failure says most, but a lost companion is forgiven by all ranks or by none."""
+    if own is None:
+        return shared
+    if isinstance(own, CompanionLostError) and not isinstance(shared, CompanionLostError):
+        shared.__cause__ = own
+        return shared
+    return own
 
 
 def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
@@ -138,13 +148,11 @@ def _decide(
     job: SaveJob, process: CompanionProcess | None, place: _Place | None, votes: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Rank 0's part: the commit if all voted for it, else its void."""
-    refusals = [
-        f"rank {rank}: {vote['error']['message']}" for rank, vote in enumerate(votes) if "error" in vote
-    ]
+    refusals = {rank: error_from(vote["error"]) for rank, vote in enumerate(votes) if "error" in vote}
     if refusals or process is None or place is None:
-        error = SaveError(f"the save of step {job.step} was given up: {'; '.join(refusals)}")
+        error = _given_up(job.step, refusals)
         if process is not None and place is not None and not process.lost:
-            process.ask(Kind.VOID, encode(Void(folder=place.folder(job.step), reason=str(error))))
+            _void(process, Void(folder=place.folder(job.step), reason=str(error)))
         return {"error": error_to(error)}
     written = [decode(Written, vote["written"]) for vote in votes]
     body = Commit(
@@ -153,3 +161,24 @@ def _decide(
         duration_millis=job.duration_millis(),
     )
     return {"committed": process.ask(Kind.COMMIT, encode(body), timeout_s=_SAVE_TIMEOUT_S)}
+
+
+def _given_up(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
+    """The one error that all ranks raise: of a kind of its own where that decides how the job goes on."""
+    said = "; ".join(f"rank {rank}: {error}" for rank, error in refusals.items())
+    text = f"the save of step {step} was given up: {said}"
+    if any(isinstance(error, FencedError) for error in refusals.values()):
+        return FencedError(text)
+    if all(isinstance(error, CompanionLostError) for error in refusals.values()):
+        return CompanionLostError(text)
+    return SaveError(text)
+
+
+def _void(process: CompanionProcess, void: Void) -> None:
+    """The log says that nothing will come of the folder, if it can be told; nothing names it otherwise."""
+    try:
+        process.ask(Kind.VOID, encode(void), timeout_s=_SAVE_TIMEOUT_S)
+    except FencedError:
+        raise
+    except StepkeeperError as error:
+        _log.warning("%s could not be declared void: %s", void.folder, error)

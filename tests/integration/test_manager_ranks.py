@@ -116,3 +116,14 @@ def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path) -> None
     assert codes <= {1, ExitCode.PEER_LOST}
     log = Log(open_store((tmp_path / "run" / "root").as_uri()))
     assert [record.step for record in log.open().line] == [10]
+
+
+def test_a_companion_that_is_lost_once_costs_one_save_and_no_rank(tmp_path: Path) -> None:
+    with ranks(tmp_path / "run", 60, interval=10, lose_at=20, pause_s=0.06) as both:
+        for process in both:
+            rest(process)
+        assert [process.returncode for process in both] == [ExitCode.DONE] * N_RANKS
+    log = Log(open_store((tmp_path / "run" / "root").as_uri()))
+    steps = {record.step for record in log.open().line}
+    assert {10, 60} <= steps
+    assert 20 not in steps

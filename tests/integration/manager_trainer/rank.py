@@ -1,7 +1,10 @@
 """One of several ranks on gloo: python rank.py URI RANK WORLD_SIZE FOLDER STEPS OPTIONS-AS-JSON."""
 
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,16 @@ def join(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
 
 
+def lose_companion(manager: CheckpointManager) -> None:
+    """It dies while it is asked for something: it takes requests until then, and answers none."""
+    if manager.in_flight is not None:
+        manager.in_flight.result(60)
+    pid = manager.health().companion_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+
+
 def main() -> None:
     uri, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     folder, n_steps, options = Path(sys.argv[4]), int(sys.argv[5]), json.loads(sys.argv[6])
@@ -50,6 +63,8 @@ def main() -> None:
             if step == options.get("fail_at") and rank == 1:
                 # Its companion gets no answer from the store any more.
                 Path(uri.removeprefix("file://"), str(step)).write_text("")
+            if step == options.get("lose_at") and rank == 1:
+                lose_companion(manager)
             if options.get("asks"):
                 say("step", step=step, saved=manager.should_save(step) and manager.save_async(step, state))
             else:

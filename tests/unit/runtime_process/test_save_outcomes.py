@@ -1,0 +1,116 @@
+"""What a save that came to nothing is called in each rank."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import pytest
+
+from stepkeeper.companion.client import error_to
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.errors import (
+    CompanionLostError,
+    FencedError,
+    ForeignRootError,
+    GangError,
+    SaveError,
+    StepkeeperError,
+    StorageError,
+)
+from stepkeeper.gang import SoloGang
+from stepkeeper.persist import SaveJob, persist
+from stepkeeper.progress import Progress
+from stepkeeper.saves import Saves
+from stepkeeper.snapshot import Region, take_snapshot
+from stepkeeper_planners.layout import Ranks
+
+
+class FailingCompanion:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def process(self) -> None:
+        raise self.error
+
+
+class FirstOfTwo:
+    """Rank 0, told of another rank's vote."""
+
+    rank = 0
+    world_size = 2
+
+    def __init__(self, other: Exception) -> None:
+        self.other = other
+        self.said: dict[str, Any] = {}
+
+    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        assert value is not None
+        assert timeout_s
+        self.said[name] = value
+        return dict(value)
+
+    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        assert name
+        assert timeout_s
+        return [dict(value), {"error": error_to(self.other)}]
+
+    def abort(self) -> None:
+        """Nobody waits."""
+
+    def propose(self, name: str, value: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def proposed(self, name: str) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+
+def a_job() -> SaveJob:
+    region = Region()
+    snapshot = take_snapshot({"step": 7}, Ranks(rank=0, world_size=1), region)
+    return SaveJob(
+        number=0,
+        step=7,
+        base=None,
+        snapshot=snapshot,
+        region=region,
+        moved=lambda _state: None,
+        duration_millis=lambda: 1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "raised", "shared"),
+    [
+        (CompanionLostError, CompanionLostError, CompanionLostError, CompanionLostError),
+        (CompanionLostError, StorageError, SaveError, SaveError),
+        (StorageError, CompanionLostError, StorageError, SaveError),
+        (CompanionLostError, ForeignRootError, FencedError, FencedError),
+        (StorageError, StorageError, StorageError, SaveError),
+    ],
+)
+def test_a_lost_companion_is_one_for_all_ranks_or_for_none(
+    own: Callable[[str], StepkeeperError],
+    other: Callable[[str], StepkeeperError],
+    raised: type[Exception],
+    shared: type[Exception],
+) -> None:
+    gang = FirstOfTwo(other("of rank 1"))
+    with pytest.raises(raised) as caught:
+        persist(a_job(), cast(Companion, FailingCompanion(own("of rank 0"))), gang)
+    assert type(caught.value) is raised
+    said = gang.said["save/0/outcome"]["error"]
+    assert said["kind"] == shared.__name__
+    assert "rank 0: of rank 0; rank 1: of rank 1" in said["message"]
+
+
+def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
+    class Alone(SoloGang):
+        def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # type: ignore[explicit-override]  # Python 3.11 has no typing.override
+            raise GangError(f"{name}: rank 1 is lost {value} {timeout_s}")
+
+    companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
+    saves = Saves(companion, Alone(), Progress(lambda _state: None), max_pending=1)
+    saves.begin(7, {"step": 7})
+    assert saves.wait(10)
+    with pytest.raises(GangError, match="rank 1 is lost"):
+        saves.raise_failure()
+    saves.close()
