@@ -2,13 +2,14 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stepkeeper_operator.evidence import EvidenceBook
 from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.lineage import Lineage
 
 __all__ = ["Cache", "JobKey"]
 
@@ -28,6 +29,7 @@ class Cache:
     def __init__(self, evidence: EvidenceBook, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._evidence = evidence
+        self._lineage = Lineage()
         self._training_jobs: dict[JobKey, dict[str, Any]] = {}
         self._keys: dict[str, JobKey] = {}
         self._jobsets: dict[JobKey, JobSet] = {}
@@ -47,17 +49,19 @@ class Cache:
             if known is not None and known["metadata"]["uid"] == meta["uid"]:
                 del self._training_jobs[key]
             self._keys.pop(meta["uid"], None)
-            self._evidence.forget(meta["uid"])
+            self._forget_job(meta["uid"])
             return (key,)
         if known is not None and _version(known) > _version(raw):
             return ()
         slim = {name: value for name, value in meta.items() if name != "managedFields"}
         self._training_jobs[key] = {**raw, "metadata": slim}
         self._keys[meta["uid"]] = key
+        self._admit(self._lineage.see_training_job(meta["uid"], key.namespace))
         return (key,)
 
     def see_jobset(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
         jobset = read_jobset(raw)
+        self._admit(self._lineage.see_jobset(jobset, deleted=deleted))
         key = JobKey(jobset.namespace, jobset.name)
         known = self._jobsets.get(key)
         if not deleted:
@@ -68,25 +72,23 @@ class Cache:
 
     def see_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
         job = read_job(raw)
-        self._evidence.add_job(job)
         if deleted:
             self._jobs.pop(job.uid, None)
         else:
             self._jobs[job.uid] = job
-        return self._key_of(job.job_uid)
+        self._admit(self._lineage.see_job(job, deleted=deleted))
+        return self._key_of(job.job_uid, job.namespace)
 
     def see_pod(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
         pod = read_pod(raw)
         name = (pod.namespace, pod.name)
-        self._evidence.add_pod(pod)
         known = self._pods.get(name)
         if not deleted:
             self._pods[name] = pod
-            self._pods_of[pod.job_uid].add(name)
         elif known is not None and known.uid == pod.uid:
-            del self._pods[name]
-            self._pods_of[pod.job_uid].discard(name)
-        return () if known == pod and not deleted else self._key_of(pod.job_uid)
+            self._drop_pod(name)
+        self._admit(self._lineage.see_pod(pod, deleted=deleted))
+        return () if known == pod and not deleted else self._key_of(pod.job_uid, pod.namespace)
 
     def see_node(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
         """A gone node is remembered for a while: its pods' causes are asked for later."""
@@ -120,17 +122,19 @@ class Cache:
         for uid in gone & frozenset(self._keys):
             key = self._keys.pop(uid)
             self._training_jobs.pop(key, None)
-            self._evidence.forget(uid)
+            self._forget_job(uid)
             concerned.add(key)
         for key in [key for key, jobset in self._jobsets.items() if jobset.uid in gone]:
             del self._jobsets[key]
             concerned.add(key)
         for uid in gone & frozenset(self._jobs):
-            concerned.update(self._key_of(self._jobs.pop(uid).job_uid))
+            job = self._jobs.pop(uid)
+            self._lineage.see_job(job, deleted=True)
+            concerned.update(self._key_of(job.job_uid, job.namespace))
         for name, pod in [(name, pod) for name, pod in self._pods.items() if pod.uid in gone]:
-            del self._pods[name]
-            self._pods_of[pod.job_uid].discard(name)
-            concerned.update(self._key_of(pod.job_uid))
+            self._drop_pod(name)
+            self._lineage.see_pod(pod, deleted=True)
+            concerned.update(self._key_of(pod.job_uid, pod.namespace))
         for node in [node for node in self._nodes.values() if node.uid in gone]:
             self._nodes[node.name] = replace(node, gone_since=self._clock())
             concerned.update(self._keys_on(node.name))
@@ -160,6 +164,7 @@ class Cache:
         return self._pods.get((namespace, name))
 
     def pods_of(self, job_uid: str) -> tuple[Pod, ...]:
+        """Those that are the job's own: their owners say so, up to the job."""
         return tuple(self._pods[name] for name in sorted(self._pods_of.get(job_uid, ())))
 
     def node(self, name: str) -> Node | None:
@@ -170,13 +175,34 @@ class Cache:
         present = [node for node in self._nodes.values() if node.gone_since is None]
         return len(present), sum(node.unknown_since is not None for node in present)
 
-    def _key_of(self, job_uid: str) -> tuple[JobKey, ...]:
+    def _admit(self, own: Iterable[Job | Pod]) -> None:
+        for item in own:
+            if isinstance(item, Job):
+                self._evidence.add_job(item)
+                continue
+            self._evidence.add_pod(item)
+            present = self._pods.get((item.namespace, item.name))
+            if present is not None and present.uid == item.uid:
+                self._pods_of[item.job_uid].add((item.namespace, item.name))
+
+    def _drop_pod(self, name: tuple[str, str]) -> None:
+        names = self._pods_of.get(job_uid := self._pods.pop(name).job_uid)
+        if names is not None:
+            names.discard(name)
+            if not names:
+                del self._pods_of[job_uid]
+
+    def _forget_job(self, uid: str) -> None:
+        self._evidence.forget(uid)
+        self._lineage.forget(uid)
+
+    def _key_of(self, job_uid: str, namespace: str) -> tuple[JobKey, ...]:
         key = self._keys.get(job_uid)
-        return () if key is None else (key,)
+        return () if key is None or key.namespace != namespace else (key,)
 
     def _keys_on(self, node_name: str) -> tuple[JobKey, ...]:
-        concerned = {pod.job_uid for pod in self._pods.values() if pod.node == node_name}
-        return tuple(key for uid in concerned for key in self._key_of(uid))
+        concerned = {(pod.job_uid, pod.namespace) for pod in self._pods.values() if pod.node == node_name}
+        return tuple(key for uid, namespace in concerned for key in self._key_of(uid, namespace))
 
     def _forget_old_nodes(self) -> None:
         limit = self._clock() - _GONE_NODE_KEPT_S

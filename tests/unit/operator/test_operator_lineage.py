@@ -1,0 +1,108 @@
+"""Only what the job's own controllers made says anything of the job, whatever labels it bears."""
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from stepkeeper.contract import ExitCode
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
+from stepkeeper_operator.cache import Cache
+from stepkeeper_operator.evidence import EvidenceBook
+from stepkeeper_operator.testing import World
+
+
+async def running() -> World:
+    world = World()
+    await world.settle(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
+def copied(pod: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    """A pod with the same labels that is not the Job's; it was fenced."""
+    ended = {"exitCode": int(ExitCode.FENCED), "reason": "Error"}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}]}
+    labels = pod["metadata"]["labels"]
+    base = {"name": "copy", "namespace": "default", "labels": labels, "uid": "copy"}
+    base["creationTimestamp"] = pod["metadata"]["creationTimestamp"]
+    return {"metadata": base | meta, "spec": pod["spec"], "status": status}
+
+
+@pytest.mark.parametrize("name", ["another namespace", "a copy for debugging", "a Job of somebody"])
+async def test_a_pod_with_the_jobs_labels_that_is_not_the_jobs_ends_nothing(name: str) -> None:
+    world = await running()
+    pod = world.pods[0]
+    world.cluster.put(
+        "pods",
+        {
+            "another namespace": copied(
+                pod, namespace="evil", ownerReferences=pod["metadata"]["ownerReferences"]
+            ),
+            "a copy for debugging": copied(pod),
+            "a Job of somebody": copied(pod, ownerReferences=[{"uid": "another", "controller": True}]),
+        }[name],
+    )
+    await world.reconcile()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == [None]
+    assert len(world.cache.pods_of(world.job.metadata.uid)) == 2
+
+
+async def test_jobs_and_jobsets_of_another_namespace_prove_nothing() -> None:
+    world = await running()
+    uid = world.job.metadata.uid
+    for plural in ("jobsets", "jobs"):
+        raw = world.cluster.all(plural)[0]
+        meta = raw["metadata"] | {"namespace": "evil", "uid": f"evil-{plural}"}
+        if plural == "jobs":
+            meta["ownerReferences"] = [{"uid": "evil-jobsets", "controller": True}]
+        world.cluster.put(plural, raw | {"metadata": meta})
+    owner = [{"uid": "evil-jobs", "controller": True}]
+    for namespace in ("evil", "default"):
+        world.cluster.put("pods", copied(world.pods[0], namespace=namespace, ownerReferences=owner))
+    assert len(world.cache.pods_of(uid)) == 2
+    assert {pod.name for record in world.evidence.of(uid) for pod in record.pods}.isdisjoint({"copy"})
+
+
+KINDS = ("checkpointedtrainingjobs", "jobsets", "jobs", "pods")
+
+
+@pytest.mark.parametrize("order", list(permutations(KINDS)))
+async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(order: tuple[str, ...]) -> None:
+    world = await running()
+    evidence = EvidenceBook()
+    cache = Cache(evidence)
+    see = dict(
+        zip(KINDS, (cache.see_training_job, cache.see_jobset, cache.see_job, cache.see_pod), strict=True)
+    )
+    for plural in order:
+        for raw in world.cluster.all(plural):
+            see[plural](raw)
+    uid = world.job.metadata.uid
+    assert len(cache.pods_of(uid)) == 2
+    assert [len(record.pods) for record in evidence.of(uid)] == [2]
+
+
+async def test_a_pod_that_is_gone_before_its_job_is_known_is_evidence_all_the_same() -> None:
+    world = World(spot=True)
+    world.hold_back("jobs")
+    await world.settle(rounds=2)
+    world.preempt()
+    await world.settle(rounds=3)
+    assert world.evidence.of(world.job.metadata.uid) == ()
+    world.catch_up()
+    await world.settle()
+    assert world.causes == ["SpotPreemption", None]
+
+
+async def test_the_last_words_of_pods_whose_job_is_deleted_are_not_kept() -> None:
+    world = await running()
+    uid, pods = world.job.metadata.uid, world.pods
+    for raw in world.cluster.all("checkpointedtrainingjobs"):
+        world.cache.see_training_job(raw, deleted=True)
+    for deleted in (False, True):
+        for pod in pods:
+            world.cache.see_pod(pod, deleted=deleted)
+    assert world.evidence.of(uid) == ()
+    assert world.cache.pods_of(uid) == ()
