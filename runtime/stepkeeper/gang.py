@@ -3,10 +3,12 @@
 A store's client blocks all its callers while one of them waits, so each thread has a client of its own.
 """
 
+import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, Self
 
@@ -21,7 +23,8 @@ _PREFIX: Final = "stepkeeper"
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
 
-_instances = 0
+_instances: Final[Counter[str]] = Counter()
+"""The gangs that this process made, by who is in them: their ranks make them in the same order, others needn't."""
 
 
 class Gang(Protocol):
@@ -171,10 +174,15 @@ class StoreGang:
         # The only way to the store that init_process_group made; it has kept its name since torch 1.9.
         from torch.distributed.distributed_c10d import _get_default_store
 
-        global _instances
-        _instances += 1
-        store = PrefixStore(f"{_PREFIX}/{_instances}", _get_default_store())
+        members = _digest(dist.get_process_group_ranks(group))
+        _instances[members] += 1
+        store = PrefixStore(f"{_PREFIX}/{members}/{_instances[members]}", _get_default_store())
         return cls(store, dist.get_rank(group), dist.get_world_size(group))
+
+
+def _digest(ranks: Sequence[int]) -> str:
+    """A short name for these ranks, as all processes number them: every group talks over the one store."""
+    return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
 
 
 def world_size_of(group: dist.ProcessGroup | None) -> int:

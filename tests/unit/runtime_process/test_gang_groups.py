@@ -1,0 +1,62 @@
+"""Process groups share one store, and nothing in it."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+
+from stepkeeper.gang import StoreGang
+
+
+class Processes:
+    """This process as several: `enter` makes it another one, which has made no gang yet."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        store = HashStore()
+        self._set("torch.distributed.distributed_c10d._get_default_store", lambda: store)
+
+    def enter(self) -> None:
+        self._set("stepkeeper.gang._instances", Counter())
+
+    def gang_of(self, members: list[int], rank: int) -> StoreGang:
+        self._set("torch.distributed.get_process_group_ranks", lambda _group: members)
+        self._set("torch.distributed.get_rank", lambda _group: members.index(rank))
+        self._set("torch.distributed.get_world_size", lambda _group: len(members))
+        return StoreGang.of(dist.group.WORLD)
+
+    def _set(self, name: str, value: Any) -> None:
+        self.monkeypatch.setattr(name, value)
+
+
+@pytest.fixture(name="processes")
+def _processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    return Processes(monkeypatch)
+
+
+def test_disjoint_groups_hear_nothing_of_each_other(processes: Processes) -> None:
+    processes.enter()
+    first = processes.gang_of([0, 1], 0)
+    processes.enter()
+    other = processes.gang_of([2, 3], 2)
+    first.propose("name", {"of": "first"})
+    assert other.proposed("name") is None
+
+
+def test_a_group_is_the_same_to_all_its_ranks_whatever_others_they_are_in(processes: Processes) -> None:
+    processes.enter()
+    processes.gang_of([0, 1], 0)
+    mine = processes.gang_of([0, 1, 2], 0)
+    processes.enter()
+    theirs = processes.gang_of([0, 1, 2], 2)
+    mine.propose("name", {"of": "all"})
+    assert theirs.proposed("name") == {"of": "all"}
+
+
+def test_two_gangs_of_the_same_ranks_are_two(processes: Processes) -> None:
+    processes.enter()
+    first, second = (processes.gang_of([0, 1], 0) for _ in range(2))
+    first.propose("name", {"of": "first"})
+    assert second.proposed("name") is None
