@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from stepkeeper.errors import ManifestError
@@ -104,6 +104,8 @@ class Manifest:
 
     tensors: tuple[TensorRecord, ...]
     values: tuple[ValueRecord, ...]
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Further names of tied tensors → the name under which they were written."""
 
     @property
     def folder(self) -> str:
@@ -159,6 +161,7 @@ class Manifest:
                 }
                 for v in self.values
             ],
+            "aliases": self.aliases,
         }
         return json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
 
@@ -181,6 +184,7 @@ class Manifest:
                 objects=tuple(_object(item) for item in raw["objects"]),
                 tensors=tuple(_tensor(item) for item in raw["tensors"]),
                 values=tuple(ValueRecord(**item) for item in raw["values"]),
+                aliases=dict(raw.get("aliases", {})),
             )
         except ManifestError:
             raise

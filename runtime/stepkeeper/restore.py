@@ -206,7 +206,16 @@ def load_commit(store: Store, record: CommitRecord, state: Mapping[str, object],
     flat = gather_state(state)
     layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in flat.tensors.items()]
     stored = {fqn: _stored(tensor) for fqn, tensor in tensors.items()}
-    pieces = plan_load(layouts, stored, ranks, value_keys=tuple(flat.values), stored_value_keys=tuple(values))
+    # A further name of what is loaded under its first: only where the checkpoint has one tensor under both.
+    aliases = [name for name, first in flat.aliases.items() if _same_data(tensors, name, first)]
+    pieces = plan_load(
+        layouts,
+        stored,
+        ranks,
+        value_keys=tuple(flat.values),
+        alias_keys=aliases,
+        stored_value_keys=tuple(values),
+    )
     loads = _loads(layouts, pieces, tensors, ranks.rank)
     for load, shards in _read_ahead(reader, loads):
         adapters.fill(flat.tensors[load.layout.fqn], shards)
@@ -226,6 +235,10 @@ class _Load:
     boxes: dict[int, Box]
     pieces: tuple[PieceRead, ...]
     stored: TensorRecord
+
+
+def _same_data(tensors: Mapping[str, TensorRecord], name: str, other: str) -> bool:
+    return name in tensors and other in tensors and tensors[name].chunks == tensors[other].chunks
 
 
 def _stored(tensor: TensorRecord) -> StoredTensor:

@@ -191,6 +191,33 @@ def test_what_was_condemned_is_not_taken_for_nothing(uri: str) -> None:
         manager.close()
 
 
+def test_tied_tensors_are_found_by_each_of_their_names(uri: str) -> None:
+    weights = torch.arange(4.0)
+    with open_manager(uri) as manager:
+        manager.save(1, {"embed": weights, "head": weights})
+        assert set(manager.metadata(1).tensors) == {"embed", "head"}
+    tied, other = torch.zeros(4), torch.zeros(4)
+    for state in (
+        {"embed": tied, "head": tied},
+        {"head": tied, "embed": tied},
+        {"embed": tied, "head": other},
+    ):
+        tied.zero_()
+        with open_manager(uri) as manager:
+            assert manager.restore_latest(state) is not None
+        assert all(torch.equal(tensor, weights) for tensor in state.values())
+
+
+def test_what_was_saved_untied_is_not_tied_in_silence(uri: str) -> None:
+    with open_manager(uri) as manager:
+        manager.save(1, {"embed": torch.zeros(4), "head": torch.ones(4)})
+    tied = torch.full((4,), 7.0)
+    with open_manager(uri) as manager:
+        with pytest.raises(LoadMismatchError, match="head"):
+            manager.restore_latest({"embed": tied, "head": tied})
+        assert torch.equal(tied, torch.full((4,), 7.0))
+
+
 def flip_a_byte(uri: str, step: int) -> None:
     folder = next(Path(uri.removeprefix("file://"), str(step)).iterdir())
     path = next(folder.glob("*.distcp"))

@@ -88,9 +88,9 @@ def write(
             tensors=tuple(rank.tensors),
             values=tuple(rank.values),
         )
-        manifests.append(write_checkpoint(store, order, memoryview(rank.data)))
+        manifests.append(write_checkpoint(store, order, memoryview(rank.data), aliases=aliases))
     others = [manifest.ref() for manifest in manifests[1:]]
-    finish_checkpoint(store, manifests[0], others, aliases=aliases, key_paths=key_paths)
+    finish_checkpoint(store, manifests[0], others, key_paths=key_paths)
     return root / manifests[0].folder
 
 

@@ -91,11 +91,16 @@ class FinishedCheckpoint:
 
 
 def write_checkpoint(
-    store: Store, order: SaveOrder, data: memoryview, *, patience: Patience = DEFAULT_PATIENCE
+    store: Store,
+    order: SaveOrder,
+    data: memoryview,
+    *,
+    aliases: Mapping[str, str] | None = None,
+    patience: Patience = DEFAULT_PATIENCE,
 ) -> Manifest:
     """One rank's objects are durable, and so is its manifest, but rank 0's: that comes last, by `finish_checkpoint`.
 
-    Raises StorageError.
+    `aliases` gives tied tensors further names. Raises StorageError.
     """
     files = _packed(order)
     objects: list[ObjectRecord] = []
@@ -116,6 +121,7 @@ def write_checkpoint(
         objects=tuple(objects),
         tensors=tensors,
         values=values,
+        aliases=dict(aliases or {}),
     )
     if order.rank != 0:
         _write_object(store, order.folder, manifest_name(order.rank), [manifest.to_json()], patience)
@@ -127,7 +133,6 @@ def finish_checkpoint(
     own: Manifest,
     others: Sequence[ManifestRef],
     *,
-    aliases: Mapping[str, str] | None = None,
     key_paths: Mapping[str, KeyPath] | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FinishedCheckpoint:
@@ -139,7 +144,7 @@ def finish_checkpoint(
     read = [read_manifest(store, own.folder, ref, patience=patience) for ref in others]
     manifests = sorted([own, *(manifest for manifest, _ in read)], key=lambda manifest: manifest.rank)
     _check_one_save(manifests)
-    metadata = encode_metadata(manifests, aliases=aliases, key_paths=key_paths)
+    metadata = encode_metadata(manifests, key_paths=key_paths)
     written = _write_object(store, own.folder, METADATA_NAME, [metadata], patience)
     complete = replace(own, objects=(*own.objects, written, *(record for _, record in read)))
     _write_object(store, own.folder, manifest_name(0), [complete.to_json()], patience)

@@ -95,7 +95,7 @@ class Session:
     def write(self, body: Write, region_fd: int) -> Written:
         """What this rank has to write is durable; rank 0's manifest comes with the commit."""
         with _mapped(region_fd) as data:
-            manifest = write_checkpoint(self._store, body.order, data)
+            manifest = write_checkpoint(self._store, body.order, data, aliases=body.aliases)
         self._written = {manifest.folder: (body, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
@@ -105,9 +105,7 @@ class Session:
             raise CompanionError(f"nothing was written to {body.folder} by this companion process")
         order, own = self._written.pop(body.folder)
         key_paths = {name: tuple(path) for name, path in json.loads(order.key_paths).items()}
-        finished = finish_checkpoint(
-            self._store, own, body.others, aliases=order.aliases, key_paths=key_paths
-        )
+        finished = finish_checkpoint(self._store, own, body.others, key_paths=key_paths)
         record = self._append_commit(own, finished)
         uri = self._uri(record.folder)
         self._tell_reporter(

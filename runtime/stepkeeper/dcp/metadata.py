@@ -1,6 +1,7 @@
 """`.metadata`: the pickle from which stock torch.distributed.checkpoint learns what a folder holds."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -30,7 +31,7 @@ _CONTIGUOUS: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
-    """Each tensor with the chunks of all ranks, sorted by name and place.
+    """Each tensor with the chunks of all ranks, sorted by name and place; a tied one under each of its names.
 
     Raises ManifestError if ranks disagree, or if chunks overlap or don't cover their tensor.
     """
@@ -55,6 +56,11 @@ def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
     }
     for tensor in tensors.values():
         _check_covered(tensor)
+    aliases = dict(sorted((name, of) for manifest in manifests for name, of in manifest.aliases.items()))
+    for name, of in aliases.items():
+        if name in merged or of not in merged:
+            raise ManifestError(f"tied tensor {name!r} stands for {of!r}, which wasn't saved, or was itself")
+        tensors[name] = replace(tensors[of], fqn=name)
     return tensors
 
 
@@ -70,20 +76,13 @@ def merge_values(manifests: Sequence[Manifest]) -> dict[str, ValueRecord]:
 
 
 def encode_metadata(
-    manifests: Sequence[Manifest],
-    *,
-    aliases: Mapping[str, str] | None = None,
-    key_paths: Mapping[str, KeyPath] | None = None,
+    manifests: Sequence[Manifest], *, key_paths: Mapping[str, KeyPath] | None = None
 ) -> bytes:
     """The `.metadata` of the checkpoint that all of `manifests` describe.
 
-    `aliases` gives tied tensors further names; `key_paths` lets stock torch rebuild a nested state.
+    `key_paths` lets stock torch rebuild a nested state.
     """
     tensors = merge_tensors(manifests)
-    for name, of in (aliases or {}).items():
-        if of not in tensors or name in tensors:
-            raise ManifestError(f"tied tensor {name!r} stands for {of!r}, which wasn't saved")
-        tensors[name] = tensors[of]
     values = merge_values(manifests)
     state: list[tuple[object, object]] = [(fqn, _tensor_metadata(tensor)) for fqn, tensor in tensors.items()]
     state += [(fqn, Instance(_BYTES, {})) for fqn in values]

@@ -1,5 +1,6 @@
 """A checkpoint written by two ranks and read back: every byte verified, every kind of damage named."""
 
+import json
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -280,8 +281,24 @@ def test_ranks_that_do_not_fit_together_are_no_checkpoint() -> None:
 
 def test_a_manifest_survives_json() -> None:
     store = MemoryStore()
-    manifest = write_checkpoint(store, *order(0))
+    manifest = write_checkpoint(store, *order(0), aliases={"v": "w"})
     assert Manifest.from_json(manifest.to_json(), "here") == manifest
+
+
+def test_a_manifest_from_before_there_were_aliases_has_none() -> None:
+    manifest = write_checkpoint(MemoryStore(), *order(0))
+    raw = json.loads(manifest.to_json())
+    del raw["aliases"]
+    assert Manifest.from_json(json.dumps(raw).encode(), "here") == manifest
+
+
+@pytest.mark.parametrize("aliases", [{"v": "nothing"}, {"s": "w"}])
+def test_a_further_name_of_nothing_or_of_another_tensor_is_refused(aliases: dict[str, str]) -> None:
+    store = MemoryStore()
+    other = write_checkpoint(store, *order(1))
+    own = write_checkpoint(store, *order(0), aliases=aliases)
+    with pytest.raises(ManifestError, match="tied tensor"):
+        finish_checkpoint(store, own, [other.ref()])
 
 
 @pytest.mark.parametrize(
