@@ -4,6 +4,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, assert_never
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
@@ -104,7 +105,13 @@ class Applier:
         pod = action.pod
         if not pod.terminal:
             body = pod_failure_patch(action, now=self._clock())
-            await self._cluster.patch_pod_status(pod.namespace, pod.name, body)
+            try:
+                await self._cluster.patch_pod_status(pod.namespace, pod.name, body)
+            except ApiError as error:
+                if error.status != HTTPStatus.NOT_FOUND:
+                    raise
+                self._cache.forget_gone(frozenset({pod.uid}))
+                return
         # Its Job counts it first: a finalizer keeps it until then. Without this it stays, and holds the restart.
         await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
 

@@ -32,7 +32,7 @@ from stepkeeper_operator.decision import (
 )
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.notes import narrate
-from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.observed import AWAITED_AGAIN_S, Observed, awaited
 from stepkeeper_operator.policy.attempts import account, with_report
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
 from stepkeeper_operator.policy.next_step import Plan, clean_up, plan_next, wants_suspension
@@ -101,8 +101,10 @@ def _decide_running(
     config = () if plan.end is not None else _config_map(job, observed, settings)
     ending = clean_up(jobset) if plan.end is not None else ()
     actions = (*config, *plan.actions, *fails, *ending)
+    waits = jobset is not None and plan.end is None and awaited(job, jobset)
+    again_s = AWAITED_AGAIN_S if waits else None
     draft = Decision(
-        status=status, actions=actions, requeue_after_s=_soonest(plan.look_again_s, look_s, lost_s)
+        status=status, actions=actions, requeue_after_s=_soonest(plan.look_again_s, look_s, lost_s, again_s)
     )
     return _paced(job, draft, since_s=now - observed.last_write_at, progress_s=settings.progress_interval_s)
 

@@ -12,6 +12,7 @@ class JobMemory:
     last_write_at: float = 0.0
     config_map: ConfigMapFacts | None = None
     config_map_read_at: float = float("-inf")
+    jobset_read_at: float = float("-inf")
     rejection: tuple[int, str] | None = None
     """Generation of the job whose JobSet was refused, and the words of the refusal."""
 

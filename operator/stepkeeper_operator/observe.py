@@ -10,7 +10,7 @@ from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
 from stepkeeper_operator.facts import JobSet, Node, Pod, read_jobset
 from stepkeeper_operator.facts.raw import controller_uid
 from stepkeeper_operator.memory import Memory
-from stepkeeper_operator.observed import ConfigMapFacts, Observed
+from stepkeeper_operator.observed import AWAITED_AGAIN_S, ConfigMapFacts, Observed, awaited
 from stepkeeper_operator.reports import ReportBook
 
 __all__ = ["Observer"]
@@ -43,7 +43,7 @@ class Observer:
     async def observe(self, key: JobKey, job: CheckpointedTrainingJob) -> Observed:
         """Everything around the job. Raises ApiError."""
         uid = job.metadata.uid
-        jobset = await self._jobset(key)
+        jobset = await self._jobset(key, job)
         config_map = await self._config_map(key, uid)
         pods, evidence = self._cache.pods_of(uid), self._evidence.of(uid)
         n_nodes, n_unknown_nodes = self._cache.node_counts()
@@ -64,13 +64,20 @@ class Observer:
             last_write_at=memory.last_write_at,
         )
 
-    async def _jobset(self, key: JobKey) -> JobSet | None:
-        """From the cache; that there is none is asked for, since much follows from it."""
-        known = self._cache.jobset(key)
-        if known is not None:
+    async def _jobset(self, key: JobKey, job: CheckpointedTrainingJob) -> JobSet | None:
+        """From the cache; that there is none is asked for, since much follows from it.
+
+        So is one that a job without a running attempt waits for: watches can break without a word.
+        """
+        known, memory, now = self._cache.jobset(key), self._memory.of(job.metadata.uid), self._clock()
+        if known is not None and not (awaited(job, known) and now - memory.jobset_read_at >= AWAITED_AGAIN_S):
             return known
         raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
-        return None if raw is None else read_jobset(raw)
+        memory.jobset_read_at = now
+        if raw is None:
+            self._cache.forget_jobset(key)
+            return None
+        return read_jobset(raw)
 
     async def _config_map(self, key: JobKey, uid: str) -> ConfigMapFacts | None:
         """ConfigMaps aren't watched: they are read once in a while, and after each write."""

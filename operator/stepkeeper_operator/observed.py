@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet, Node, Pod
 from stepkeeper_operator.reports import LastReport
 
-__all__ = ["ConfigMapFacts", "Observed"]
+__all__ = ["AWAITED_AGAIN_S", "ConfigMapFacts", "Observed", "awaited"]
+
+AWAITED_AGAIN_S: Final = 5.0
+"""So long a JobSet that is waited for is believed to be as it was last heard of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +53,9 @@ class Observed:
 
     def evidence_of(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
         return next((evidence for evidence in self.evidence if evidence.ordinal == ordinal), None)
+
+
+def awaited(job: CheckpointedTrainingJob, jobset: JobSet) -> bool:
+    """The job goes on when JobSet has done something: no attempt runs, and nobody wants it so."""
+    attempts = job.status.attempts
+    return bool(attempts) and attempts[-1].end is not None and not jobset.suspend

@@ -33,6 +33,8 @@ __all__ = ["Operator", "run_operator"]
 _log = logging.getLogger(__name__)
 
 _KIND_CHECK_S = 5.0
+_RELIST_BURST_S = 2.0
+"""Objects of a kind that is listed come one by one, and kinds one after the other."""
 
 
 async def run_operator(settings: OperatorSettings) -> None:
@@ -56,6 +58,7 @@ class Operator:
         self._cache = Cache(self._evidence)
         self._reports = ReportBook()
         self._synced = asyncio.Event()
+        self._relisted = asyncio.Event()
         self._stop = asyncio.Event()
         self._servers = Servers()
         self._certificate = ServingCertificate(
@@ -109,7 +112,7 @@ class Operator:
 
     async def _act(self) -> None:
         end_watches = asyncio.Event()
-        registry = make_registry(self._cache, self._enqueue, self._synced)
+        registry = make_registry(self._cache, self._enqueue, synced=self._synced, relisted=self._relisted)
         watches = asyncio.create_task(
             run_watches(registry, make_settings(), stop=end_watches, started=self._take_signals)
         )
@@ -173,16 +176,32 @@ class Operator:
     async def _resync(self) -> None:
         """Every job is looked at now and then, spread over the period, without objects that are gone unnoticed."""
         while True:
-            await asyncio.sleep(self._settings.resync_s)
             try:
-                concerned = await sweep(self._cluster, self._cache)
-            except ApiError as error:
-                _log.warning("cannot look for objects that are gone", extra={"error": str(error)})
-                continue
-            for key in concerned:
-                self._queue.add(key)
+                async with asyncio.timeout(self._settings.resync_s):
+                    await self._sweep_when_relisted()
+            except TimeoutError:
+                _log.debug("resync")
+            await self._sweep()
             for key in self._cache.training_jobs():
                 self._queue.add_after(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
+
+    async def _sweep_when_relisted(self) -> None:
+        while True:
+            await self._relisted.wait()
+            await asyncio.sleep(_RELIST_BURST_S)
+            self._relisted.clear()
+            if not await self._sweep():
+                self._relisted.set()
+
+    async def _sweep(self) -> bool:
+        try:
+            concerned = await sweep(self._cluster, self._cache)
+        except ApiError as error:
+            _log.warning("cannot look for objects that are gone", extra={"error": str(error)})
+            return False
+        for key in concerned:
+            self._queue.add(key)
+        return True
 
     def _enqueue(self, key: JobKey, delay_s: float) -> None:
         if delay_s > 0:

@@ -28,8 +28,17 @@ class See(Protocol):
         """The cache knows the object; these jobs are concerned."""
 
 
-def make_registry(cache: Cache, enqueue: Callable[[JobKey, float], None], synced: asyncio.Event) -> Any:
-    """Handlers for all kinds. `synced` is set once every kind has been listed into the cache."""
+def make_registry(
+    cache: Cache,
+    enqueue: Callable[[JobKey, float], None],
+    *,
+    synced: asyncio.Event,
+    relisted: asyncio.Event,
+) -> Any:
+    """Handlers for all kinds. `synced` is set once every kind has been listed into the cache.
+
+    `relisted` is set whenever a kind is listed: a watch that was broken says nothing of what went meanwhile.
+    """
     registry = kopf.OperatorRegistry()
     kinds: tuple[tuple[Resource, See, float], ...] = (
         (TRAINING_JOBS, cache.see_training_job, 0.0),
@@ -39,7 +48,9 @@ def make_registry(cache: Cache, enqueue: Callable[[JobKey, float], None], synced
         (NODES, cache.see_node, _BURST_S),
     )
     for resource, see, delay_s in kinds:
-        _watch(registry, cache, resource, see, enqueue=enqueue, delay_s=delay_s, synced=synced)
+        _watch(
+            registry, cache, resource, see, enqueue=enqueue, delay_s=delay_s, synced=synced, relisted=relisted
+        )
 
     @kopf.on.login(registry=registry)
     def login(**kwargs: Any) -> Any:
@@ -88,6 +99,7 @@ def _watch(
     enqueue: Callable[[JobKey, float], None],
     delay_s: float,
     synced: asyncio.Event,
+    relisted: asyncio.Event,
 ) -> None:
     selector = _selector(resource)
 
@@ -100,6 +112,8 @@ def _watch(
     async def changed(event: Any, **_: Any) -> None:
         cache.heard()
         synced.set()
+        if event["type"] is None:
+            relisted.set()
         for key in see(event["object"], deleted=event["type"] == "DELETED"):
             enqueue(key, delay_s)
 

@@ -83,6 +83,8 @@ class FakeCluster(Cluster):
     @override
     async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
         self._ask("patch", PODS, name)
+        if ("pods", namespace, name) not in self.objects:
+            raise ApiError(404, f"there is no pod {namespace}/{name}")
         pod = copy.deepcopy(self.objects[("pods", namespace, name)])
         self._check(pod, body)
         conditions = {c["type"]: c for c in pod["status"].get("conditions", ())}

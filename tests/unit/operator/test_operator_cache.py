@@ -1,5 +1,6 @@
 """The operator's picture of the cluster: what is news to which job, and what is gone unnoticed."""
 
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
 from stepkeeper_operator.cache import JobKey
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.sweep import sweep
@@ -76,3 +77,35 @@ async def test_a_lost_node_concerns_the_jobs_that_have_pods_on_it() -> None:
     for name, concerned in ((on, (KEY,)), (off, ())):
         node = world.cluster.objects["nodes", None, name]
         assert world.cache.see_node(node, deleted=True) == concerned
+
+
+async def test_a_jobset_that_is_gone_unnoticed_holds_a_job_up_for_seconds_only() -> None:
+    world = await running()
+    world.controllers.end_pod(world.pods[0], 1)
+    await world.reconcile()
+    for plural, name in [
+        ("jobsets", "lm"),
+        ("jobs", "lm-w-0"),
+        *(("pods", p["metadata"]["name"]) for p in world.pods),
+    ]:
+        silently(world, plural, "default", name)
+    world.now += 5
+    again_s = await world.reconcile()
+    assert again_s is not None
+    assert again_s <= 5
+    await sweep(world.cluster, world.cache)
+    await world.settle()
+    assert world.phase() is Phase.RUNNING
+    assert len(world.pods) == 2
+
+
+async def test_a_pod_of_a_lost_node_that_is_gone_unnoticed_is_given_up_once() -> None:
+    world = await running()
+    name = world.pods[0]["metadata"]["name"]
+    world.lose_node(world.pods[0]["spec"]["nodeName"])
+    world.cluster.mark_deleted("pods", "default", name, grace_s=30)
+    silently(world, "pods", "default", name)
+    world.now += 120
+    await world.reconcile()
+    assert world.cache.pod("default", name) is None
+    assert await world.writes_of(rounds=2) == []

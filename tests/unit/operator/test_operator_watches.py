@@ -1,0 +1,27 @@
+"""A kind that is listed again after its watch broke: what went meanwhile is looked for."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepkeeper_operator.cache import JobKey
+from stepkeeper_operator.handlers.watch import make_registry
+from stepkeeper_operator.testing import World
+
+
+@pytest.mark.parametrize(("kind", "relists"), [(None, True), ("MODIFIED", False), ("ADDED", False)])
+async def test_a_listed_object_says_that_its_kind_was_listed(kind: str | None, *, relists: bool) -> None:
+    world = World()
+    await world.settle(rounds=2)
+    synced, relisted = asyncio.Event(), asyncio.Event()
+    keys: list[JobKey] = []
+    registry = make_registry(
+        world.cache, lambda key, _delay_s: keys.append(key), synced=synced, relisted=relisted
+    )
+    event: Any = {"type": kind, "object": world.jobset}
+    (handler,) = (h for h in registry._watching.get_all_handlers() if h.id == "watch-jobsets")
+    await handler.fn(event=event)
+    assert keys == [JobKey("default", "lm")]
+    assert synced.is_set()
+    assert relisted.is_set() is relists
