@@ -177,8 +177,7 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
-        # Asked in any case: it is where the wishes of other ranks are heard.
-        stopping = self._decisions.stops(step) and self._saves_on_notice
+        stopping = self._decisions.stops(step) and self._saves_on_notice  # always: it hears the ranks
         last = self._saves.last_begun
         saved = last is not None and last.step >= (self._decisions.stop_step or 0)
         return self._decisions.due(step) or (stopping and not saved)
@@ -207,7 +206,7 @@ class CheckpointManager:
 
         """
         self._check_open()
-        if not self._decisions.stops(step):
+        if not (self._decisions.stops(step) and self._saves_on_notice):
             self._raise_failure()
         self._progress.finished(step, None)
         if not (self.should_save(step) or force):
@@ -321,7 +320,8 @@ class CheckpointManager:
 
     def _leave(self, *, chosen: bool) -> None:
         """Training is done; or not, where ranks agreed to stop, or where exit code 0 was `chosen` after a notice."""
-        if self._decisions.stop_step is not None or (chosen and self._notices.settled() is not None):
+        agreed = self._saves_on_notice and self._decisions.stop_step is not None
+        if agreed or (chosen and self._notices.settled() is not None):
             self._saves.await_last(self._ending.left_s())
             self._stopped = True
         self.exit_if_stopped()

@@ -384,6 +384,14 @@ def test_the_loop_of_torch_xla_saves_once_when_it_is_to_stop(uri: str) -> None:
     manager.close()
 
 
+def test_a_loop_that_does_not_watch_preemption_trains_to_its_end(uri: str) -> None:
+    with open_manager(uri, interval=2) as manager:
+        manager.request_stop()
+        saved = [step for step in range(1, 6) if manager.save(step, {"step": step})]
+        assert saved == [2, 4]
+        assert manager.all_steps() == [2, 4]
+
+
 def test_a_step_with_nothing_due_is_cheap(uri: str) -> None:
     with open_manager(uri, interval=10**9) as manager:
         state = {"w": torch.zeros(10)}
