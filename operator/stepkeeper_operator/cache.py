@@ -1,5 +1,6 @@
 """The operator's picture of the cluster, fed by watches, and which jobs a change concerns."""
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from stepkeeper_operator.evidence import EvidenceBook
 from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
 from stepkeeper_operator.facts.raw import RawObject
+from stepkeeper_operator.labels import WORKER_JOB
 from stepkeeper_operator.lineage import Lineage
 
 __all__ = ["Cache", "JobKey"]
@@ -166,6 +168,17 @@ class Cache:
     def pods_of(self, job_uid: str) -> tuple[Pod, ...]:
         """Those that are the job's own: their owners say so, up to the job."""
         return tuple(self._pods[name] for name in sorted(self._pods_of.get(job_uid, ())))
+
+    def leftovers(self, key: JobKey) -> tuple[Job | Pod, ...]:
+        """Jobs, and pods of Jobs that have not ended, with names that the next JobSet of that name will give."""
+        job_name = re.compile(re.escape(f"{key.name}-{WORKER_JOB}-") + r"\d+")
+        pod_name = re.compile(job_name.pattern + r"-\d+-.*")
+        jobs = [job for job in self._jobs.values() if job_name.fullmatch(job.name)]
+        pods = [pod for pod in self._pods.values() if pod_name.fullmatch(pod.name)]
+        live = [pod for pod in pods if pod.owner_uid is not None and not pod.terminal]
+        both: tuple[Job | Pod, ...] = (*jobs, *live)
+        found = [item for item in both if item.namespace == key.namespace]
+        return tuple(sorted(found, key=lambda item: (isinstance(item, Pod), item.name)))
 
     def node(self, name: str) -> Node | None:
         return self._nodes.get(name)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
 from stepkeeper_operator.cache import Cache, JobKey
-from stepkeeper_operator.cluster import CONFIG_MAPS, JOBSETS, Cluster
+from stepkeeper_operator.cluster import CONFIG_MAPS, JOBS, JOBSETS, PODS, Cluster
 from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
-from stepkeeper_operator.facts import JobSet, Node, Pod, read_jobset
+from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_jobset
 from stepkeeper_operator.facts.raw import controller_uid
 from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.observed import AWAITED_AGAIN_S, ConfigMapFacts, Observed, awaited
@@ -52,6 +52,7 @@ class Observer:
         return Observed(
             jobset=jobset,
             pods=pods,
+            leftover=await self._leftover(key) if jobset is None else None,
             evidence=evidence,
             nodes=self._nodes(pods, evidence),
             n_nodes=n_nodes,
@@ -78,6 +79,16 @@ class Observer:
             self._cache.forget_jobset(key)
             return None
         return read_jobset(raw)
+
+    async def _leftover(self, key: JobKey) -> str | None:
+        """One is enough to wait for; whether it is still there is asked for, since much follows from that too."""
+        for item in self._cache.leftovers(key):
+            resource = JOBS if isinstance(item, Job) else PODS
+            raw = await self._cluster.get(resource, item.namespace, item.name)
+            if raw is not None and raw["metadata"]["uid"] == item.uid:
+                return f"{resource.kind} {item.name}"
+            self._cache.forget_gone(frozenset({item.uid}))
+        return None
 
     async def _config_map(self, key: JobKey, uid: str) -> ConfigMapFacts | None:
         """ConfigMaps aren't watched: they are read once in a while, and after each write."""

@@ -33,6 +33,9 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     """Of all attempts that left any."""
 
+    leftover: str | None = None
+    """Where there is no JobSet: a Job or a pod of an earlier one that is still there."""
+
     evidence: tuple[AttemptEvidence, ...] = ()
     nodes: Mapping[str, Node] = field(default_factory=dict)
     """Those that pods in `pods` and `evidence` were on."""

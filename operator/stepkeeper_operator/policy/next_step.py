@@ -9,7 +9,7 @@ from stepkeeper_operator.build import build_jobset, template_hash
 from stepkeeper_operator.conditions import End
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, SetSuspend
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.observed import AWAITED_AGAIN_S, Observed
 from stepkeeper_operator.policy.attempts import close_for_edit
 from stepkeeper_operator.policy.books import ASKED_FOR, EDITED, Books
 from stepkeeper_operator.policy.budgets import backoff_s, exhausted, failures_counted
@@ -52,7 +52,7 @@ def plan_next(
 ) -> Plan:
     """The next step from these books. `jobset` is the job's own."""
     if jobset is None:
-        return _without_jobset(job, books, settings=settings, now=now)
+        return _without_jobset(job, observed, books, settings=settings, now=now)
     plan = Plan(books=books, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
@@ -78,7 +78,7 @@ def wants_suspension(job: CheckpointedTrainingJob, books: Books) -> bool:
 
 
 def _without_jobset(
-    job: CheckpointedTrainingJob, books: Books, *, settings: OperatorSettings, now: float
+    job: CheckpointedTrainingJob, observed: Observed, books: Books, *, settings: OperatorSettings, now: float
 ) -> Plan:
     if end := _judged(job, books, restarted=False):
         return Plan(books=books, job_set=None, end=end)
@@ -99,6 +99,10 @@ def _without_jobset(
         return replace(plan, waiting="it is suspended")
     if wait_s > 0:
         return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s)
+    if observed.leftover is not None:
+        # Two gangs at once would fight for the storage, and two Jobs can't have one name.
+        text = f"{observed.leftover} of an earlier JobSet is still there: it has to end, or to be deleted"
+        return replace(plan, waiting=text, look_again_s=AWAITED_AGAIN_S)
     manifest = build_jobset(
         job,
         number=books.notes.job_sets - 1,

@@ -7,7 +7,7 @@ import pytest
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
-from stepkeeper_operator.cache import Cache
+from stepkeeper_operator.cache import Cache, JobKey
 from stepkeeper_operator.evidence import EvidenceBook
 from stepkeeper_operator.testing import World
 
@@ -106,3 +106,53 @@ async def test_the_last_words_of_pods_whose_job_is_deleted_are_not_kept() -> Non
             world.cache.see_pod(pod, deleted=deleted)
     assert world.evidence.of(uid) == ()
     assert world.cache.pods_of(uid) == ()
+
+
+async def orphaned() -> World:
+    """Somebody deleted the JobSet and left its Jobs."""
+    world = await running()
+    world.cluster.remove("jobsets", "default", "lm")
+    for job in world.cluster.all("jobs"):
+        world.cluster.put("jobs", job | {"metadata": job["metadata"] | {"ownerReferences": []}})
+    return world
+
+
+async def test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_there() -> None:
+    world = await orphaned()
+    for _ in range(3):
+        assert await world.reconcile() == 5
+        world.now += 5
+    assert world.jobset is None
+    (claim,) = [c for c in world.status.conditions if c.type == "Running"]
+    assert claim.message == "Job lm-w-0 of an earlier JobSet is still there: it has to end, or to be deleted"
+    world.cluster.remove("jobs", "default", "lm-w-0")
+    await world.reconcile()
+    assert world.jobset is None
+    assert await world.writes_of(rounds=3) == []
+    for pod in world.pods:
+        world.cluster.remove("pods", "default", pod["metadata"]["name"])
+    world.now += 5
+    await world.settle(rounds=4)
+    assert world.phase() is Phase.RUNNING
+
+
+async def test_leftovers_that_are_gone_unnoticed_are_not_waited_for() -> None:
+    world = await orphaned()
+    await world.reconcile()
+    world.cluster.objects = {
+        place: raw for place, raw in world.cluster.objects.items() if place[0] not in {"jobs", "pods"}
+    }
+    await world.settle(rounds=4)
+    assert world.phase() is Phase.RUNNING
+
+
+async def test_a_job_of_a_longer_name_and_a_copy_of_a_pod_are_not_in_the_way() -> None:
+    world = await running()
+    other = world.cluster.all("jobs")[0]
+    world.cluster.put("jobs", other | {"metadata": other["metadata"] | {"name": "lm-w-0-w-0", "uid": "o"}})
+    world.cluster.put("pods", copied(world.pods[0], name="lm-w-0-0-copy"))
+    names = [item.name for item in world.cache.leftovers(JobKey("default", "lm"))]
+    assert names == [
+        "lm-w-0",
+        *sorted(p["metadata"]["name"] for p in world.pods if "copy" not in p["metadata"]["name"]),
+    ]
