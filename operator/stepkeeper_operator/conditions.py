@@ -11,13 +11,25 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Phase,
 )
 from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.books import Books
 
-__all__ = ["NOT_RUNNING", "Claim", "End", "phase_of", "reporting_claim", "running_claim", "settle"]
+__all__ = [
+    "NOT_RUNNING",
+    "NO_PODS_S",
+    "Claim",
+    "End",
+    "phase_of",
+    "reporting_claim",
+    "running_claim",
+    "settle",
+]
 
 _MESSAGE_LIMIT: Final = 2048
 NOT_RUNNING: Final = "NotRunning"
+NO_PODS_S: Final = 30
+"""So long nobody wonders that there are no pods."""
 _STOPPING: Final = "Stopping"
 """A pod of the running attempt is being deleted: the attempt is as good as over."""
 
@@ -99,6 +111,7 @@ def running_claim(
     books: Books,
     *,
     waiting: str | None,
+    now: float,
 ) -> Claim:
     """Whether all pods of the present attempt run; if not, what they wait for."""
     kind = ConditionType.RUNNING
@@ -121,6 +134,12 @@ def running_claim(
     if outlived is not None:
         return Claim(type=kind, status=False, reason=_TRAINER_ENDED, message=_outlived(outlived))
     reason, detail = _obstacle(present)
+    if not present and books.last is not None and now >= books.last.start + NO_PODS_S:
+        reason, name = "NoPods", job.metadata.name
+        detail = (
+            f", and none was made for {NO_PODS_S} s. The events of its JobSet and Jobs say why: kubectl describe "
+            f"jobset {name}; kubectl describe jobs -l {JOB_NAME_LABEL}={name}"
+        )
     message = f"{len(running)} of {n_hosts} pods run{detail}"
     return Claim(type=kind, status=False, reason=reason, message=message)
 

@@ -13,6 +13,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 )
 from stepkeeper_operator.build import build_config_map
 from stepkeeper_operator.conditions import (
+    NO_PODS_S,
     NOT_RUNNING,
     Claim,
     phase_of,
@@ -102,11 +103,19 @@ def _decide_running(
     ending = clean_up(jobset) if plan.end is not None else ()
     actions = (*config, *plan.actions, *fails, *ending)
     waits = jobset is not None and plan.end is None and awaited(job, jobset)
-    again_s = AWAITED_AGAIN_S if waits else None
+    again_s = AWAITED_AGAIN_S if waits else _until_pods_are_missed(plan, observed, now=now)
     draft = Decision(
         status=status, actions=actions, requeue_after_s=_soonest(plan.look_again_s, look_s, lost_s, again_s)
     )
     return _paced(job, draft, since_s=now - observed.last_write_at, progress_s=settings.progress_interval_s)
+
+
+def _until_pods_are_missed(plan: Plan, observed: Observed, *, now: float) -> float | None:
+    last = plan.books.last
+    if last is None or not plan.books.open or any(p.ordinal == plan.books.ordinal for p in observed.pods):
+        return None
+    left_s = last.start + NO_PODS_S - now
+    return left_s if left_s > 0 else None
 
 
 def _claims(
@@ -118,7 +127,7 @@ def _claims(
     *,
     now: float,
 ) -> tuple[tuple[Claim, ...], float | None]:
-    running = running_claim(job, observed, jobset, plan.books, waiting=plan.waiting)
+    running = running_claim(job, observed, jobset, plan.books, waiting=plan.waiting, now=now)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
     reporting, look_s = reporting_claim(

@@ -1,5 +1,7 @@
 """What keeps a job from being run at all, in words that say what to change."""
 
+from typing import Final
+
 from stepkeeper.contract import CONTAINER_NAME, Identity
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionType
@@ -8,6 +10,10 @@ from stepkeeper_operator.conditions import Claim
 from stepkeeper_operator.observed import Observed
 
 __all__ = ["acceptance"]
+
+_RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
+_RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
+"""What the Job controller gives every pod: a Job whose template says otherwise is refused when nobody looks."""
 
 
 def acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Claim:
@@ -20,6 +26,9 @@ def acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Claim:
 
 
 def _template(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
+    for label in (job.spec.template.get("metadata") or {}).get("labels") or {}:
+        if label.startswith(_RESERVED_PREFIXES) or label in _RESERVED_LABELS:
+            return "ReservedLabel", f"JobSet and Job set the label {label}: take it out of spec.template"
     containers = (job.spec.template.get("spec") or {}).get("containers") or []
     trainers = [container for container in containers if container.get("name") == CONTAINER_NAME]
     if len(trainers) != 1:
