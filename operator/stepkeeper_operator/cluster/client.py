@@ -158,7 +158,10 @@ class KubernetesCluster:
             return None
         if response.status >= 400:
             raise api_error(response.status, data, method, path)
-        answer: RawObject = json.loads(data)
+        try:
+            answer: RawObject = json.loads(data)
+        except ValueError as error:
+            raise ApiError(0, f"{method} {path}: the answer is no JSON: {error}") from error
         return answer
 
 
