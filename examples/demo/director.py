@@ -45,6 +45,7 @@ class Director:
         self._acts = list(acts)
         self._t0 = started_unix_s
         self._phase = ""
+        self._complete_seen_s = 0.0
         self._named: dict[int, Commit] = {}
         self._claims: dict[int, int] = {}
         self._to_redo: list[StepSeen] = []
@@ -54,9 +55,10 @@ class Director:
 
     def follow(self, events: "queue.SimpleQueue[Event]", *, timeout_s: float) -> Story:
         """The story up to Complete. Raises DemoError if the job fails, or takes longer."""
+        deadline_s = time.monotonic() + timeout_s
         try:
             while not self._ended():
-                if time.time() > self._t0 + timeout_s:
+                if time.monotonic() > deadline_s:
                     raise DemoError(f"not Complete after {timeout_s:.0f} s; the phase is {self._phase!r}")
                 with contextlib.suppress(queue.Empty):
                     self._see(events.get(timeout=_TICK_S))
@@ -79,7 +81,7 @@ class Director:
             return False
         # The last lines may come after the phase.
         all_lines = story.attempts[-1].last_step >= story.total_steps
-        return all_lines or time.time() > self._t0 + story.complete_at_s + _LAST_LINES_S
+        return all_lines or time.monotonic() > self._complete_seen_s + _LAST_LINES_S
 
     def _see(self, event: Event) -> None:
         match event:
@@ -102,6 +104,7 @@ class Director:
             raise DemoError(f"the job failed: {status.get('conditions')}")
         if phase == "Complete" and self.story.complete_at_s is None:
             self.story.complete_at_s = at_unix_s - self._t0
+            self._complete_seen_s = time.monotonic()
         self._see_restored(status)
 
     def _see_restored(self, status: dict[str, Any]) -> None:

@@ -18,7 +18,6 @@ from stepkeeper import CheckpointManager
 from stepkeeper.errors import (
     ClosedError,
     CompanionLostError,
-    NotInPodError,
     RestoreError,
     SaveError,
 )
@@ -367,41 +366,3 @@ def test_a_rollback_leaves_the_abandoned_branch_out(uri: str) -> None:
         assert manager.all_steps() == [1, 2]
         manager.restore(2, state)
         assert torch.equal(state["w"], torch.full_like(state["w"], 1.0))
-
-
-def test_the_loop_of_torch_xla_saves_once_when_it_is_to_stop(uri: str) -> None:
-    manager = CheckpointManager(uri, 100)
-    state = {"w": torch.zeros(10)}
-    saved = []
-    for step in range(1, 9):
-        if step == 4:
-            manager.request_stop()
-        if manager.save_async(step, state):
-            saved.append(step)
-        assert manager.reached_preemption(step) is (step >= 4)
-    manager.join()
-    assert saved == manager.all_steps() == [4]
-    manager.close()
-
-
-def test_a_loop_that_does_not_watch_preemption_trains_to_its_end(uri: str) -> None:
-    with open_manager(uri, interval=2) as manager:
-        manager.request_stop()
-        saved = [step for step in range(1, 6) if manager.save(step, {"step": step})]
-        assert saved == [2, 4]
-        assert manager.all_steps() == [2, 4]
-
-
-def test_a_step_with_nothing_due_is_cheap(uri: str) -> None:
-    with open_manager(uri, interval=10**9) as manager:
-        state = {"w": torch.zeros(10)}
-        begin_s = time.perf_counter()
-        for step in range(1, 2001):
-            manager.step(step, state, {"loss": 0.25})
-        assert (time.perf_counter() - begin_s) / 2000 < 50e-6
-    assert not Path(uri.removeprefix("file://")).exists(), "nothing was read or written"
-
-
-def test_without_an_operator_from_env_says_what_to_write() -> None:
-    with pytest.raises(NotInPodError, match=r"CheckpointManager\('gs://"):
-        CheckpointManager.from_env()

@@ -1,7 +1,6 @@
 """What the demo makes of what it sees: told lines, the story, and faults at their time."""
 
 import queue
-import time
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from demo.story import Story, lost_steps
 from demo.watch import Event, LogGrew, PodStarted, StatusChanged, StepPrinted, unix_s
 from stepkeeper.log import CommitRecord, LogState, ManifestRef
 
-NOW = time.time()
+NOW = 1_700_000_000.0
 MANIFEST = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=0)
 
 
