@@ -24,6 +24,7 @@ from stepkeeper.contract import (
 )
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
+from stepkeeper.testing.pod import pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
 
@@ -64,22 +65,7 @@ def pod(
     folder.mkdir()
     settings = Settings(uri=uri, interval=Interval(steps=interval_steps), on_disruption=on_disruption)
     (folder / "settings.json").write_bytes(settings.to_json())
-    identity = Identity(
-        namespace="default",
-        job="lm",
-        job_uid="uid-1",
-        pod="lm-0",
-        pod_uid="pod-uid",
-        node="node-a",
-        jobset_number=0,
-        restart_attempt=0,
-        slice_index=0,
-        host_index=0,
-        n_slices=1,
-        hosts_per_slice=1,
-        coordinator="localhost",
-        grace_s=15,
-    )
+    identity = pod_identity()
     return identity.to_env()
 
 

@@ -23,12 +23,12 @@ from stepkeeper.contract import (
     Directive,
     Endpoint,
     ExitCode,
-    Identity,
     Interval,
     Report,
     ReportPhase,
     Settings,
 )
+from stepkeeper.testing.pod import pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
 PATH = "/v1/namespaces/default/jobs/lm/report"
@@ -142,22 +142,7 @@ def start_trainer(pod: Path, url: str, n_steps: int, **options: object) -> "subp
         endpoint=Endpoint(url=url, report_interval_s=1),
     )
     (pod / "settings.json").write_bytes(settings.to_json())
-    identity = Identity(
-        namespace="default",
-        job="lm",
-        job_uid="uid-1",
-        pod="lm-0",
-        pod_uid="pod-uid",
-        node="node-a",
-        jobset_number=0,
-        restart_attempt=0,
-        slice_index=0,
-        host_index=0,
-        n_slices=1,
-        hosts_per_slice=1,
-        coordinator="localhost",
-        grace_s=15,
-    )
+    identity = pod_identity()
     # A proxy that isn't there: whoever asks it gets nowhere.
     env = (
         os.environ

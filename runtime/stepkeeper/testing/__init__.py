@@ -1,1 +1,1 @@
-"""For tests of one's own: a contract suite for stores, and a Cloud Storage emulator as a process. Needs pytest."""
+"""For tests of one's own: a contract suite for stores, a Cloud Storage emulator, a pod's identity. Needs pytest."""

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from stepkeeper import CheckpointManager
-from stepkeeper.contract import Directive, Identity, Interval, Settings
+from stepkeeper.contract import Directive, Interval, Settings
 from stepkeeper.env import Environment, Places
+from stepkeeper.testing.pod import pod_identity
 
 FOLDER = Path(sys.argv[1])
 ROOT = FOLDER / "root"
@@ -25,22 +26,7 @@ def say(event: str, **values: Any) -> None:
 
 
 def environment() -> Environment:
-    identity = Identity(
-        namespace="default",
-        job="lm",
-        job_uid="uid-1",
-        pod="lm-0",
-        pod_uid="pod-uid",
-        node="node-a",
-        jobset_number=0,
-        restart_attempt=0,
-        slice_index=0,
-        host_index=0,
-        n_slices=1,
-        hosts_per_slice=1,
-        coordinator="localhost",
-        grace_s=4,
-    )
+    identity = pod_identity(grace_s=4)
     places = Places(
         settings_folder=FOLDER,
         notice_file=FOLDER / "notice",

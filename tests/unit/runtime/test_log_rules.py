@@ -17,6 +17,7 @@ from stepkeeper.log import Claim, Log, ManifestRef
 from stepkeeper.log.log import slot_path
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
+from stepkeeper.testing.pod import pod_identity
 
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 NO_PATIENCE = Patience(total_s=0, sleep=lambda _: None)
@@ -39,21 +40,9 @@ def commit(log: Log, claim: Claim, step: int, folder: str = "") -> int:
 
 
 def identity(job: str = "llm", uid: str = "u1", ordinal: tuple[int, int] = (0, 0)) -> Identity:
-    return Identity(
-        namespace="team",
-        job=job,
-        job_uid=uid,
-        pod="p",
-        pod_uid="pu",
-        node="n",
-        jobset_number=ordinal[0],
-        restart_attempt=ordinal[1],
-        slice_index=0,
-        host_index=0,
-        n_slices=1,
-        hosts_per_slice=1,
-        coordinator="c",
-        grace_s=30,
+    jobset_number, restart_attempt = ordinal
+    return pod_identity(
+        namespace="team", job=job, job_uid=uid, jobset_number=jobset_number, restart_attempt=restart_attempt
     )
 
 

@@ -1,0 +1,30 @@
+"""The pod that a test pretends to be in."""
+
+import dataclasses
+from typing import Any, Final
+
+from stepkeeper.contract import Identity
+
+__all__ = ["pod_identity"]
+
+_IDENTITY: Final = Identity(
+    namespace="default",
+    job="lm",
+    job_uid="uid-1",
+    pod="lm-0",
+    pod_uid="pod-uid",
+    node="node-a",
+    jobset_number=0,
+    restart_attempt=0,
+    slice_index=0,
+    host_index=0,
+    n_slices=1,
+    hosts_per_slice=1,
+    coordinator="localhost",
+    grace_s=15,
+)
+
+
+def pod_identity(**fields: Any) -> Identity:
+    """The identity of the only host of the first start of default/lm, with `fields` changed."""
+    return dataclasses.replace(_IDENTITY, **fields)
