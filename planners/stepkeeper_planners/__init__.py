@@ -4,13 +4,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepkeeper_planners.load import SPMDLoadPlanner
+    from stepkeeper_planners.per_rank import PerRank
     from stepkeeper_planners.save import SPMDSavePlanner
 
-__all__ = ["SPMDLoadPlanner", "SPMDSavePlanner"]
+__all__ = ["PerRank", "SPMDLoadPlanner", "SPMDSavePlanner"]
 
 
 def __getattr__(name: str) -> Any:
     # The shells need all of torch.distributed.checkpoint, the core under them very little.
+    if name == "PerRank":
+        from stepkeeper_planners.per_rank import PerRank
+
+        return PerRank
     if name == "SPMDSavePlanner":
         from stepkeeper_planners.save import SPMDSavePlanner
 

@@ -27,6 +27,10 @@ class DuplicateNameError(PlannerError, ValueError):
     """Two entries of a state get one name when nested keys are joined with dots."""
 
 
+class PerRankError(PlannerError, ValueError):
+    """Values of one rank each were saved by another number of ranks, and nothing says what to make of them."""
+
+
 class LoadMismatchError(PlannerError, ValueError):
     """The state that asks and the checkpoint that answers differ; every difference is listed."""
 

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from stepkeeper_planners.adapters import identity
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
+from stepkeeper_planners.per_rank import PerRank, Resize, parse_stored_name
 
 Path = tuple[str | int, ...]
 
@@ -25,6 +26,10 @@ class FlatState:
     """Further names of tied tensors → the name in `tensors`."""
     paths: dict[str, Path] = field(default_factory=dict)
     """Name → the keys that lead to it, as torch.distributed.checkpoint's planner data has them."""
+    per_rank: dict[str, object] = field(default_factory=dict)
+    """What this rank has of its own, to be stored under `stored_name(name, ranks)`. Not in `paths`."""
+    resizers: dict[str, Resize | None] = field(default_factory=dict)
+    """For each of `per_rank`, what makes its value where the world size changed."""
     tree: Any = None
     """The nested state with every Stateful replaced by what its state_dict() gave."""
 
@@ -38,13 +43,19 @@ def gather_state(state: Mapping[str, object]) -> FlatState:
     """
     tree = _resolve(state, ())
     flat = FlatState(tensors={}, values={}, tree=tree)
+    all_paths: dict[str, Path] = {}
     seen: dict[object, str] = {}
     for path, leaf in _leaves(tree, ()):
         fqn = _name(path)
-        if fqn in flat.paths:
+        if fqn in all_paths:
             raise DuplicateNameError(
-                f"{path} and {flat.paths[fqn]} are both named {fqn!r} once keys are joined with dots; rename one"
+                f"{path} and {all_paths[fqn]} are both named {fqn!r} once keys are joined with dots; rename one"
             )
+        all_paths[fqn] = path
+        if isinstance(leaf, PerRank):
+            flat.per_rank[fqn] = leaf.value
+            flat.resizers[fqn] = leaf.resize
+            continue
         flat.paths[fqn] = path
         if not isinstance(leaf, torch.Tensor):
             flat.values[fqn] = leaf
@@ -54,13 +65,15 @@ def gather_state(state: Mapping[str, object]) -> FlatState:
             flat.tensors[fqn] = leaf
         else:
             flat.aliases[fqn] = first
+    _check_stored_names(flat)
     return flat
 
 
 def scatter_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
     """The values are in the state, in place; every Stateful got its part by load_state_dict().
 
-    Tensors of `flat` are expected to be filled already. A name that `values` lacks keeps its present value.
+    `values` holds those of `flat.values` and `flat.per_rank` that were loaded, by the names they have there. A name
+    that it lacks keeps its present value. Tensors of `flat` are expected to be filled already.
 
     Raises:
         UnsupportedValueError: a value would have to be put into a container that can't be changed.
@@ -79,6 +92,8 @@ def _resolve(node: object, path: Path) -> object:
     if _is_stateful(node):
         assert isinstance(node, Stateful)
         return _resolve(node.state_dict(), path)
+    if isinstance(node, PerRank):
+        return PerRank(_resolve(node.value, path), node.resize)
     if isinstance(node, Mapping):
         resolved = _empty_like(node)
         resolved.update({key: _resolve(value, (*path, str(key))) for key, value in node.items()})
@@ -89,7 +104,18 @@ def _resolve(node: object, path: Path) -> object:
 
 
 def _is_stateful(node: object) -> bool:
-    return isinstance(node, Stateful) and not isinstance(node, torch.Tensor)
+    # A class has the methods too, and is no object with a state.
+    return isinstance(node, Stateful) and not isinstance(node, torch.Tensor | type)
+
+
+def _check_stored_names(flat: FlatState) -> None:
+    """No entry has the very name under which a rank's own value is going to be stored."""
+    for fqn in flat.paths if flat.per_rank else ():
+        stored = parse_stored_name(fqn)
+        if stored is not None and stored[0] in flat.per_rank:
+            raise DuplicateNameError(
+                f"{fqn!r} is how {stored[0]!r} of rank {stored[1]} is stored; rename one of them"
+            )
 
 
 def _leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
@@ -111,7 +137,7 @@ def _is_leaf(node: object) -> bool:
     if not isinstance(node, list):
         return True
     return not any(
-        isinstance(item, torch.Tensor) or (isinstance(item, Mapping | list) and not _is_leaf(item))
+        isinstance(item, torch.Tensor | PerRank) or (isinstance(item, Mapping | list) and not _is_leaf(item))
         for item in node
     )
 
@@ -135,8 +161,22 @@ def _scatter(node: object, tree: object, path: Path, values: Mapping[str, object
         below = (*path, key if isinstance(node, list) else str(key))
         if _is_stateful(container[key]) or not _is_leaf(part):
             _scatter(container[key], part, below, values)
+        elif isinstance(container[key], PerRank):
+            if _name(below) in values:
+                container[key].value = _with_loaded(container[key].value, values[_name(below)])
         elif _name(below) in values:
             _put(container, key, below, values[_name(below)])
+
+
+def _with_loaded(node: object, loaded: object) -> object:
+    """The loaded value of a box, with the objects that are in it now, which have got their state."""
+    if _is_stateful(node):
+        assert isinstance(node, Stateful)
+        node.load_state_dict(loaded)  # type: ignore[arg-type]  # what its state_dict() gave when it was saved
+        return node
+    if isinstance(node, Mapping) and isinstance(loaded, Mapping):
+        return {key: _with_loaded(node.get(key), part) for key, part in loaded.items()}
+    return loaded
 
 
 def _put(container: Any, key: Any, path: Path, value: object) -> None:
@@ -153,6 +193,8 @@ def _rebuilt(tree: object, path: Path, values: Mapping[str, object]) -> Any:
         rebuilt = _empty_like(tree)
         rebuilt.update({key: _rebuilt(part, (*path, str(key)), values) for key, part in tree.items()})
         return rebuilt
+    if isinstance(tree, PerRank):
+        return values.get(_name(path), tree.value)
     if _is_leaf(tree):
         return values.get(_name(path), tree)
     assert isinstance(tree, list)

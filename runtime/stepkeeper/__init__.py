@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
     from stepkeeper.manager import CheckpointManager
     from stepkeeper.results import RestoreResult, StepOutcome
-    from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
+    from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
 
 __all__ = [
     "CheckpointManager",
     "FencedError",
+    "PerRank",
     "RestoreError",
     "RestoreResult",
     "SPMDLoadPlanner",
@@ -28,6 +29,7 @@ __all__ = [
 _MODULES: Final = {
     "CheckpointManager": "stepkeeper.manager",
     "FencedError": "stepkeeper.errors",
+    "PerRank": "stepkeeper_planners",
     "RestoreError": "stepkeeper.errors",
     "RestoreResult": "stepkeeper.results",
     "SPMDLoadPlanner": "stepkeeper_planners",
