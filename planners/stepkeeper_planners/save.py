@@ -2,6 +2,7 @@
 
 import io
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -73,12 +74,16 @@ class SPMDSavePlanner(SavePlanner):
         """
         self.is_coordinator = is_coordinator
         self._flat = gather_state(state_dict)
-        aliases = {name: self._flat.tensors[first] for name, first in self._flat.aliases.items()}
-        self._tensors = {**self._flat.tensors, **aliases}
-        adapters.materialize(self._tensors)
+        adapters.materialize(self._flat.tensors)
+        self._tensors = self._with_aliases(self._flat.tensors)
         self.sharded_state_dict = {k: t for k, t in self._tensors.items() if adapters.is_sharded(t)}
         rest = {k: t for k, t in self._tensors.items() if k not in self.sharded_state_dict}
+        moved = adapters.without_copies(self._flat.tensors)
+        self._tensors = self._with_aliases({**self._flat.tensors, **moved})
         self.unsharded_state_dict = {**rest, **self._flat.values}
+
+    def _with_aliases(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**tensors, **{name: tensors[first] for name, first in self._flat.aliases.items()}}
 
     @override
     def create_local_plan(self) -> SavePlan:

@@ -73,6 +73,31 @@ def materialize(tensors: Mapping[str, torch.Tensor]) -> None:
         xla.materialize(tensors.values())
 
 
+def without_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What to save instead of those of `tensors` of which more would be moved than is written, by the same names.
+
+    These are copies on the devices, cut further; all elements are equal. Empty without XLA tensors.
+
+    Ranks: all call it with the same tensors, for it runs a program on all devices.
+    """
+    if "torch_xla" not in sys.modules:
+        return {}
+    from stepkeeper_planners.adapters import xla
+
+    return xla.without_copies(tensors)
+
+
+def clone_to_move(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A pending copy on the tensor's devices, cut as by `without_copies` where that is a gain."""
+    if tensor.device.type == "xla":
+        from stepkeeper_planners.adapters import xla
+
+        clone = xla.cut_clone(tensor, fqn)
+        if clone is not None:
+            return clone
+    return tensor.detach().clone()
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether the tensor lies in parts on several devices."""
     if tensor.device.type != "xla":

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 
@@ -38,6 +38,30 @@ class Tiling:
             sizes = [min(size, end - start) for size, end, start in zip(tile, shape, starts, strict=True)]
             boxes.append(Box(offsets=tuple(starts), sizes=tuple(sizes)))
         return boxes
+
+    @property
+    def copies(self) -> int:
+        """How many devices hold each tile."""
+        return len(self.groups[0])
+
+    def without_copies(self, shape: tuple[int, ...]) -> "Tiling | None":
+        """The same borders and more, so that no two devices hold the same element; None if that can't be done evenly.
+
+        Each device keeps a part of what it has: getting there needs no communication. Uneven tilings are left
+        alone, because the compiler would gather a tensor that comes out of a program in uneven tiles.
+        """
+        counts = list(self.counts)
+        devices = np.array(self.groups).reshape(*counts, self.copies)
+        if any(size % count for size, count in zip(shape, counts, strict=True)):
+            return None
+        for dim, size in enumerate(shape):
+            parts = gcd(size // counts[dim], devices.shape[-1])
+            cut = devices.reshape(*counts, parts, -1)
+            counts[dim] *= parts
+            devices = np.moveaxis(cut, -2, dim + 1).reshape(*counts, -1)
+        if devices.shape[-1] > 1:
+            return None
+        return Tiling(counts=tuple(counts), groups=tuple((int(device),) for device in devices.flatten()))
 
     def device_boxes(self, shape: tuple[int, ...]) -> dict[int, Box]:
         """The box of each device."""

@@ -7,13 +7,14 @@ torch_xla's own indices of a shard need the data to be there, and fail while a s
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
-from torch_xla.distributed.spmd import XLAShardedTensor
+from torch_xla.distributed.spmd import ShardingType, XLAShardedTensor
 
 from stepkeeper_planners.adapters import plain
 from stepkeeper_planners.adapters.devices import device_owners
@@ -24,6 +25,9 @@ from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_
 
 # torch_xla has shards, sharding specs and pending work nowhere but in its extension module.
 _C: Any = torch_xla._XLAC
+
+SMALLEST_PART_BYTES: Final = 64 * 1024
+"""Copies of less than this per device are moved along: chunks that small cost more than their transfer."""
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
@@ -96,6 +100,45 @@ def materialize(tensors: Iterable[torch.Tensor]) -> None:
         seed = xm.get_rng_state()
         torch_xla.sync()
         xm.set_rng_state(seed)
+
+
+def without_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies on the devices, for tensors that several devices hold the same part of: there no two hold the same.
+
+    torch_xla moves the shards of all devices or none. Of these copies that is each element once, and the shards of
+    all processes are of one size. They cost one program, compiled at the first call, and the memory of one copy of the
+    tensors, spread over the devices. The tensors, their shardings and the programs that use them stay as they were.
+
+    Ranks: all call it with the same tensors, for it runs a program on all devices.
+    """
+    parted = {
+        name: parts for name, tensor in tensors.items() if (parts := cut_clone(tensor, name)) is not None
+    }
+    if parted:
+        # Not torch_xla.sync(): that would also start the training's pending work and draw a new random seed.
+        _C._xla_sync_multi(list(parted.values()), [], False, True)
+    return parted
+
+
+def cut_clone(tensor: torch.Tensor, fqn: str = "tensor") -> torch.Tensor | None:
+    """A pending clone in which no two devices hold the same element; None where that is not possible, or no gain."""
+    if tensor.device.type != "xla":
+        return None
+    bare = _bare(tensor)
+    shape = tuple(bare.shape)
+    present = _tiling(bare, fqn)
+    if present is None and bare.numel() and xr.process_count() > 1:
+        devices = tuple(_ordinal(name) for name in _C._xla_get_all_runtime_devices())
+        present = Tiling(counts=(1,) * len(shape), groups=(devices,))
+    if present is None or present.copies == 1:
+        return None
+    tiling = present.without_copies(shape)
+    if tiling is None or bare.numel() * bare.itemsize < SMALLEST_PART_BYTES * len(tiling.groups):
+        return None
+    clone = bare.detach().clone()
+    assignment = np.array(tiling.groups).reshape(tiling.counts).tolist()
+    _C._xla_annotate_custom_sharding(clone, _C.OpSharding(assignment, [], [], int(ShardingType.TILED)))
+    return clone
 
 
 def identity(tensor: torch.Tensor) -> object:

@@ -4,12 +4,17 @@ from collections.abc import Mapping
 
 import torch
 
+from stepkeeper_planners import adapters
+
 __all__ = ["clone_on_device", "run_pending"]
 
 
 def clone_on_device(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies of the XLA tensors among `tensors`, on their devices with their shardings; the copying was dispatched."""
-    clones = {fqn: t.detach().clone() for fqn, t in tensors.items() if t.device.type == "xla"}
+    """Copies of the XLA tensors among `tensors`, on their devices; the copying was dispatched.
+
+    What several devices hold alike is in the copies on one device only, where that is worth it.
+    """
+    clones = {fqn: adapters.clone_to_move(fqn, t) for fqn, t in tensors.items() if t.device.type == "xla"}
     if clones:
         _sync()
     return clones
