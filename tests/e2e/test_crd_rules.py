@@ -1,30 +1,40 @@
 """The real API server's answers to manifests: each rule accepts what is right and says what to write instead."""
 
-import re
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 import yaml
 
 from stepcluster import binaries
+from stepcluster.api import Cluster
 from stepcluster.errors import CommandError
+from stepcluster.machine import wait_until
 from stepkeeper_operator.crds.pod_template import pod_template_schema, trim_pod_template
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "tests/data/crd"
-CRD = "crd/checkpointedtrainingjobs.stepkeeper.dev"
-
-
-class Cluster(Protocol):
-    def kubectl(self, *args: str) -> str: ...
+CRD = "checkpointedtrainingjobs.stepkeeper.dev"
+POLICY = f"unknown-fields.{CRD}"
+REMOVE = '[{"op": "remove", "path": "/spec/checkpoint/every"}]'
+UNKNOWN_FIELD = MANIFESTS / "refused/unknown-field.yaml"
 
 
 @pytest.fixture(scope="module")
 def kubectl(cluster: Cluster) -> Cluster:
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
-    cluster.kubectl("wait", "--for=condition=Established", CRD, "--timeout=60s")
+    cluster.wait_established(CRD)
+    # A policy is in force some moments after it was made.
+    wait_until(lambda: "denied request" in refusal(cluster, UNKNOWN_FIELD), "the policy", timeout_s=60)
     return cluster
+
+
+def refusal(cluster: Cluster, path: Path, *options: str) -> str:
+    """What is said against the manifest; empty if nothing is."""
+    try:
+        cluster.kubectl("apply", "--dry-run=server", *options, "-f", str(path))
+    except CommandError as error:
+        return str(error)
+    return ""
 
 
 def manifests(folder: str) -> list[Path]:
@@ -40,9 +50,27 @@ def test_a_right_manifest_is_accepted(kubectl: Cluster, path: Path) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize("path", manifests("refused"), ids=lambda path: path.stem)
 def test_a_wrong_manifest_is_refused_with_words_that_help(kubectl: Cluster, path: Path) -> None:
-    message = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
-    with pytest.raises(CommandError, match=re.escape(message)):
-        kubectl.kubectl("apply", "--dry-run=server", "-f", str(path))
+    assert path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") in refusal(kubectl, path)
+
+
+@pytest.mark.cluster
+def test_an_unknown_field_is_refused_also_for_clients_that_do_not_ask_for_it(kubectl: Cluster) -> None:
+    assert "unknown field spec.checkpoint.every" in refusal(kubectl, UNKNOWN_FIELD, "--validate=false")
+
+
+@pytest.mark.cluster
+def test_a_job_whose_unknown_field_was_stored_before_the_policy_can_be_labelled_and_mended(
+    kubectl: Cluster,
+) -> None:
+    kubectl.kubectl("delete", "validatingadmissionpolicybinding", POLICY)
+    wait_until(lambda: not refusal(kubectl, UNKNOWN_FIELD), "no policy", timeout_s=60)
+    kubectl.kubectl("apply", "-f", str(UNKNOWN_FIELD))
+    kubectl.kubectl("apply", "--server-side", "-f", str(ROOT / "crds"))
+    other = MANIFESTS / "refused/unknown-field-at-another-level.yaml"
+    wait_until(lambda: "denied request" in refusal(kubectl, other), "the policy", timeout_s=60)
+    kubectl.kubectl("label", "ctj", "text-lm", "team=x")
+    kubectl.kubectl("patch", "ctj", "text-lm", "--type=json", "-p", REMOVE)
+    kubectl.kubectl("delete", "ctj", "text-lm", "--timeout=30s")
 
 
 @pytest.mark.cluster

@@ -1,5 +1,6 @@
 """What all resource types share: how a Python value stands for a piece of JSON in the API."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -33,9 +34,17 @@ class Resource(BaseModel):
 
 
 class SpecPart(Resource):
-    """What a user writes: a field that this version doesn't know is refused, not overlooked."""
+    """What a user writes: a field that this version doesn't know is kept, to be named where the job is refused."""
 
-    model_config = CONFIG | ConfigDict(extra="forbid")
+    model_config = CONFIG | ConfigDict(extra="allow")
+
+    def unknown_fields(self) -> Iterator[str]:
+        """The paths, from here, of fields that this version doesn't know."""
+        yield from self.model_extra or ()
+        for name, field in type(self).model_fields.items():
+            part = getattr(self, name)
+            if isinstance(part, SpecPart):
+                yield from (f"{field.alias or name}.{path}" for path in part.unknown_fields())
 
 
 class StatusPart(Resource):

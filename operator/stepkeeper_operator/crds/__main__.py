@@ -1,18 +1,28 @@
-"""Writes the CRD, its copy in the chart and its page in the docs. Run in the root of the repository."""
+"""Writes the CRD, its policy, the chart's copies and the page in the docs. Run in the root of the repository."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import yaml
 
-from stepkeeper_operator.crds.crd import training_job_crd
+from stepkeeper_operator.crds.crd import training_job_crd, training_job_schema
 from stepkeeper_operator.crds.reference import training_job_reference
+from stepkeeper_operator.crds.unknown_fields import (
+    POLICY_NAME,
+    unknown_fields_manifests,
+    unknown_fields_policy,
+)
 
 _HEADER: Final = (
     "# Made by `make generate` from operator/stepkeeper_operator/api; change the types, not this file.\n"
 )
 _FOLDERS: Final = (Path("crds"), Path("charts/stepkeeper/crds"))
+_POLICY: Final = Path("crds") / f"{POLICY_NAME}.yaml"
+_POLICY_OF_CHART: Final = Path("charts/stepkeeper/files/unknown-fields.yaml")
+"""Of the chart it is a part: only what the folder crds of a chart holds is never upgraded."""
+
 _REFERENCE: Final = Path("docs/user/job-reference.md")
 
 
@@ -22,11 +32,17 @@ def main() -> int:
         sys.stderr.write("run this in the root of the repository: it writes into crds/, charts/ and docs/\n")
         return 2
     crd = training_job_crd()
-    text = _HEADER + yaml.safe_dump(crd, sort_keys=False, width=110, allow_unicode=True)
     for folder in _FOLDERS:
-        _write(folder / f"{crd['metadata']['name']}.yaml", text)
+        _write(folder / f"{crd['metadata']['name']}.yaml", _HEADER + _yaml(crd))
+    schema = training_job_schema()
+    _write(_POLICY, _HEADER + "---\n".join(map(_yaml, unknown_fields_manifests(schema))))
+    _write(_POLICY_OF_CHART, _HEADER + _yaml(unknown_fields_policy(schema)))
     _write(_REFERENCE, training_job_reference(crd))
     return 0
+
+
+def _yaml(value: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(value, sort_keys=False, width=110, allow_unicode=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,8 +6,9 @@ from stepkeeper_operator.api.v1alpha1 import trainingjob as api
 from stepkeeper_operator.api.v1alpha1.rules import RULES
 from stepkeeper_operator.crds.pod_template import pod_template_schema
 from stepkeeper_operator.crds.schema import Schema, add_rules, replace_at, structural_schema, without_defaults
+from stepkeeper_operator.crds.unknown_fields import keep_unknown_fields
 
-__all__ = ["training_job_crd"]
+__all__ = ["training_job_crd", "training_job_schema"]
 
 _COLUMNS: Final = (
     ("Phase", "string", ".status.phase", "One word for the conditions."),
@@ -33,7 +34,7 @@ def training_job_crd() -> dict[str, Any]:
         "storage": True,
         "subresources": {"status": {}},
         "additionalPrinterColumns": [_column(*column) for column in _COLUMNS],
-        "schema": {"openAPIV3Schema": _schema()},
+        "schema": {"openAPIV3Schema": training_job_schema()},
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -48,7 +49,8 @@ def _column(name: str, kind: str, path: str, description: str) -> dict[str, str]
     return column | ({"description": description} if description else {})
 
 
-def _schema() -> Schema:
+def training_job_schema() -> Schema:
+    """The schema of the whole resource."""
     schema = structural_schema(api.CheckpointedTrainingJob)
     for name in ("apiVersion", "kind"):
         schema = replace_at(schema, name, {"type": "string"})
@@ -57,4 +59,4 @@ def _schema() -> Schema:
     schema = replace_at(schema, "spec.template", pod_template_schema())
     schema = replace_at(schema, "status", without_defaults(schema["properties"]["status"]))
     schema["required"] = ["spec"]
-    return add_rules(schema, RULES)
+    return keep_unknown_fields(add_rules(schema, RULES))

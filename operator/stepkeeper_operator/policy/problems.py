@@ -18,11 +18,20 @@ _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
 
 def acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Claim:
     """Condition Accepted. Most of it the API server refuses already; this is for what it can't see."""
-    problem = _template(job) or _names(job, observed)
+    problem = _unknown(job) or _template(job) or _names(job, observed)
     if problem is not None:
         reason, message = problem
         return Claim(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
     return Claim(type=ConditionType.ACCEPTED, status=True, reason="SpecAccepted")
+
+
+def _unknown(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
+    """Where the admission policy that the chart installs is absent, or knows a newer CRD than this operator."""
+    fields = ", ".join(f"spec.{path}" for path in job.spec.unknown_fields())
+    if not fields:
+        return None
+    text = f"this operator doesn't know {fields}: take it out, or upgrade the operator; what already runs goes on"
+    return "UnknownField", text
 
 
 def _template(job: CheckpointedTrainingJob) -> tuple[str, str] | None:

@@ -97,6 +97,10 @@ class Cluster:
         environment = {**os.environ, "PATH": search_path(), "KUBECONFIG": str(self.kubeconfig), **own}
         return run([self._parts.binaries["helm"], *arguments], env=environment, timeout_s=timeout_s)
 
+    def wait_established(self, crd: str) -> None:
+        """Objects of that CRD can be made. Raises StartError if that takes longer than half a minute."""
+        self._parts.wait_established(crd)
+
     def load_image(self, archive: Path, *, nodes: Sequence[str] | None = None) -> None:
         """The image of an OCI archive is on the nodes (by default all), also after one of them comes back as new."""
         for node in nodes if nodes is not None else self.nodes:

@@ -105,7 +105,7 @@ def _start(
     told("API server ready")
     _apply(parts, [*jobset.manifests(programs, parts.layout), *dns.manifests(parts.layout)])
     # Started before its CRD is served, the controller would look again only 10 s later.
-    run([*parts.kubectl, "wait", "--for=condition=Established", "--timeout=30s", f"crd/{jobset.CRD}"])
+    parts.wait_established(jobset.CRD)
     jobset.start(parts.launcher, programs, parts.layout)
     gcs.start(parts.launcher, programs, parts.layout)
     for node in nodes:

@@ -12,6 +12,7 @@ from stepcluster.machine import run, wait_until
 from stepcluster.nodes import Node, NodeRunner
 from stepcluster.processes import CLUSTER_MARK, Launcher, Namespaces
 
+CRD_TIMEOUT_S = 30.0
 NODE_TIMEOUT_S = 60.0
 
 
@@ -101,6 +102,16 @@ class Parts:
                     patch,
                 ]
             )
+
+    def wait_established(self, crd: str) -> None:
+        """Objects of that CRD can be made. Raises StartError if that takes longer than half a minute."""
+        wait_until(lambda: self._is_established(crd), f"CRD {crd}", timeout_s=CRD_TIMEOUT_S)
+
+    def _is_established(self, crd: str) -> bool:
+        found = json.loads(run([*self.kubectl, "get", "crd", crd, "-o", "json"]))
+        # Null, not absent, in the moment after the CRD was created: kubectl's own wait and jsonpath fail on that.
+        conditions = found.get("status", {}).get("conditions") or ()
+        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
     def _is_ready(self, node: str) -> bool:
         condition = '{.status.conditions[?(@.type=="Ready")].status}'

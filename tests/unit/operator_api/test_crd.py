@@ -10,7 +10,8 @@ import yaml
 
 from stepkeeper_operator.api.v1alpha1.rules import RULES, Rule
 from stepkeeper_operator.crds.__main__ import main
-from stepkeeper_operator.crds.crd import training_job_crd
+from stepkeeper_operator.crds.crd import training_job_crd, training_job_schema
+from stepkeeper_operator.crds.unknown_fields import POLICY_NAME, unknown_fields_policy
 
 ROOT = Path(__file__).parents[3]
 FILE = "checkpointedtrainingjobs.stepkeeper.dev.yaml"
@@ -40,7 +41,14 @@ def fields(version: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "file", [f"crds/{FILE}", f"charts/stepkeeper/crds/{FILE}", "docs/user/job-reference.md"]
+    "file",
+    [
+        f"crds/{FILE}",
+        f"crds/{POLICY_NAME}.yaml",
+        f"charts/stepkeeper/crds/{FILE}",
+        "charts/stepkeeper/files/unknown-fields.yaml",
+        "docs/user/job-reference.md",
+    ],
 )
 def test_the_committed_file_is_the_one_that_make_generate_writes(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +137,20 @@ def test_accepted_manifests_ask_for_everything_that_can_be_asked_for(
     for path in (MANIFESTS / "accepted").glob("*.yaml"):
         asked |= set(paths_of(yaml.safe_load(path.read_text())["spec"], "spec"))
     assert {path for path in fields if path.startswith("spec.")} <= asked
+
+
+def test_what_the_schema_keeps_the_policy_looks_through(fields: dict[str, dict[str, Any]]) -> None:
+    keep = "x-kubernetes-preserve-unknown-fields"
+    kept = {path for path, field in fields.items() if field.get(keep)}
+    assert "spec.checkpoint.interval" in kept
+    assert not {path for path in kept if path.startswith(("spec.template", "status", "metadata"))}
+    policy = unknown_fields_policy(training_job_schema())
+    assert {variable["name"] for variable in policy["variables"]} == {path.replace(".", "_") for path in kept}
+    assert len(policy["validations"]) == len(kept)
+
+
+def test_the_policy_is_no_template_of_helm() -> None:
+    assert "{{" not in (ROOT / "charts/stepkeeper/files/unknown-fields.yaml").read_text()
 
 
 def paths_of(value: object, path: str) -> Iterator[str]:

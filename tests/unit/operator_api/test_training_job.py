@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from stepkeeper.contract import OnDisruption
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob, PlacementSpec, Provisioning
@@ -59,11 +58,13 @@ def test_defaults_are_those_of_a_careful_user() -> None:
     assert spec.ttl_seconds_after_finished is None
 
 
-def test_a_field_of_the_spec_that_is_not_known_is_refused_by_name() -> None:
+def test_a_field_of_the_spec_that_is_not_known_is_kept_to_be_named() -> None:
     raw = raw_job()
-    raw["spec"]["checkpoint"]["every"] = 5
-    with pytest.raises(ValidationError, match=r"spec\.checkpoint\.every"):
-        CheckpointedTrainingJob.model_validate(raw)
+    assert list(CheckpointedTrainingJob.model_validate(raw).spec.unknown_fields()) == []
+    raw["spec"]["checkpoint"]["interval"]["every"] = 5
+    raw["spec"]["budget"] = {}
+    spec = CheckpointedTrainingJob.model_validate(raw).spec
+    assert list(spec.unknown_fields()) == ["budget", "checkpoint.interval.every"]
 
 
 def test_a_field_of_the_status_that_a_newer_operator_wrote_is_passed_over() -> None:
