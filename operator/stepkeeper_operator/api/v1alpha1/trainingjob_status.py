@@ -183,7 +183,8 @@ class CauseCount(StatusPart):
     """Restarts for it in the job's whole life."""
 
     counted_towards_limit: Count = 0
-    """How many of them count towards the limit of their kind now: a new checkpoint can set failures back to 0."""
+    """How many of them count towards the limit of their kind now: a new checkpoint can set failures back to 0. Always 0
+    where there is no limit."""
 
 
 class RestartsStatus(StatusPart):
