@@ -38,12 +38,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLayout:
-    """A whole tensor: its chunks are disjoint and cover it."""
+    """A whole tensor: its chunks are disjoint and cover it, unless it is said not to be complete."""
 
     fqn: str
     dtype: str
     global_shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    complete: bool = True
+    """False: only this rank's chunks are here, nobody knows the others'. `join.join_layouts` makes one of them."""
 
     def local_boxes(self, rank: int) -> dict[int, Box]:
         """What this rank holds: the lowest local index of each distinct box that it has a copy of.

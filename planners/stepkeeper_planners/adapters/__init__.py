@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Protocol, cast
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-from stepkeeper_planners.adapters import plain
+from stepkeeper_planners.adapters import checkpointable, dtensor, plain
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks, TensorLayout
 
@@ -100,6 +101,10 @@ def clone_to_move(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether the tensor lies in parts on several devices."""
+    if isinstance(tensor, DTensor):
+        return dtensor.is_sharded(tensor)
+    if checkpointable.is_checkpointable(tensor):
+        return True
     if tensor.device.type != "xla":
         return False
     from stepkeeper_planners.adapters import xla
@@ -108,13 +113,19 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def _adapter(tensor: torch.Tensor, fqn: str = "tensor") -> _Adapter:
+    # A DTensor first: its local tensor may be on any device, and what it says of its shape is global.
+    if isinstance(tensor, DTensor):
+        return dtensor
+    if checkpointable.is_checkpointable(tensor):
+        return checkpointable
     if tensor.device.type == "xla":
         # Such a tensor means that torch_xla was imported already.
         from stepkeeper_planners.adapters import xla
 
         return cast("_Adapter", xla)
-    if isinstance(tensor, DTensor):
+    if isinstance(tensor, ShardedTensor):
         raise UnsupportedShardingError(
-            f"{fqn}: DTensor isn't handled yet; use full_tensor(), or stock torch.distributed.checkpoint"
+            f"{fqn}: torch's old ShardedTensor isn't stored. Use DTensor: fully_shard() makes it, and so does "
+            "FullyShardedDataParallel where it is given a device_mesh"
         )
-    return cast("_Adapter", plain)
+    return plain

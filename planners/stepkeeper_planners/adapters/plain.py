@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import UnsupportedShardingError
@@ -13,7 +14,17 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     """One chunk, held by all ranks.
 
     Raises:
-        UnsupportedShardingError: the tensor has no elements in memory, or isn't strided.
+        UnsupportedShardingError: as `check_storable`.
+    """
+    check_storable(fqn, tensor)
+    return whole_tensor(fqn, dtype_name(tensor.dtype), tensor.shape, ranks)
+
+
+def check_storable(fqn: str, tensor: torch.Tensor) -> None:
+    """The tensor has its elements in memory, at regular distances, and no others behind them.
+
+    Raises:
+        UnsupportedShardingError: it has not; it says what to do.
     """
     if tensor.is_meta:
         raise UnsupportedShardingError(
@@ -22,7 +33,12 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise UnsupportedShardingError(f"{fqn}: a {kind} tensor can't be stored; make it a dense one")
-    return whole_tensor(fqn, dtype_name(tensor.dtype), tensor.shape, ranks)
+    if is_traceable_wrapper_subclass(tensor):
+        parts = ", ".join(tensor.__tensor_flatten__()[0])
+        raise UnsupportedShardingError(
+            f"{fqn}: a {type(tensor).__name__} is made of other tensors ({parts}); store those, or turn it into "
+            "a plain tensor"
+        )
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:

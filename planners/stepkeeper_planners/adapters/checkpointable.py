@@ -1,0 +1,122 @@
+"""Local tensors that say themselves which boxes of a global one they hold: torch's CheckpointableTensor protocol.
+
+Told by its four attributes, which any torch.Tensor may be given; torch 2.15 has the protocol, none is needed here.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Protocol, cast
+
+import torch
+
+from stepkeeper_planners.adapters import plain
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.dtypes import dtype_name
+from stepkeeper_planners.errors import LayoutError
+from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
+
+_ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+
+
+class _Checkpointable(Protocol):
+    global_shape: tuple[int, ...]
+    global_offsets: tuple[tuple[int, ...], ...]
+    """Where each local shard starts in the global tensor."""
+    local_offsets: tuple[tuple[int, ...], ...]
+    """Where it starts in the local one, which may hold padding too."""
+    local_sizes: tuple[tuple[int, ...], ...]
+
+
+def is_checkpointable(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has the protocol's attributes."""
+    return all(hasattr(tensor, name) for name in _ATTRIBUTES)
+
+
+def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
+    """The chunks of this rank; the layout isn't complete, for nothing tells what other ranks hold.
+
+    Raises:
+        LayoutError: the attributes contradict one another, or the tensor.
+        UnsupportedShardingError: the tensor has no elements in memory, or isn't strided.
+    """
+    plain.check_storable(fqn, tensor)
+    shape = tuple(_attributes(tensor).global_shape)
+    shards = _shards(fqn, tensor)
+    chunks: dict[Box, list[Owner]] = {}
+    if not prod(shape):
+        chunks[Box.whole(shape)] = [Owner(rank=ranks.rank, local_index=0)]
+    for index, (box, _) in enumerate(shards):
+        if box.volume:
+            chunks.setdefault(box, []).append(Owner(rank=ranks.rank, local_index=index))
+    return TensorLayout(
+        fqn=fqn,
+        dtype=dtype_name(tensor.dtype),
+        global_shape=shape,
+        chunks=tuple(Chunk(box=box, owners=tuple(owners)) for box, owners in chunks.items()),
+        complete=False,
+    )
+
+
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The shards of the local tensor on the CPU, contiguous, without padding."""
+    shape = tuple(_attributes(tensor).global_shape)
+    if not prod(shape):
+        return [torch.empty(shape, dtype=tensor.dtype)]
+    return [plain.plain_data(shard) for shard in _views(tensor)]
+
+
+def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
+    """Every local shard has its piece's elements; what lies between the shards is as it was.
+
+    A shard that has the same box as an earlier one gets the same piece.
+
+    Raises:
+        ValueError: a piece is lacking, or has another shape or dtype.
+    """
+    first: dict[Box, int] = {}
+    shards = zip(_shards("tensor", tensor), _views(tensor), strict=True)
+    for index, ((box, _), view) in enumerate(shards):
+        if box.volume:
+            piece = plain.checked_piece(pieces, first.setdefault(box, index), box.sizes, tensor.dtype)
+            with torch.no_grad():
+                view.copy_(piece)
+
+
+def identity(tensor: torch.Tensor) -> object:
+    """Which memory, seen how, as which part of what."""
+    held = _attributes(tensor)
+    boxes = (tuple(held.global_shape), tuple(map(tuple, held.global_offsets)))
+    place = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    # By the storage, not by its address: the local tensor may be empty on some ranks only, and tied on all.
+    return ("checkpointable", tensor.untyped_storage()._cdata, place, boxes)  # noqa: SLF001 — as torch.serialization
+
+
+def _attributes(tensor: torch.Tensor) -> _Checkpointable:
+    return cast("_Checkpointable", tensor)
+
+
+def _views(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    bare = tensor.detach()
+    for _, local in _shards("tensor", tensor):
+        yield bare[local.slices]
+
+
+def _shards(fqn: str, tensor: torch.Tensor) -> list[tuple[Box, Box]]:
+    """Each shard's box in the global tensor and in the local one."""
+    held = _attributes(tensor)
+    shape, local_shape = tuple(held.global_shape), tuple(tensor.shape)
+    counts = {name: len(getattr(held, name)) for name in _ATTRIBUTES[1:]}
+    if len(set(counts.values())) != 1:
+        raise LayoutError(f"{fqn}: one entry for each local shard is needed, got {counts}")
+    shards = []
+    for global_offset, local_offset, sizes in zip(
+        held.global_offsets, held.local_offsets, held.local_sizes, strict=True
+    ):
+        box = Box(offsets=tuple(global_offset), sizes=tuple(sizes))
+        local = Box(offsets=tuple(local_offset), sizes=tuple(sizes))
+        for part, whole in ((box, shape), (local, local_shape)):
+            if len(part.offsets) != len(whole) or not Box.whole(whole).contains(part):
+                where = "local" if part is local else "global"
+                raise LayoutError(f"{fqn}: local shard {part} is not inside the {where} shape {whole}")
+        shards.append((box, local))
+    return shards

@@ -1,0 +1,119 @@
+"""DTensor: described from its mesh and placements alone, so that every rank knows where all parts are."""
+
+from collections.abc import Mapping
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from stepkeeper_planners.adapters import plain
+from stepkeeper_planners.adapters.placements import Cut, Placements, RankMesh, box_of_rank, chunks_on_mesh
+from stepkeeper_planners.dtypes import dtype_name
+from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.layout import Ranks, TensorLayout
+
+
+def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
+    """One chunk for each place on the mesh, held by the ranks whose places differ in replicated dimensions only.
+
+    Ranks: those of the default process group. Ranks outside the mesh hold nothing.
+
+    Raises:
+        UnsupportedShardingError: a placement is Partial, or doesn't say who holds what; or the local tensor isn't
+            what the placements say, or has no elements in memory.
+    """
+    dtensor = _dtensor(tensor)
+    shape = tuple(tensor.shape)
+    grid = dtensor.device_mesh.mesh
+    mesh = RankMesh(shape=tuple(grid.shape), ranks=tuple(grid.flatten().tolist()))
+    local = _local(tensor)
+    plain.check_storable(fqn, local)
+    try:
+        placements = _placements(dtensor.placements)
+        chunks = chunks_on_mesh(mesh, placements, shape)
+        if tensor.numel():
+            held = box_of_rank(mesh, placements, shape, ranks.rank)
+            _check_local(local, ranks.rank, None if held is None else held.sizes)
+    except UnsupportedShardingError as error:
+        raise UnsupportedShardingError(f"{fqn}: {error}") from error
+    return TensorLayout(fqn=fqn, dtype=dtype_name(tensor.dtype), global_shape=shape, chunks=chunks)
+
+
+def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The local tensor on the CPU, contiguous; its own memory where it is that already."""
+    if not tensor.numel():
+        return [torch.empty(tensor.shape, dtype=tensor.dtype)]
+    return [plain.plain_data(_local(tensor))]
+
+
+def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
+    """The local tensor has the piece's elements; nothing is done where it has no elements.
+
+    Raises:
+        ValueError: the piece is lacking, or has another shape or dtype.
+    """
+    local = _local(tensor)
+    if local.numel() and tensor.numel():
+        plain.fill(local, pieces)
+
+
+def identity(tensor: torch.Tensor) -> object:
+    """Which memory, seen how, as which part of what.
+
+    Told by the storage, not by its address: the local tensor may be empty on some ranks only, and tied on all.
+    """
+    local = _local(tensor)
+    part = (_dtensor(tensor).device_mesh, _dtensor(tensor).placements, tuple(tensor.shape))
+    place = (local.storage_offset(), tuple(local.shape), local.stride(), local.dtype)
+    return ("dtensor", local.untyped_storage()._cdata, place, part)  # noqa: SLF001 — as torch.serialization does
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether different ranks hold different parts."""
+    mesh = _dtensor(tensor).device_mesh
+    return any(
+        mesh.size(dim) > 1 and not placement.is_replicate()
+        for dim, placement in enumerate(_dtensor(tensor).placements)
+    )
+
+
+def _dtensor(tensor: torch.Tensor) -> DTensor:
+    assert isinstance(tensor, DTensor)
+    return tensor
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        local = _dtensor(tensor).to_local()
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def _placements(placements: tuple[Placement, ...]) -> Placements:
+    cuts: list[Cut | None] = []
+    for placement in placements:
+        if placement.is_replicate():
+            cuts.append(None)
+        elif placement.is_partial():
+            raise UnsupportedShardingError(
+                f"it is placed as {placement}: each rank holds one term of a sum that no rank has. "
+                "redistribute() it to Replicate or Shard first"
+            )
+        elif isinstance(dim := getattr(placement, "dim", None), int):
+            # Some torch versions don't count a strided shard among the shards.
+            cuts.append(Cut(dim=dim, split_factor=getattr(placement, "split_factor", 1)))
+        else:
+            raise UnsupportedShardingError(
+                f"it is placed as {placement}, which isn't known here; redistribute() it to Replicate or Shard first"
+            )
+    return tuple(cuts)
+
+
+def _check_local(local: torch.Tensor, rank: int, sizes: tuple[int, ...] | None) -> None:
+    if (local.numel() == 0) if sizes is None else (tuple(local.shape) == sizes):
+        return
+    placed = "an empty one" if sizes is None else sizes
+    raise UnsupportedShardingError(
+        f"rank {rank} has a part of shape {tuple(local.shape)}, where the placements say {placed}; make it with "
+        "distribute_tensor(), or tell from_local() the shape"
+    )

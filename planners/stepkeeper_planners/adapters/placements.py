@@ -1,0 +1,137 @@
+"""Where the parts of a tensor lie that is cut and copied over a mesh of ranks. Pure: no process group is needed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.layout import Chunk, Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMesh:
+    """Ranks on a grid, in row-major order, which need not be their own."""
+
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """One mesh dimension cuts this dimension of the tensor."""
+
+    dim: int
+    split_factor: int = 1
+    """Into how many parts later mesh dimensions had cut it before: FSDP over tensor parallelism. 1: none had."""
+
+
+Placements = tuple[Cut | None, ...]
+"""For each mesh dimension what it cuts; None where it holds copies."""
+
+Span = tuple[int, int]
+"""Offset and size along one dimension."""
+
+
+@lru_cache(maxsize=256)
+def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...]) -> tuple[Chunk, ...]:
+    """The parts with elements, each with a copy on every rank of its place on the mesh; local index 0 everywhere.
+
+    A tensor without elements is one chunk that all ranks of the mesh hold. The result, and the owners in it, are
+    shared between tensors: there may be thousands of them on a thousand ranks.
+
+    Raises:
+        UnsupportedShardingError: the placements don't fit the mesh or the shape, or say nothing of who holds what.
+    """
+    if not prod(shape):
+        return (Chunk(box=Box.whole(shape), owners=_owners(mesh.ranks)),)
+    cuts = _cuts_by_dim(mesh, placements, len(shape))
+    per_dim = [_spans(size, [mesh.shape[m] for m in cuts[dim]]) for dim, size in enumerate(shape)]
+    used = tuple(m for mesh_dims in cuts for m in mesh_dims)
+    groups = _groups(mesh, used)
+    chunks = []
+    for spans, owners in zip(product(*per_dim), groups, strict=True):
+        if all(size for _, size in spans):
+            box = Box(offsets=tuple(start for start, _ in spans), sizes=tuple(size for _, size in spans))
+            chunks.append(Chunk(box=box, owners=owners))
+    return tuple(chunks)
+
+
+@lru_cache(maxsize=256)
+def box_of_rank(mesh: RankMesh, placements: Placements, shape: tuple[int, ...], rank: int) -> Box | None:
+    """What one rank holds; None if it has no elements.
+
+    Raises:
+        UnsupportedShardingError: as `chunks_on_mesh`.
+    """
+    chunks = chunks_on_mesh(mesh, placements, shape)
+    held = (chunk.box for chunk in chunks if any(owner.rank == rank for owner in chunk.owners))
+    return next(held, None)
+
+
+def _cuts_by_dim(mesh: RankMesh, placements: Placements, ndim: int) -> list[list[int]]:
+    """For each dimension of the tensor the mesh dimensions that cut it, the outermost cut first."""
+    if len(placements) != len(mesh.shape):
+        raise UnsupportedShardingError(
+            f"{len(placements)} placements for a mesh of {len(mesh.shape)} dimensions"
+        )
+    cuts: list[list[int]] = [[] for _ in range(ndim)]
+    for mesh_dim in reversed(range(len(placements))):
+        cut = placements[mesh_dim]
+        if cut is None:
+            continue
+        if not -ndim <= cut.dim < ndim:
+            raise UnsupportedShardingError(f"dimension {cut.dim} of a tensor of {ndim} dimensions is cut")
+        order = cuts[cut.dim]
+        order.insert(_position(mesh, order, cut.split_factor), mesh_dim)
+    return cuts
+
+
+def _position(mesh: RankMesh, order: Sequence[int], split_factor: int) -> int:
+    """Behind how many of the cuts, outermost first, one comes that found the dimension in so many parts."""
+    parts = 1
+    for position, mesh_dim in enumerate(order):
+        if parts == split_factor:
+            return position
+        parts *= mesh.shape[mesh_dim]
+    if parts == split_factor:
+        return len(order)
+    raise UnsupportedShardingError(
+        f"a strided shard with split factor {split_factor}, while the mesh dimensions after it cut its dimension into "
+        f"{[mesh.shape[m] for m in order]}: each rank holds several separate pieces. redistribute() it to Shard or "
+        "Replicate first"
+    )
+
+
+def _spans(size: int, counts: Sequence[int]) -> list[Span]:
+    """A dimension cut again and again as torch.chunk does, in row-major order of the parts' numbers."""
+    spans: list[Span] = [(0, size)]
+    for count in counts:
+        spans = [part for span in spans for part in _cut(span, count)]
+    return spans
+
+
+def _cut(span: Span, count: int) -> Iterator[Span]:
+    start, size = span
+    full = -(-size // count)
+    for number in range(count):
+        first = min(number * full, size)
+        yield start + first, min(full, size - first)
+
+
+@lru_cache(maxsize=64)
+def _groups(mesh: RankMesh, used: tuple[int, ...]) -> tuple[tuple[Owner, ...], ...]:
+    """The ranks that differ in the unused mesh dimensions only, for each place in the used ones, in row-major order."""
+    grid = np.array(mesh.ranks).reshape(mesh.shape)
+    unused = [m for m in range(len(mesh.shape)) if m not in used]
+    rows = grid.transpose([*used, *unused]).reshape(prod(mesh.shape[m] for m in used), -1)
+    return tuple(_owners(tuple(row)) for row in rows.tolist())
+
+
+@lru_cache(maxsize=8192)
+def _owners(ranks: tuple[int, ...]) -> tuple[Owner, ...]:
+    return tuple(Owner(rank=rank, local_index=0) for rank in sorted(ranks))

@@ -1,0 +1,43 @@
+"""One layout from what each rank knows of its own part: for tensors that no rank can describe alone."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.errors import LayoutError
+from stepkeeper_planners.layout import Chunk, Owner, TensorLayout
+
+
+def own_part(layout: TensorLayout, rank: int) -> TensorLayout:
+    """What this rank itself holds, and no word of the others."""
+    chunks = []
+    for chunk in layout.chunks:
+        own = tuple(owner for owner in chunk.owners if owner.rank == rank)
+        if own:
+            chunks.append(Chunk(box=chunk.box, owners=own))
+    return replace(layout, chunks=tuple(chunks), complete=False)
+
+
+def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
+    """The whole tensor, from the part of each rank that has one. Equal boxes are copies of one another.
+
+    `parts` is by rank, at least one. Whether the chunks cover the tensor is for `check_cover` to say.
+
+    Raises:
+        LayoutError: the ranks don't speak of one tensor; it names it, the ranks, and what differs.
+    """
+    ranks = sorted(parts)
+    first = parts[ranks[0]]
+    owners: dict[Box, list[Owner]] = {}
+    for rank in ranks:
+        part = parts[rank]
+        for what in ("dtype", "global_shape"):
+            if getattr(part, what) != getattr(first, what):
+                raise LayoutError(
+                    f"{first.fqn}: its {what} is {getattr(first, what)} on rank {ranks[0]}, {getattr(part, what)} on "
+                    f"rank {rank}"
+                )
+        for chunk in own_part(part, rank).chunks:
+            owners.setdefault(chunk.box, []).extend(chunk.owners)
+    chunks = tuple(Chunk(box=box, owners=tuple(sorted(owners[box]))) for box in sorted(owners))
+    return replace(first, chunks=chunks, complete=True)

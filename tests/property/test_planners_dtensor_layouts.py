@@ -1,0 +1,102 @@
+"""For every mesh, placements and shape: our boxes are torch's own, on every rank, and together they are the tensor."""
+
+from itertools import product
+from math import prod
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+
+from stepkeeper_planners.adapters.placements import Cut, RankMesh, box_of_rank, chunks_on_mesh
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.layout import check_cover
+
+SHAPES = st.lists(st.integers(1, 11), min_size=1, max_size=3).map(tuple)
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> RankMesh:
+    """Of up to 3 dimensions, in any order, some ranks left out."""
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    ranks = draw(st.permutations(range(prod(shape) + 2)))[: prod(shape)]
+    return RankMesh(shape=shape, ranks=tuple(ranks))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[RankMesh, tuple[int, ...], list[Cut | None]]:
+    mesh, shape = draw(meshes()), draw(SHAPES)
+    ndim = len(shape)
+    cuts: list[Cut | None] = []
+    for _ in mesh.shape:
+        dim = draw(st.none() | st.integers(-ndim, ndim - 1))
+        cuts.append(None if dim is None else Cut(dim=dim))
+    return mesh, shape, cuts
+
+
+@st.composite
+def strided_cases(draw: st.DrawFn) -> tuple[RankMesh, tuple[int, ...], list[Cut | None]]:
+    """FSDP over tensor parallelism, copied or not: the last mesh dimension cuts first."""
+    mesh, shape = draw(meshes().filter(lambda mesh: len(mesh.shape) > 1 < mesh.shape[-1])), draw(SHAPES)
+    dim = draw(st.integers(0, len(shape) - 1))
+    over = Cut(dim=dim, split_factor=mesh.shape[-1])
+    cuts: list[Cut | None] = [over, Cut(dim=dim)]
+    if len(mesh.shape) == 3:
+        # Cuts that another strided shard is made over are counted in its factor.
+        more = Cut(dim=dim, split_factor=mesh.shape[-1] * mesh.shape[-2])
+        cuts.insert(0, draw(st.sampled_from([None, more, Cut(dim=draw(st.integers(0, len(shape) - 1)))])))
+    return mesh, shape, cuts
+
+
+def torch_placements(cuts: list[Cut | None], ndim: int) -> list[Placement]:
+    found: list[Placement] = []
+    for cut in cuts:
+        if cut is None:
+            found.append(Replicate())
+        elif cut.split_factor == 1:
+            found.append(Shard(cut.dim % ndim))
+        else:
+            found.append(_StridedShard(cut.dim % ndim, split_factor=cut.split_factor))
+    return found
+
+
+@given(cases() | strided_cases())
+def test_every_rank_holds_what_torch_says(
+    case: tuple[RankMesh, tuple[int, ...], list[Cut | None]],
+) -> None:
+    mesh, shape, cuts = case
+    chunks = chunks_on_mesh(mesh, tuple(cuts), shape)
+    check_cover("w", shape, [chunk.box for chunk in chunks])
+    grid = np.array(mesh.ranks).reshape(mesh.shape)
+    holders: dict[Box, set[int]] = {}
+    for place in product(*map(range, mesh.shape)):
+        rank = int(grid[place])
+        sizes, offsets = _compute_local_shape_and_global_offset(
+            shape, mesh.shape, list(place), torch_placements(cuts, len(shape))
+        )
+        held = box_of_rank(mesh, tuple(cuts), shape, rank)
+        if not prod(sizes):
+            assert held is None
+            continue
+        assert held == Box(offsets=tuple(offsets), sizes=tuple(sizes))
+        holders.setdefault(held, set()).add(rank)
+    assert {chunk.box: {owner.rank for owner in chunk.owners} for chunk in chunks} == holders
+    assert all(len(chunk.owners) == len(holders[chunk.box]) for chunk in chunks)
+    outside = set(range(prod(mesh.shape) + 2)) - set(mesh.ranks)
+    assert all(box_of_rank(mesh, tuple(cuts), shape, rank) is None for rank in outside)
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+def test_fsdp_over_two_axes_of_tensor_parallelism_is_cut_last(dp: int, ep: int, tp: int, part: int) -> None:
+    """Torch's own function gives up on this one; the truth is the tensor itself, cut as FSDP cuts it."""
+    size = dp * ep * tp * part
+    mesh = RankMesh(shape=(dp, ep, tp), ranks=tuple(range(dp * ep * tp)))
+    cuts = (Cut(dim=0, split_factor=ep * tp), Cut(dim=0), Cut(dim=0))
+    whole = np.arange(size)
+    for rank, (d, e, t) in enumerate(product(range(dp), range(ep), range(tp))):
+        expected = np.split(np.split(np.split(whole, ep)[e], tp)[t], dp)[d]
+        held = box_of_rank(mesh, cuts, (size,), rank)
+        assert held is not None
+        assert np.array_equal(whole[held.slices], expected)

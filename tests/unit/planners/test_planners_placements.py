@@ -1,0 +1,64 @@
+"""What a mesh and placements say, where they say nothing, and that thousands of tensors share it."""
+
+import pytest
+
+from stepkeeper_planners.adapters.placements import Cut, Placements, RankMesh, box_of_rank, chunks_on_mesh
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.layout import Owner
+
+
+def test_a_mesh_need_not_be_in_the_order_of_ranks_nor_hold_all() -> None:
+    mesh = RankMesh(shape=(2,), ranks=(5, 3))
+    first, second = chunks_on_mesh(mesh, (Cut(dim=-1),), (4, 3))
+    assert (first.box, first.owners) == (Box(offsets=(0, 0), sizes=(4, 2)), (Owner(rank=5, local_index=0),))
+    assert (second.box, second.owners) == (Box(offsets=(0, 2), sizes=(4, 1)), (Owner(rank=3, local_index=0),))
+    assert box_of_rank(mesh, (Cut(dim=-1),), (4, 3), 4) is None
+
+
+def test_copies_are_owners_of_one_chunk_in_the_order_of_ranks() -> None:
+    mesh = RankMesh(shape=(2, 2), ranks=(3, 0, 1, 2))
+    chunks = chunks_on_mesh(mesh, (None, Cut(dim=0)), (2,))
+    assert [[owner.rank for owner in chunk.owners] for chunk in chunks] == [[1, 3], [0, 2]]
+
+
+def test_who_has_no_elements_owns_nothing() -> None:
+    mesh = RankMesh(shape=(4,), ranks=(0, 1, 2, 3))
+    chunks = chunks_on_mesh(mesh, (Cut(dim=0),), (5,))
+    assert [(chunk.box.sizes, chunk.owners[0].rank) for chunk in chunks] == [((2,), 0), ((2,), 1), ((1,), 2)]
+
+
+@pytest.mark.parametrize("placements", [(None,), (Cut(dim=1),)])
+def test_an_empty_tensor_is_one_chunk_that_all_of_the_mesh_hold(placements: Placements) -> None:
+    (chunk,) = chunks_on_mesh(RankMesh(shape=(2,), ranks=(1, 2)), placements, (0, 4))
+    assert chunk.box == Box(offsets=(0, 0), sizes=(0, 4))
+    assert [owner.rank for owner in chunk.owners] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("placements", "words"),
+    [
+        ((None,), "1 placements for a mesh of 2 dimensions"),
+        ((Cut(dim=2), None), "dimension 2 of a tensor of 2 dimensions"),
+        ((Cut(dim=0, split_factor=2), None), "several separate pieces. redistribute"),
+        ((Cut(dim=0, split_factor=3), Cut(dim=0)), r"split factor 3.* into \[2\]"),
+    ],
+    ids=[
+        "one placement for each mesh dimension",
+        "a dimension that isn't there",
+        "a strided shard over nothing",
+        "a strided shard over something else",
+    ],
+)
+def test_what_says_nothing_of_who_holds_what_is_refused(placements: Placements, words: str) -> None:
+    with pytest.raises(UnsupportedShardingError, match=words):
+        chunks_on_mesh(RankMesh(shape=(2, 2), ranks=(0, 1, 2, 3)), placements, (4, 4))
+
+
+def test_tensors_of_a_thousand_ranks_share_chunks_and_owners() -> None:
+    mesh, again = (RankMesh(shape=(32, 32), ranks=tuple(range(1024))) for _ in range(2))
+    chunks = chunks_on_mesh(mesh, (None, Cut(dim=0)), (4096, 8))
+    assert chunks_on_mesh(again, (None, Cut(dim=0)), (4096, 8)) is chunks
+    other = chunks_on_mesh(mesh, (None, Cut(dim=0)), (64,))
+    assert len(other) == len(chunks) == 32
+    assert all(a.owners is b.owners for a, b in zip(chunks, other, strict=True))
