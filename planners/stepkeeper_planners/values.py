@@ -39,7 +39,7 @@ def decode_value(fqn: str, data: bytes) -> object:
         ValueDecodeError: the bytes are damaged, or hold a type that isn't on the list.
     """
     try:
-        with torch.serialization.safe_globals(_numpy_globals()):
+        with torch.serialization.safe_globals(numpy_globals()):
             value: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, *_DAMAGE) as error:
         # torch's own words go on to recommend reading it unchecked.
@@ -90,7 +90,7 @@ def _check_tensor(fqn: str, value: torch.Tensor) -> None:
         )
 
 
-def _numpy_globals() -> list[Any]:
+def numpy_globals() -> list[Any]:
     """What numpy's arrays and scalars name in a pickle: constructors of data, for all dtypes but objects."""
     kinds = [
         getattr(np.dtypes, name)
