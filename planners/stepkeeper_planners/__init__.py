@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stepkeeper_planners.load import SPMDLoadPlanner
     from stepkeeper_planners.per_rank import PerRank
+    from stepkeeper_planners.prime import prime_optimizer
     from stepkeeper_planners.save import SPMDSavePlanner
 
-__all__ = ["PerRank", "SPMDLoadPlanner", "SPMDSavePlanner"]
+__all__ = ["PerRank", "SPMDLoadPlanner", "SPMDSavePlanner", "prime_optimizer"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +25,8 @@ def __getattr__(name: str) -> Any:
         from stepkeeper_planners.load import SPMDLoadPlanner
 
         return SPMDLoadPlanner
+    if name == "prime_optimizer":
+        from stepkeeper_planners.prime import prime_optimizer
+
+        return prime_optimizer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

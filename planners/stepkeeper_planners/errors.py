@@ -1,6 +1,13 @@
 """What the planners raise. Every error also is the builtin that a caller without this package would expect."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from typing_extensions import override
+
+_LISTED: Final = 12
+"""Names that stand in a message; a longer list is cut there."""
 
 
 class PlannerError(Exception):
@@ -19,6 +26,14 @@ class UnsupportedValueError(PlannerError, TypeError):
     """A value is of a type that is not stored, because reading it back would mean to run code."""
 
 
+class PickleRefusedError(PlannerError, ValueError):
+    """A pickle names something that data has no use for, or is damaged. Nothing of it was run."""
+
+
+class MetadataDecodeError(PlannerError, ValueError):
+    """A checkpoint's metadata file is damaged, contradicts itself, or would run code. Nothing of it was run."""
+
+
 class ValueDecodeError(PlannerError, ValueError):
     """The stored bytes of a value are damaged, or hold a type that is not on the list."""
 
@@ -31,8 +46,19 @@ class PerRankError(PlannerError, ValueError):
     """Values of one rank each were saved by another number of ranks, and nothing says what to make of them."""
 
 
+class PatternError(PlannerError, TypeError):
+    """What a load should be about is said in a way that would select something else than is meant."""
+
+
+class CastError(PlannerError, OverflowError):
+    """Elements don't fit the dtype that a load was asked to convert them to."""
+
+
 class LoadMismatchError(PlannerError, ValueError):
-    """The state that asks and the checkpoint that answers differ; every difference is listed."""
+    """The state that asks and the checkpoint that answers differ; every difference is listed.
+
+    The text shortens long lists, the attributes have them whole.
+    """
 
     def __init__(
         self,
@@ -40,20 +66,73 @@ class LoadMismatchError(PlannerError, ValueError):
         missing: Sequence[str] = (),
         unexpected: Sequence[str] = (),
         mismatched: Mapping[str, str] | None = None,
+        ranks: Mapping[str, Sequence[int]] | None = None,
+        advice: Sequence[str] = (),
+        loaded: str = "nothing was loaded",
     ) -> None:
         self.missing = tuple(missing)
+        """Names that the state asks for and the checkpoint lacks."""
         self.unexpected = tuple(unexpected)
+        """Names that the checkpoint holds and the state doesn't ask for."""
         self.mismatched = dict(mismatched or {})
+        """Names that both have, and what differs."""
+        self.ranks = {name: tuple(those) for name, those in (ranks or {}).items()}
+        """For names that only some of several ranks report: which ranks."""
+        self.advice = tuple(advice)
+        """What may be the cause, and what to write instead."""
+        self.loaded = loaded
+        """How much was loaded before it was found."""
         super().__init__("\n".join(self._lines()))
 
+    @override
+    def __reduce__(self) -> tuple[object, ...]:
+        # Other ranks get it pickled.
+        kept = partial(
+            LoadMismatchError,
+            missing=self.missing,
+            unexpected=self.unexpected,
+            mismatched=self.mismatched,
+            ranks=self.ranks,
+            advice=self.advice,
+            loaded=self.loaded,
+        )
+        return (kept, ())
+
     def _lines(self) -> list[str]:
-        lines = ["The state doesn't fit the checkpoint; nothing was loaded."]
-        if self.missing:
-            lines.append(
-                f"In the state but not in the checkpoint ({len(self.missing)}): {', '.join(self.missing)}"
-            )
-        if self.unexpected:
-            names = ", ".join(self.unexpected)
-            lines.append(f"In the checkpoint but not in the state ({len(self.unexpected)}): {names}")
-        lines.extend(f"{fqn}: {reason}" for fqn, reason in self.mismatched.items())
-        return lines
+        lines = [f"The state doesn't fit the checkpoint; {self.loaded}."]
+        lines += self._listed("In the state but not in the checkpoint", self.missing)
+        lines += self._listed("In the checkpoint but not in the state", self.unexpected)
+        if self.mismatched:
+            lines.append(f"In both, but different ({len(self.mismatched)}):")
+            reasons = [f"{self._named(fqn)}: {reason}" for fqn, reason in self.mismatched.items()]
+            lines += [f"  {line}" for line in _shortened(reasons)]
+        return [*lines, *self.advice]
+
+    def _listed(self, title: str, names: Sequence[str]) -> list[str]:
+        if not names:
+            return []
+        return [f"{title} ({len(names)}): {', '.join(_shortened([self._named(name) for name in names]))}"]
+
+    def _named(self, name: str) -> str:
+        ranks = self.ranks.get(name)
+        if ranks is None:
+            return name
+        return f"{name} (on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(_shortened(list(map(str, ranks))))})"
+
+
+def _shortened(entries: list[str]) -> list[str]:
+    return (
+        entries if len(entries) <= _LISTED else [*entries[:_LISTED], f"… and {len(entries) - _LISTED} more"]
+    )
+
+
+class PrimeError(PlannerError, TypeError):
+    """An optimizer's state can't be made without a real step of the training."""
+
+
+class SourceError(PlannerError, ValueError):
+    """A file or folder that should be converted is damaged, of another kind, or holds what can't be converted."""
+
+
+class DestinationExistsError(PlannerError, FileExistsError):
+    """There is something already where the result of a conversion should go."""

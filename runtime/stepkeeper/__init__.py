@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
     from stepkeeper.manager import CheckpointManager
     from stepkeeper.results import RestoreResult, StepOutcome
-    from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
+    from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
 
 __all__ = [
     "CheckpointManager",
@@ -24,6 +24,7 @@ __all__ = [
     "StepOutcome",
     "StepkeeperError",
     "TornCheckpointError",
+    "prime_optimizer",
 ]
 
 _MODULES: Final = {
@@ -38,6 +39,7 @@ _MODULES: Final = {
     "StepOutcome": "stepkeeper.results",
     "StepkeeperError": "stepkeeper.errors",
     "TornCheckpointError": "stepkeeper.errors",
+    "prime_optimizer": "stepkeeper_planners",
 }
 
 

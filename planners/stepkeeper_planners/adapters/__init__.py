@@ -1,7 +1,7 @@
 """What differs between kinds of tensors: where their parts lie, how those are read and filled."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -97,6 +97,36 @@ def clone_to_move(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
         if clone is not None:
             return clone
     return tensor.detach().clone()
+
+
+def zeros_placed_as(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros of the tensor's shape and dtype, on its devices, with its sharding."""
+    zeros = torch.zeros_like(tensor.detach())
+    place_as(zeros, tensor)
+    return zeros
+
+
+def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """The tensor has the sharding of the other one, which is of the same shape; its elements are as before."""
+    if tensor.device.type == "xla" == other.device.type:
+        from stepkeeper_planners.adapters import xla
+
+        xla.place_as(tensor, other)
+
+
+def start(tensors: Sequence[torch.Tensor]) -> None:
+    """What was pending on these tensors was started, and nothing else; without XLA tensors nothing is done."""
+    if any(tensor.device.type == "xla" for tensor in tensors):
+        from stepkeeper_planners.adapters import xla
+
+        xla.start(tensors)
+
+
+def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The memory of the only local shard, on the CPU: what is written there is in the tensor. Else None."""
+    if isinstance(tensor, DTensor):
+        return dtensor.in_place(tensor)
+    return plain.in_place(tensor) if _adapter(tensor) is plain else None
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

@@ -47,6 +47,11 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [plain.plain_data(_local(tensor))]
 
 
+def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The local tensor's own memory if it is on the CPU, else None."""
+    return plain.in_place(_local(tensor))
+
+
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
     """The local tensor has the piece's elements; nothing is done where it has no elements.
 

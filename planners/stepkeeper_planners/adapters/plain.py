@@ -51,6 +51,11 @@ def plain_data(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
+def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor's own memory if it is on the CPU, else None."""
+    return tensor.detach() if tensor.device.type == "cpu" else None
+
+
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
     """The tensor has the piece's elements.
 

@@ -114,9 +114,7 @@ def without_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     parted = {
         name: parts for name, tensor in tensors.items() if (parts := cut_clone(tensor, name)) is not None
     }
-    if parted:
-        # Not torch_xla.sync(): that would also start the training's pending work and draw a new random seed.
-        _C._xla_sync_multi(list(parted.values()), [], False, True)
+    start(parted.values())
     return parted
 
 
@@ -139,6 +137,23 @@ def cut_clone(tensor: torch.Tensor, fqn: str = "tensor") -> torch.Tensor | None:
     assignment = np.array(tiling.groups).reshape(tiling.counts).tolist()
     _C._xla_annotate_custom_sharding(clone, _C.OpSharding(assignment, [], [], int(ShardingType.TILED)))
     return clone
+
+
+def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """The tensor has the sharding of the other one, if that has one, from the next program on."""
+    bare, wanted = _bare(tensor), _C._get_xla_op_sharding(_bare(other))
+    if wanted and _C._get_xla_sharding_spec(bare) != _C._get_xla_sharding_spec(_bare(other)):
+        _C._xla_annotate_custom_sharding(bare, wanted)
+
+
+def start(tensors: Iterable[torch.Tensor]) -> None:
+    """What was pending on these tensors was started.
+
+    Other than torch_xla.sync() this neither starts the training's pending work nor draws a new random seed.
+    """
+    bare = [_bare(tensor) for tensor in tensors if tensor.device.type == "xla"]
+    if bare:
+        _C._xla_sync_multi(bare, [], False, True)
 
 
 def identity(tensor: torch.Tensor) -> object:
