@@ -1,35 +1,68 @@
 """The plan of a load, for torch.distributed.checkpoint's `load`."""
 
 import io
-from collections import Counter
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from typing_extensions import override
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.differences import Differences, mismatch
 from stepkeeper_planners.dtypes import dtype_name
-from stepkeeper_planners.reshard import PieceRead, StoredTensor, plan_load
+from stepkeeper_planners.landing import Landing
+from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.matching import StateReads, Stored, compare
+from stepkeeper_planners.reshard import ChunkRead, StoredTensor, chunk_reads
 from stepkeeper_planners.save import current_ranks
+from stepkeeper_planners.selection import LoadRules
 from stepkeeper_planners.state import FlatState, gather_state, scatter_state
 from stepkeeper_planners.values import decode_value
+
+_NOTHING = torch.Size((0,))
+
+
+class OwnItems(list[ReadItem]):
+    """What one rank reads. No other rank needs it, so on the way to them and back nothing of it is sent."""
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (OwnItems, ())
 
 
 class SPMDLoadPlanner(LoadPlanner):
     """Reads into the state's own tensors, whatever layout was saved. Pass one to `dcp.load`; for one load each.
 
-    The state is where it belongs already: tensors on their devices, with their shardings. What the checkpoint
-    holds beyond the state is left alone, as torch does.
+    The state is where it belongs already: tensors on their devices, with their shardings.
+
+    Names, shapes, dtypes and kinds of state and checkpoint have to agree; where they don't, one error on all ranks
+    lists everything, and nothing was loaded. Fewer are compared with `items` and `exclude`, patterns of flat names
+    of which "model" also means all of "model.…". `strict=False` loads what both have and leaves the rest: then
+    `skipped` has the names that the state kept, `unread` those that the checkpoint has beyond. `cast=True` converts
+    dtypes as `torch.can_cast` allows.
+
+    Tensors are filled as their bytes arrive, values and objects with load_state_dict() after the last byte. So if
+    reading itself fails, tensors are part old, part new, all else is as it was: load again, or don't use the state.
+    Host memory: CPU tensors are read in place; others are collected until all of their parts on this rank are in.
+    torch's FileSystemReader reads file by file, so that is this rank's part of all tensors that lie in several files.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        strict: bool = True,
+        items: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        cast: bool = False,
+    ) -> None:
+        """Raises PatternError if `items` or `exclude` is one string."""
+        self.rules = LoadRules(strict=strict, items=items, exclude=exclude, cast=cast)
         self.is_coordinator = False
         self.metadata: Metadata | None = None
         self.original_state_dict: dict[str, Any] = {}
@@ -37,11 +70,20 @@ class SPMDLoadPlanner(LoadPlanner):
         """What lies in parts on several devices, by flat name."""
         self.unsharded_state_dict: dict[str, object] = {}
         """All the rest, values too."""
+        self.skipped: tuple[str, ...] = ()
+        """Names of the state that keep what they have; known once there is a plan."""
+        self.unread: tuple[str, ...] = ()
+        """Names of the checkpoint that the state doesn't ask for; known once there is a plan."""
         self._flat = FlatState(tensors={}, values={})
-        self._boxes: dict[str, dict[int, Box]] = {}
-        self._buffers: dict[str, dict[int, torch.Tensor]] = {}
-        self._open_reads: Counter[str] = Counter()
+        self._ranks = Ranks(rank=0, world_size=1)
+        self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
+        self._differences = Differences()
+        self._items = OwnItems()
+        self._chunks: dict[tuple[MetadataIndex, torch.Size], ChunkRead] = {}
+        self._landings: dict[str, Landing] = {}
+        self._n_open = 0
         self._values: dict[str, object] = {}
+        self._lock = threading.Lock()
 
     @override
     def set_up_planner(
@@ -66,37 +108,65 @@ class SPMDLoadPlanner(LoadPlanner):
 
     @override
     def create_local_plan(self) -> LoadPlan:
-        """What this rank reads: every element of its local boxes once.
+        """What this rank reads: every element of its local boxes once. Differences are in the plan, raised later.
 
         Raises:
-            LoadMismatchError: names are missing, or shapes or dtypes differ; all in one report.
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
         """
         assert self.metadata is not None
-        ranks = current_ranks()
-        stored, stored_values = _stored(self.metadata)
-        layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in self._flat.tensors.items()]
-        keys = tuple(self._flat.values)
-        pieces = plan_load(
-            layouts, stored, ranks, value_keys=keys, stored_value_keys=stored_values, allow_unexpected=True
-        )
-        self._boxes = {layout.fqn: layout.local_boxes(ranks.rank) for layout in layouts}
-        self._open_reads = Counter(piece.fqn for piece in pieces)
-        self._open_reads.update(keys)
-        self._buffers = {}
-        items = [self._tensor_read(piece) for piece in pieces] + [_value_read(key) for key in keys]
-        return LoadPlan(items=items)
+        self._ranks = current_ranks()
+        wanted, stored = wanted_of(self._flat, self._ranks), _stored(self.metadata)
+        self._reads, self._differences = compare(wanted, stored, self._ranks, self.rules)
+        self.skipped, self.unread = self._reads.skipped, self._reads.unread
+        if self._differences:
+            sent = self._differences if self.is_coordinator else self._differences.short()
+            return LoadPlan(items=[], planner_data=sent)
+        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in wanted.layouts}
+        by_fqn: dict[str, list[ChunkRead]] = {}
+        for read in chunk_reads(self._reads.pieces):
+            by_fqn.setdefault(read.fqn, []).append(read)
+        self._landings = {
+            fqn: Landing(
+                fqn=fqn,
+                tensor=self._flat.tensors[fqn],
+                boxes=boxes[fqn],
+                stored_dtype=self.metadata.state_dict_metadata[reads[0].stored_fqn].properties.dtype,  # type: ignore[union-attr]  # pieces are tensors'
+                n_reads=len(reads),
+            )
+            for fqn, reads in by_fqn.items()
+        }
+        self._items = OwnItems(self._read_items(by_fqn))
+        self._n_open = len(self._items)
+        return LoadPlan(items=self._items)
 
     @override
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """The ranks' own plans, unchanged."""
+        """The ranks' own plans, unchanged.
+
+        Raises:
+            LoadMismatchError: names are missing or unexpected, or shapes, dtypes or kinds differ, on any rank; all
+                in one report.
+        """
+        differences = [
+            plan.planner_data if isinstance(plan.planner_data, Differences) else None for plan in global_plan
+        ]
+        if any(differences):
+            raise mismatch(differences)
         return global_plan
 
     @override
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """The plan, unchanged; where there is nothing to read the load is complete."""
-        if not self._open_reads:
+        """The plan with what this rank reads; where that is nothing the load is complete.
+
+        Raises:
+            LoadMismatchError: state and checkpoint differ, and there was no global plan to say so.
+        """
+        if self._differences:
+            raise mismatch([self._differences])
+        if not self._n_open:
             self._finish()
+        if isinstance(central_plan.items, OwnItems):
+            return replace(central_plan, items=list(self._items))
         return central_plan
 
     @override
@@ -106,75 +176,115 @@ class SPMDLoadPlanner(LoadPlanner):
         Raises:
             ValueDecodeError: damaged bytes, or a type that isn't on the list.
         """
-        fqn = read_item.dest_index.fqn
-        self._values[fqn] = decode_value(fqn, value.read())
-        self._close_read(fqn)
+        name = read_item.storage_index.fqn
+        decoded = decode_value(name, value.read())
+        with self._lock:
+            self._values[name] = decoded
+        self._close_read()
 
     @override
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Where the item's elements go: part of a CPU buffer of the local shard."""
-        index = read_item.dest_index
-        assert index.index is not None
-        buffers = self._buffers.setdefault(index.fqn, {})
-        if index.index not in buffers:
-            sizes = self._boxes[index.fqn][index.index].sizes
-            buffers[index.index] = torch.empty(sizes, dtype=self._flat.tensors[index.fqn].dtype)
-        part = Box(offsets=tuple(read_item.dest_offsets), sizes=tuple(read_item.lengths))
-        return buffers[index.index][part.slices]
+        """Where the item's elements go: part of the tensor itself, or CPU memory that is moved to it."""
+        read = self._chunks[read_item.storage_index, read_item.storage_offsets]
+        with self._lock:
+            return self._landings[read.fqn].resolve(read)
 
     @override
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """The item's elements are in; after a tensor's last one it is filled and its buffers let go."""
-        fqn = read_item.dest_index.fqn
-        if self._open_reads[fqn] == 1:
-            adapters.fill(self._flat.tensors[fqn], self._buffers.pop(fqn))
-        self._close_read(fqn)
+        """The item's elements are in; after a tensor's last one it is filled and its buffers let go.
 
-    def _close_read(self, fqn: str) -> None:
-        self._open_reads[fqn] -= 1
-        if not self._open_reads[fqn]:
-            del self._open_reads[fqn]
-        if not self._open_reads:
+        Raises:
+            CastError: elements don't fit the state's dtype.
+        """
+        read = self._chunks[read_item.storage_index, read_item.storage_offsets]
+        with self._lock:
+            if self._landings[read.fqn].commit(read):
+                del self._landings[read.fqn]
+        self._close_read()
+
+    def _close_read(self) -> None:
+        with self._lock:
+            self._n_open -= 1
+            last = not self._n_open
+        if last:
             self._finish()
 
     def _finish(self) -> None:
-        scatter_state(self.original_state_dict, self._flat, self._values)
+        values = {
+            read.fqn: read.value_from(self._values, self._flat.resizers.get(read.fqn), self._ranks)
+            for read in self._reads.values
+        }
+        scatter_state(self.original_state_dict, self._flat, values)
         adapters.materialize(self._flat.tensors)
 
-    def _tensor_read(self, piece: PieceRead) -> ReadItem:
-        local = self._boxes[piece.fqn][piece.local_index]
-        return ReadItem(
-            type=LoadItemType.TENSOR,
-            dest_index=MetadataIndex(piece.fqn, torch.Size(local.offsets), piece.local_index),
-            dest_offsets=torch.Size(piece.wanted_box.shifted(local.offsets).offsets),
-            storage_index=MetadataIndex(piece.fqn, torch.Size(piece.stored_box.offsets), piece.stored_index),
-            storage_offsets=torch.Size(piece.wanted_box.shifted(piece.stored_box.offsets).offsets),
-            lengths=torch.Size(piece.wanted_box.sizes),
-        )
+    def _read_items(self, by_fqn: Mapping[str, list[ChunkRead]]) -> Iterator[ReadItem]:
+        for fqn, reads in by_fqn.items():
+            for read in reads:
+                item = _tensor_read(read, self._landings[fqn].boxes)
+                self._chunks[item.storage_index, item.storage_offsets] = read
+                yield item
+        for name in dict.fromkeys(name for value in self._reads.values for name in value.stored_names):
+            yield _value_read(name)
 
 
-def _value_read(fqn: str) -> ReadItem:
-    nothing = torch.Size((0,))
+def _tensor_read(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
+    """Named after the first local shard that it goes to."""
+    first = read.pieces[0]
+    local = boxes[first.local_index]
     return ReadItem(
-        type=LoadItemType.BYTE_IO,
-        dest_index=MetadataIndex(fqn),
-        dest_offsets=nothing,
-        storage_index=MetadataIndex(fqn),
-        storage_offsets=nothing,
-        lengths=nothing,
+        type=LoadItemType.TENSOR,
+        dest_index=MetadataIndex(read.fqn, torch.Size(local.offsets), first.local_index),
+        dest_offsets=torch.Size(first.wanted_box.shifted(local.offsets).offsets),
+        storage_index=MetadataIndex(
+            read.stored_fqn, torch.Size(first.stored_box.offsets), first.stored_index
+        ),
+        storage_offsets=torch.Size(read.box.shifted(first.stored_box.offsets).offsets),
+        lengths=torch.Size(read.box.sizes),
     )
 
 
-def _stored(metadata: Metadata) -> tuple[dict[str, StoredTensor], list[str]]:
-    """The checkpoint's tensors, and the names of its values."""
-    tensors: dict[str, StoredTensor] = {}
-    values: list[str] = []
-    for fqn, stored in metadata.state_dict_metadata.items():
-        if isinstance(stored, TensorStorageMetadata):
+def _value_read(name: str) -> ReadItem:
+    return ReadItem(
+        type=LoadItemType.BYTE_IO,
+        dest_index=MetadataIndex(name),
+        dest_offsets=_NOTHING,
+        storage_index=MetadataIndex(name),
+        storage_offsets=_NOTHING,
+        lengths=_NOTHING,
+    )
+
+
+class _StoredTensors(Mapping[str, StoredTensor]):
+    """The checkpoint's tensors; boxes are made for those that are looked at."""
+
+    def __init__(self, tensors: dict[str, TensorStorageMetadata]) -> None:
+        self._tensors = tensors
+        self._known: dict[str, StoredTensor] = {}
+
+    @override
+    def __getitem__(self, fqn: str) -> StoredTensor:
+        if fqn not in self._known:
+            stored = self._tensors[fqn]
             boxes = tuple(Box(offsets=tuple(c.offsets), sizes=tuple(c.sizes)) for c in stored.chunks)
-            tensors[fqn] = StoredTensor(
+            self._known[fqn] = StoredTensor(
                 dtype=dtype_name(stored.properties.dtype), global_shape=tuple(stored.size), boxes=boxes
             )
-        else:
-            values.append(fqn)
-    return tensors, values
+        return self._known[fqn]
+
+    @override
+    def __contains__(self, fqn: object) -> bool:
+        return fqn in self._tensors
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _stored(metadata: Metadata) -> Stored:
+    entries = metadata.state_dict_metadata
+    tensors = {fqn: entry for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    return Stored(tensors=_StoredTensors(tensors), values=[fqn for fqn in entries if fqn not in tensors])

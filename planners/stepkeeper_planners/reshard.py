@@ -1,11 +1,12 @@
 """What to read: the stored boxes cut with the boxes that this rank holds, whatever layout was saved."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from stepkeeper_planners.box_index import BoxIndex
 from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.errors import LoadMismatchError
-from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.errors import LayoutError
+from stepkeeper_planners.layout import Ranks, TensorLayout, check_cover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +16,8 @@ class StoredTensor:
     dtype: str
     global_shape: tuple[int, ...]
     boxes: tuple[Box, ...]
+    data: object = None
+    """Which bytes these are: two names with equal ones were one tensor. None where that isn't known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,89 +25,87 @@ class PieceRead:
     """One read: `wanted_box` (global coordinates) of the stored chunk, into the local shard at `local_index`."""
 
     fqn: str
+    stored_fqn: str
+    """The name in the checkpoint: another of a tied tensor's names may be the stored one."""
     stored_index: int
     stored_box: Box
     wanted_box: Box
     local_index: int
 
 
-def plan_load(
-    layouts: Sequence[TensorLayout],
-    stored: Mapping[str, StoredTensor],
-    ranks: Ranks,
-    *,
-    value_keys: Collection[str] = (),
-    alias_keys: Collection[str] = (),
-    stored_value_keys: Collection[str] = (),
-    allow_unexpected: bool = False,
-) -> tuple[PieceRead, ...]:
-    """Every element of every local box is read exactly once; copies on this rank are read once too.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRead:
+    """All that one read of a stored chunk brings: its pieces fill `box` (global coordinates), each element once."""
 
-    `alias_keys` are further names of tied tensors: a checkpoint may have them, nothing is read for them.
+    box: Box
+    pieces: tuple[PieceRead, ...]
+
+    @property
+    def fqn(self) -> str:
+        """The tensor in the state."""
+        return self.pieces[0].fqn
+
+    @property
+    def stored_fqn(self) -> str:
+        """The tensor in the checkpoint."""
+        return self.pieces[0].stored_fqn
+
+
+def pieces_of(
+    layout: TensorLayout, found: StoredTensor, ranks: Ranks, stored_fqn: str | None = None
+) -> tuple[PieceRead, ...]:
+    """Every element of every local box once; copies on this rank are read once too.
 
     Raises:
-        LoadMismatchError: names are missing or unexpected, or shapes, dtypes or kinds differ; all in one report.
+        LayoutError: the stored chunks overlap, or lack elements, in what this rank holds.
     """
-    mismatched: dict[str, str] = {}
-    missing: list[str] = []
-    reads: list[PieceRead] = []
-    for layout in layouts:
-        found = stored.get(layout.fqn)
-        if found is None:
-            if layout.fqn in stored_value_keys:
-                mismatched[layout.fqn] = "the checkpoint holds a plain value, the state a tensor"
-            else:
-                missing.append(layout.fqn)
-        elif reason := _difference(layout, found):
-            mismatched[layout.fqn] = reason
-        else:
-            pieces, lacking = _pieces(layout, found, ranks)
-            reads.extend(pieces)
-            if lacking:
-                mismatched[layout.fqn] = (
-                    f"the checkpoint's chunks lack {lacking} elements of what this rank holds"
-                )
-    for key in value_keys:
-        if key in stored:
-            mismatched[key] = "the checkpoint holds a tensor, the state a plain value"
-        elif key not in stored_value_keys:
-            missing.append(key)
-    wanted = {layout.fqn for layout in layouts}.union(value_keys, alias_keys)
-    unexpected = (
-        [] if allow_unexpected else [name for name in (*stored, *stored_value_keys) if name not in wanted]
-    )
-    if missing or unexpected or mismatched:
-        raise LoadMismatchError(missing=sorted(missing), unexpected=sorted(unexpected), mismatched=mismatched)
-    return tuple(reads)
-
-
-def _difference(layout: TensorLayout, found: StoredTensor) -> str | None:
-    if found.global_shape != layout.global_shape:
-        return f"shape {found.global_shape} in the checkpoint, {layout.global_shape} in the state"
-    if found.dtype != layout.dtype:
-        return f"dtype {found.dtype} in the checkpoint, {layout.dtype} in the state"
-    return None
-
-
-def _pieces(layout: TensorLayout, found: StoredTensor, ranks: Ranks) -> tuple[list[PieceRead], int]:
-    """The reads of one tensor, and how many wanted elements no stored chunk has."""
+    name = layout.fqn if stored_fqn is None else stored_fqn
+    index = BoxIndex(found.boxes)
     pieces: list[PieceRead] = []
-    lacking = 0
     for local_index, box in layout.local_boxes(ranks.rank).items():
-        parts = list(_parts(layout.fqn, local_index, box, found))
-        lacking += box.volume - sum(part.wanted_box.volume for part in parts)
-        pieces.extend(parts)
-    return pieces, lacking
-
-
-def _parts(fqn: str, local_index: int, box: Box, found: StoredTensor) -> Iterator[PieceRead]:
-    for index, stored_box in enumerate(found.boxes):
-        common = box.intersect(stored_box)
-        if common is not None:
-            yield PieceRead(
-                fqn=fqn,
-                stored_index=index,
-                stored_box=stored_box,
+        parts = [
+            PieceRead(
+                fqn=layout.fqn,
+                stored_fqn=name,
+                stored_index=number,
+                stored_box=found.boxes[number],
                 wanted_box=common,
                 local_index=local_index,
             )
+            for number, common in index.cut_by(box)
+        ]
+        _check_whole(name, box, parts)
+        pieces.extend(parts)
+    return tuple(pieces)
+
+
+def chunk_reads(pieces: Sequence[PieceRead]) -> tuple[ChunkRead, ...]:
+    """The pieces by tensor and stored chunk: read at once where together they are a box, else one by one.
+
+    A reader that takes a chunk from its file as a whole then takes it once, however many local shards it goes to.
+    """
+    by_chunk: dict[tuple[str, int], list[PieceRead]] = {}
+    for piece in pieces:
+        by_chunk.setdefault((piece.fqn, piece.stored_index), []).append(piece)
+    return tuple(read for group in by_chunk.values() for read in _joined(tuple(group)))
+
+
+def _joined(pieces: tuple[PieceRead, ...]) -> Iterator[ChunkRead]:
+    boxes = [piece.wanted_box for piece in pieces]
+    starts = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
+    ends = tuple(map(max, zip(*(box.ends for box in boxes), strict=True)))
+    around = Box(offsets=starts, sizes=tuple(e - s for s, e in zip(starts, ends, strict=True)))
+    # Local boxes are disjoint, so equal volumes mean that nothing unwanted is between them.
+    if sum(box.volume for box in boxes) == around.volume:
+        yield ChunkRead(box=around, pieces=pieces)
+    else:
+        yield from (ChunkRead(box=piece.wanted_box, pieces=(piece,)) for piece in pieces)
+
+
+def _check_whole(name: str, box: Box, parts: Sequence[PieceRead]) -> None:
+    if len(parts) > 1:
+        check_cover(name, box.sizes, [part.wanted_box.shifted(box.offsets) for part in parts])
+        return
+    lacking = box.volume - sum(part.wanted_box.volume for part in parts)
+    if lacking:
+        raise LayoutError(f"{name}: the chunks lack {lacking} of {box.volume} elements that this rank holds")

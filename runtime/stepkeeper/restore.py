@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any, Final
 
 import torch
@@ -21,15 +20,17 @@ from stepkeeper.dcp.metadata import merge_tensors, merge_values
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord, Log
-from stepkeeper.manifest import ChunkRecord, TensorRecord
+from stepkeeper.manifest import ChunkRecord, TensorRecord, ValueRecord
 from stepkeeper.results import CheckpointInfo, RestoreResult, TensorInfo
 from stepkeeper.snapshot import run_pending
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
+from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.layout import Ranks, TensorLayout
-from stepkeeper_planners.reshard import PieceRead, StoredTensor, plan_load
+from stepkeeper_planners.matching import StateReads, Stored, Wanted, plan_load
+from stepkeeper_planners.reshard import PieceRead, StoredTensor
 from stepkeeper_planners.state import gather_state, scatter_state
 from stepkeeper_planners.values import decode_value
 
@@ -204,27 +205,22 @@ def load_commit(store: Store, record: CommitRecord, state: Mapping[str, object],
     reader = CheckpointReader(store, manifests)
     tensors, values = merge_tensors(manifests), merge_values(manifests)
     flat = gather_state(state)
-    layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in flat.tensors.items()]
-    stored = {fqn: _stored(tensor) for fqn, tensor in tensors.items()}
-    # A further name of what is loaded under its first: only where the checkpoint has one tensor under both.
-    aliases = [name for name, first in flat.aliases.items() if _same_data(tensors, name, first)]
-    pieces = plan_load(
-        layouts,
-        stored,
-        ranks,
-        value_keys=tuple(flat.values),
-        alias_keys=aliases,
-        stored_value_keys=tuple(values),
-    )
-    loads = _loads(layouts, pieces, tensors, ranks.rank)
-    for load, shards in _read_ahead(reader, loads):
+    wanted = wanted_of(flat, ranks)
+    stored = Stored(tensors={fqn: _stored(tensor) for fqn, tensor in tensors.items()}, values=tuple(values))
+    reads = plan_load(wanted, stored, ranks)
+    for load, shards in _read_ahead(reader, _loads(wanted, reads, tensors, ranks.rank)):
         adapters.fill(flat.tensors[load.layout.fqn], shards)
+    names = dict.fromkeys(name for read in reads.values for name in read.stored_names)
+    read_values = {name: _read_value(reader, name, values[name]) for name in names}
     loaded = {
-        fqn: decode_value(fqn, reader.read_verified(value.path, value.offset_bytes, value.length_bytes))
-        for fqn, value in values.items()
+        read.fqn: read.value_from(read_values, flat.resizers.get(read.fqn), ranks) for read in reads.values
     }
     scatter_state(state, flat, loaded)
     run_pending(flat.tensors)
+
+
+def _read_value(reader: CheckpointReader, name: str, value: ValueRecord) -> object:
+    return decode_value(name, reader.read_verified(value.path, value.offset_bytes, value.length_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,26 +233,24 @@ class _Load:
     stored: TensorRecord
 
 
-def _same_data(tensors: Mapping[str, TensorRecord], name: str, other: str) -> bool:
-    return name in tensors and other in tensors and tensors[name].chunks == tensors[other].chunks
-
-
 def _stored(tensor: TensorRecord) -> StoredTensor:
     boxes = tuple(Box(offsets=chunk.offsets, sizes=chunk.sizes) for chunk in tensor.chunks)
-    return StoredTensor(dtype=tensor.dtype, global_shape=tensor.global_shape, boxes=boxes)
+    return StoredTensor(
+        dtype=tensor.dtype, global_shape=tensor.global_shape, boxes=boxes, data=tuple(tensor.chunks)
+    )
 
 
 def _loads(
-    layouts: list[TensorLayout], pieces: tuple[PieceRead, ...], tensors: Mapping[str, TensorRecord], rank: int
+    wanted: Wanted, reads: StateReads, tensors: Mapping[str, TensorRecord], rank: int
 ) -> Iterator[_Load]:
-    by_fqn = {fqn: tuple(group) for fqn, group in groupby(pieces, key=lambda piece: piece.fqn)}
-    for layout in layouts:
-        yield _Load(
-            layout=layout,
-            boxes=layout.local_boxes(rank),
-            pieces=by_fqn.get(layout.fqn, ()),
-            stored=tensors[layout.fqn],
-        )
+    by_fqn: dict[str, list[PieceRead]] = {}
+    for piece in reads.pieces:
+        by_fqn.setdefault(piece.fqn, []).append(piece)
+    for layout in wanted.layouts:
+        pieces = by_fqn.get(layout.fqn)
+        if pieces:
+            stored = tensors[pieces[0].stored_fqn]
+            yield _Load(layout=layout, boxes=layout.local_boxes(rank), pieces=tuple(pieces), stored=stored)
 
 
 def _read_ahead(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stepkeeper_planners.assign import plan_save
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
-from stepkeeper_planners.reshard import StoredTensor, plan_load
+from stepkeeper_planners.reshard import StoredTensor, pieces_of
 
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 WORLDS = st.integers(1, 5)
@@ -57,12 +57,12 @@ def test_save_in_one_layout_and_load_in_another_is_the_identity(
             boxes.append(write.box)
             contents.append(source[write.box.slices].copy())
     assert (times_written == 1).all()
-    stored = {"w": StoredTensor(dtype="int64", global_shape=saved.global_shape, boxes=tuple(boxes))}
+    stored = StoredTensor(dtype="int64", global_shape=saved.global_shape, boxes=tuple(boxes))
     for rank in range(loaded_by):
         local = wanted.local_boxes(rank)
         buffers = {index: np.full(box.sizes, -1) for index, box in local.items()}
         times_read = {index: np.zeros(box.sizes, dtype=np.int64) for index, box in local.items()}
-        for piece in plan_load([wanted], stored, Ranks(rank=rank, world_size=loaded_by)):
+        for piece in pieces_of(wanted, stored, Ranks(rank=rank, world_size=loaded_by)):
             to = piece.wanted_box.shifted(local[piece.local_index].offsets).slices
             of = piece.wanted_box.shifted(piece.stored_box.offsets).slices
             buffers[piece.local_index][to] = contents[piece.stored_index][of]

@@ -8,9 +8,8 @@ import torch
 from stepkeeper_planners.adapters import describe, fill, local_shard
 from stepkeeper_planners.assign import SavePlan, plan_save
 from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.errors import LayoutError, LoadMismatchError, UnsupportedShardingError
+from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
-from stepkeeper_planners.reshard import StoredTensor, plan_load
 
 ALONE = Ranks(rank=0, world_size=1)
 
@@ -76,63 +75,6 @@ def test_values_are_written_by_the_first_rank() -> None:
 def test_layouts_that_lose_or_double_something_are_refused(layout: TensorLayout) -> None:
     with pytest.raises(LayoutError, match="w"):
         plan_save([layout], [], ALONE)
-
-
-def test_a_load_cuts_stored_boxes_with_wanted_ones() -> None:
-    wanted = rows("w", (0, 3, (0,)), (3, 5, (1,)))
-    stored = {"w": StoredTensor(dtype="float32", global_shape=(8,), boxes=rows_boxes((0, 4), (4, 4)))}
-    first = plan_load([wanted], stored, Ranks(rank=0, world_size=2))
-    second = plan_load([wanted], stored, Ranks(rank=1, world_size=2))
-    assert [(p.stored_index, p.wanted_box.offsets, p.wanted_box.sizes) for p in first] == [(0, (0,), (3,))]
-    assert [(p.stored_index, p.wanted_box.offsets, p.wanted_box.sizes) for p in second] == [
-        (0, (3,), (1,)),
-        (1, (4,), (4,)),
-    ]
-    assert {p.local_index for p in second} == {1}
-
-
-def rows_boxes(*pieces: tuple[int, int]) -> tuple[Box, ...]:
-    return tuple(Box(offsets=(start,), sizes=(size,)) for start, size in pieces)
-
-
-def test_one_report_of_all_that_differs() -> None:
-    def stored(dtype: str, *shape: int) -> StoredTensor:
-        return StoredTensor(dtype=dtype, global_shape=shape, boxes=(Box.whole(shape),))
-
-    names = ["fine", "absent", "shape", "dtype", "kind", "holes"]
-    layouts = [whole_tensor(name, "float32", (2, 2), ALONE) for name in names]
-    checkpoint = {
-        "fine": stored("float32", 2, 2),
-        "shape": stored("float32", 2, 3),
-        "dtype": stored("bfloat16", 2, 2),
-        "holes": StoredTensor(
-            dtype="float32", global_shape=(2, 2), boxes=(Box(offsets=(0, 0), sizes=(1, 2)),)
-        ),
-        "more": stored("float32", 1),
-        "count": stored("int64"),
-        "tied": stored("int64"),
-    }
-    with pytest.raises(LoadMismatchError) as caught:
-        plan_load(
-            layouts,
-            checkpoint,
-            ALONE,
-            value_keys=["count", "epoch", "step"],
-            stored_value_keys=["step", "kind", "extra"],
-            alias_keys=["tied"],
-        )
-    assert caught.value.missing == ("absent", "epoch")
-    assert caught.value.unexpected == ("extra", "more")
-    assert set(caught.value.mismatched) == {"shape", "dtype", "kind", "holes", "count"}
-    text = str(caught.value)
-    assert "(2, 3) in the checkpoint, (2, 2) in the state" in text
-    assert "bfloat16 in the checkpoint, float32 in the state" in text
-    assert "lack 2 elements" in text
-
-
-def test_more_in_the_checkpoint_may_be_allowed() -> None:
-    stored = {"more": StoredTensor(dtype="int8", global_shape=(), boxes=(Box.whole(()),))}
-    assert plan_load([], stored, ALONE, stored_value_keys=["v"], allow_unexpected=True) == ()
 
 
 @pytest.mark.parametrize(

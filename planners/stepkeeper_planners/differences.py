@@ -1,0 +1,114 @@
+"""Where a state and a checkpoint don't fit: what each rank found, and one report of it all."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_planners.near_names import find_rename, near_names
+
+_NEAR: Final = 8
+"""Missing names for which near ones are looked up: what a message can show."""
+
+_SENT: Final = 1000
+"""Names of a kind that a rank tells the others of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """All that keeps a state from being loaded, as one rank sees it."""
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: Mapping[str, str] = field(default_factory=dict)
+    castable: tuple[str, ...] = ()
+    """Those of the mismatched that `cast` would convert."""
+    asked: tuple[str, ...] = ()
+    """The top-level names of what the state asks for."""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.mismatched)
+
+    def short(self) -> "Differences":
+        """A bounded number of names of each kind, to be sent to others that mostly have the same."""
+        return Differences(
+            missing=self.missing[:_SENT],
+            unexpected=self.unexpected[:_SENT],
+            mismatched=dict(list(self.mismatched.items())[:_SENT]),
+            castable=self.castable[:_SENT],
+            asked=self.asked,
+        )
+
+
+def mismatch(by_rank: Sequence[Differences | None]) -> LoadMismatchError:
+    """One report of what all ranks found; it says of which ranks where they don't agree."""
+    found = {rank: each for rank, each in enumerate(by_rank) if each}
+    missing = _union(found, len(by_rank), lambda each: each.missing)
+    unexpected = _union(found, len(by_rank), lambda each: each.unexpected)
+    mismatched = _union(found, len(by_rank), lambda each: tuple(each.mismatched))
+    reasons = {name: reason for each in found.values() for name, reason in each.mismatched.items()}
+    together = Differences(
+        missing=tuple(sorted(missing)),
+        unexpected=tuple(sorted(unexpected)),
+        mismatched={name: reasons[name] for name in sorted(reasons)},
+        castable=tuple(sorted({name for each in found.values() for name in each.castable})),
+        asked=tuple(sorted({name for each in found.values() for name in each.asked})),
+    )
+    some = {**missing, **unexpected, **mismatched}
+    return LoadMismatchError(
+        missing=together.missing,
+        unexpected=together.unexpected,
+        mismatched=together.mismatched,
+        ranks={name: those for name, those in some.items() if those is not None},
+        advice=tuple(_advice(together)),
+    )
+
+
+def _union(
+    found: Mapping[int, Differences], world_size: int, names: Callable[[Differences], Sequence[str]]
+) -> dict[str, tuple[int, ...] | None]:
+    """Each name with the ranks that report it; None for all. What a rank may have cut off it is taken to have."""
+    ranks: dict[str, list[int]] = {}
+    whole = {rank for rank, each in found.items() if len(names(each)) < _SENT}
+    for rank, each in found.items():
+        for name in names(each):
+            ranks.setdefault(name, []).append(rank)
+    every = set(range(world_size))
+    return {
+        name: None if every - set(those) <= set(found) - whole else tuple(those)
+        for name, those in ranks.items()
+    }
+
+
+def _advice(differences: Differences) -> Iterator[str]:
+    missing, unexpected = differences.missing, differences.unexpected
+    rename = find_rename(missing, unexpected)
+    if rename is not None:
+        mine, theirs = rename.example
+        yield (
+            f"One rename fixes {rename.fixes} of {len(missing)} missing names: {rename.rule}. "
+            f"{mine!r} in the state is {theirs!r} in the checkpoint."
+        )
+    else:
+        near = near_names(missing, unexpected, _NEAR)
+        if near:
+            yield (
+                "Near names: "
+                + ", ".join(f"{mine!r} may be {theirs!r}" for mine, theirs in near.items())
+                + "."
+            )
+    foreign = sorted({name.partition(".")[0] for name in unexpected} - set(differences.asked))
+    if foreign and rename is None:
+        yield f"exclude={_tuple(foreign)} loads the rest."
+    if missing or unexpected:
+        yield "strict=False loads what both have and leaves the rest of the state as it is."
+    if differences.castable:
+        yield f"cast=True converts the dtype of {len(differences.castable)} of those that differ."
+    others = [name for name in differences.mismatched if name not in differences.castable]
+    if others:
+        yield f"exclude={_tuple(others)} leaves those that differ as they are in the state."
+
+
+def _tuple(names: Sequence[str]) -> str:
+    listed = ", ".join(map(repr, names[:_NEAR]))
+    return f"({listed}, …)" if len(names) > _NEAR else f"({listed},)"

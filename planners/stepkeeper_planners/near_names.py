@@ -1,0 +1,125 @@
+"""What names that one side lacks are probably called on the other: the same under a prefix, or misspelt."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+_WRAPPERS: Final[Mapping[str, str]] = {
+    "module": "DistributedDataParallel",
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FullyShardedDataParallel",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+}
+"""What puts a name of its own between those of a model."""
+
+_COMPARED: Final = 2000
+"""Names looked at on each side where every one would be compared with every other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rename:
+    """One change that turns names of the state into names of the checkpoint."""
+
+    rule: str
+    fixes: int
+    example: tuple[str, str]
+    """A name in the state, and in the checkpoint."""
+
+
+def find_rename(missing: Sequence[str], unexpected: Sequence[str]) -> Rename | None:
+    """The one change that brings most of the missing names to unexpected ones; None if none brings two, or the only."""
+    if not missing or not unexpected:
+        return None
+    best: Rename | None = None
+    for rename in (*_prefix_renames(missing, unexpected), *_segment_renames(missing, unexpected)):
+        if best is None or rename.fixes > best.fixes:
+            best = rename
+    return best if best is not None and best.fixes >= min(2, len(missing)) else None
+
+
+def near_names(missing: Sequence[str], unexpected: Sequence[str], limit: int) -> dict[str, str]:
+    """For the first `limit` missing names the unexpected one that is spelt most alike, where one is."""
+    by_last: defaultdict[str, list[str]] = defaultdict(list)
+    for name in unexpected:
+        by_last[name.rpartition(".")[2]].append(name)
+    near: dict[str, str] = {}
+    for name in missing[:limit]:
+        candidates = by_last.get(name.rpartition(".")[2]) or unexpected
+        found = get_close_matches(name, candidates[:_COMPARED], n=1, cutoff=0.75)
+        if found:
+            near[name] = found[0]
+    return near
+
+
+def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[Rename]:
+    """The change of what stands before the longest common end that most names agree on."""
+    by_end: dict[str, str] = {}
+    for name in unexpected:
+        for end in _ends(name):
+            by_end.setdefault(end, name)
+    changes: Counter[tuple[str, str]] = Counter()
+    for name in missing:
+        common = next((end for end in _ends(name) if end in by_end), None)
+        if common is not None:
+            changes[name.removesuffix(common), by_end[common].removesuffix(common)] += 1
+    known = set(unexpected)
+    for (before, after), _ in changes.most_common(3):
+        fixed = [
+            (name, after + name.removeprefix(before))
+            for name in missing
+            if name.startswith(before) and after + name.removeprefix(before) in known
+        ]
+        if fixed and (before or after):
+            yield Rename(rule=_prefix_rule(before, after), fixes=len(fixed), example=fixed[0])
+
+
+def _ends(name: str) -> Iterator[str]:
+    """The name, and what is left of it as its first parts are taken away."""
+    end = name
+    while end:
+        yield end
+        end = end.partition(".")[2]
+
+
+def _prefix_rule(before: str, after: str) -> str:
+    if not before:
+        return f"the checkpoint's names begin with {after!r}{_of_wrapper(after)}, the state's don't"
+    if not after:
+        return f"the state's names begin with {before!r}{_of_wrapper(before)}, the checkpoint's don't"
+    return f"the state's names begin with {before!r}, the checkpoint's with {after!r}"
+
+
+def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[Rename]:
+    """The name that a wrapper puts into names, at any place, taken away on one side."""
+    here, there = set(missing), set(unexpected)
+    for segment in _WRAPPERS:
+        for wrapped, bare, rule in (
+            (
+                there,
+                here,
+                f"the checkpoint's names have a part {segment!r}{_of_wrapper(segment)}, the state's don't",
+            ),
+            (
+                here,
+                there,
+                f"the state's names have a part {segment!r}{_of_wrapper(segment)}, the checkpoint's don't",
+            ),
+        ):
+            fixed = [(name, short) for name, short in _without(segment, wrapped) if short in bare]
+            if fixed:
+                example = fixed[0] if wrapped is here else (fixed[0][1], fixed[0][0])
+                yield Rename(rule=rule, fixes=len(fixed), example=example)
+
+
+def _without(segment: str, names: Collection[str]) -> Iterator[tuple[str, str]]:
+    for name in sorted(names):
+        parts = name.split(".")
+        if segment in parts:
+            yield name, ".".join(part for part in parts if part != segment)
+
+
+def _of_wrapper(prefix: str) -> str:
+    by = next((_WRAPPERS[part] for part in prefix.split(".") if part in _WRAPPERS), None)
+    return "" if by is None else f" (of {by}: get_model_state_dict() gives names without it)"
