@@ -124,14 +124,15 @@ def start(tensors: Sequence[torch.Tensor]) -> None:
 
 def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
     """The memory of the only local shard, on the CPU: what is written there is in the tensor. Else None."""
-    if isinstance(tensor, DTensor):
+    adapter = _adapter(tensor)
+    if adapter is dtensor:
         return dtensor.in_place(tensor)
-    return plain.in_place(tensor) if _adapter(tensor) is plain else None
+    return plain.in_place(tensor) if adapter is plain else None
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether the tensor lies in parts on several devices."""
-    if isinstance(tensor, DTensor):
+    if _is_dtensor(tensor):
         return dtensor.is_sharded(tensor)
     if checkpointable.is_checkpointable(tensor):
         return True
@@ -142,9 +143,14 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return xla.is_sharded(tensor)
 
 
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    """Not torch_xla's sharded tensor: that is a DTensor by class, without a mesh of ranks."""
+    return isinstance(tensor, DTensor) and tensor.device.type != "xla"
+
+
 def _adapter(tensor: torch.Tensor, fqn: str = "tensor") -> _Adapter:
     # A DTensor first: its local tensor may be on any device, and what it says of its shape is global.
-    if isinstance(tensor, DTensor):
+    if _is_dtensor(tensor):
         return dtensor
     if checkpointable.is_checkpointable(tensor):
         return checkpointable
