@@ -22,6 +22,11 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+def all_dtypes() -> dict[str, torch.dtype]:
+    """This torch's dtypes by all names that they have in it: "half" too, which is "float16"."""
+    return {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+
+
 def itemsize_bytes(name: str) -> int:
     """The bytes of one element."""
     return dtype_of(name).itemsize

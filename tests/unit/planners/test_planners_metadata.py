@@ -1,0 +1,282 @@
+"""`.metadata` read without running it: of every torch since 2.1, and of nobody else."""
+
+import copy
+import copyreg
+import importlib
+import io
+import os
+import pathlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor import metadata as before_2_3
+from torch.distributed.checkpoint import metadata as stock
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
+
+from stepkeeper_planners.errors import MetadataDecodeError
+from stepkeeper_planners.metadata import check_metadata, read_metadata
+from stepkeeper_planners.readers import SafeFileSystemReader, SafeFsspecReader
+
+
+def sample() -> stock.Metadata:
+    """A tensor of two chunks and a value, as FileSystemWriter of torch 2.9 leaves them."""
+    chunks = [
+        stock.ChunkStorageMetadata(offsets=torch.Size((start, 0)), sizes=torch.Size((2, 3)))
+        for start in (0, 2)
+    ]
+    properties = stock.TensorProperties(dtype=torch.bfloat16)
+    storage = {
+        stock.MetadataIndex("w", chunk.offsets, place): _StorageInfo(f"__{place}_0.distcp", 0, 100)
+        for place, chunk in enumerate(chunks)
+    }
+    storage[stock.MetadataIndex("step")] = _StorageInfo("__0_0.distcp", 100, 7, ["zstd"])
+    return stock.Metadata(
+        state_dict_metadata={
+            "w": stock.TensorStorageMetadata(properties, torch.Size((4, 3)), chunks),
+            "step": stock.BytesStorageMetadata(),
+        },
+        planner_data={"w": ("w",), "step": ("step",), "x.0": ("x", 0)},
+        storage_data=storage,
+        storage_meta=stock.StorageMeta(checkpoint_id="here", save_id="1", modules=["a"]),
+        version="1.0.0",
+    )
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_what_torch_writes_is_read(protocol: int) -> None:
+    metadata = read_metadata(pickle.dumps(sample(), protocol), name="f")
+    assert metadata == sample()
+    assert {key.index for key in metadata.storage_data} == {0, 1, None}
+    check_metadata(metadata, name="f")
+
+
+def test_every_dtype_layout_and_memory_format() -> None:
+    for dtype in {d for d in vars(torch).values() if isinstance(d, torch.dtype)}:
+        for memory_format in (torch.contiguous_format, torch.channels_last, torch.preserve_format):
+            properties = stock.TensorProperties(dtype, torch.sparse_coo, True, memory_format, True)
+            entry = stock.TensorStorageMetadata(properties, torch.Size(()), [])
+            data = pickle.dumps(stock.Metadata({"w": entry}))
+            assert read_metadata(data, name="f").state_dict_metadata["w"] == entry
+
+
+def test_the_layout_of_torch_2_1() -> None:
+    """Properties of a tensor were of another class; planner_data, storage_meta and version might be lacking."""
+    metadata = sample()
+    entry = metadata.state_dict_metadata["w"]
+    assert isinstance(entry, stock.TensorStorageMetadata)
+    entry.properties = before_2_3.TensorProperties(dtype=torch.float16)  # type: ignore[assignment]  # as it was
+    for name in ("planner_data", "storage_meta", "version"):
+        del vars(metadata)[name]
+    read = read_metadata(pickle.dumps(metadata), name="f")
+    assert (read.planner_data, read.storage_meta, read.version) == (None, None, None)
+    entry = read.state_dict_metadata["w"]
+    assert isinstance(entry, stock.TensorStorageMetadata)
+    assert entry.properties == stock.TensorProperties(dtype=torch.float16)
+
+
+def test_a_path_as_the_id_of_a_checkpoint() -> None:
+    metadata = sample()
+    metadata.storage_meta = stock.StorageMeta(checkpoint_id=pathlib.PosixPath("/a/b"))
+    read = read_metadata(pickle.dumps(metadata), name="f")
+    assert read.storage_meta is not None
+    assert read.storage_meta.checkpoint_id == pathlib.PurePosixPath("/a/b")
+
+
+def test_a_field_that_a_newer_torch_has_is_kept() -> None:
+    metadata = sample()
+    vars(metadata)["newer"] = [1]
+    assert vars(read_metadata(pickle.dumps(metadata), name="f"))["newer"] == [1]
+
+
+def test_members_of_an_enum_by_name() -> None:
+    """As Python 3.11.0 to 3.11.3 wrote them."""
+    properties = stock.TensorProperties()
+    pickler = pickle.Pickler(buffer := io.BytesIO(), 2)
+    kind = stock._MEM_FORMAT_ENCODING
+    by_name: dict[type, Any] = {kind: lambda member: (getattr, (kind, member.name))}
+    pickler.dispatch_table = copyreg.dispatch_table | by_name
+    pickler.dump(stock.Metadata({"w": stock.TensorStorageMetadata(properties, torch.Size(()), [])}))
+    assert b"getattr" in buffer.getvalue()
+    entry = read_metadata(buffer.getvalue(), name="f").state_dict_metadata["w"]
+    assert isinstance(entry, stock.TensorStorageMetadata)
+    assert entry.properties == properties
+
+
+class Reduced:
+    """Whatever a pickle may say."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    @override
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+# Each would make the folder "ran", or change a class, if anything of it was run.
+HOSTILE: dict[str, Any] = {
+    "a command": Reduced(os.system, ("mkdir ran",)),
+    "a call": Reduced(os.mkdir, ("ran",)),
+    "eval": Reduced(eval, ("__import__('os').mkdir('ran')",)),
+    "getattr of a function": Reduced(getattr, (os.mkdir, "__call__")),
+    "getattr of a class": Reduced(getattr, (stock.Metadata, "__init__")),
+    "a name of torch": Reduced(torch.load, ("ran",)),
+    "an import": Reduced(importlib.import_module, ("antigravity",)),
+    "as an instance": Reduced(stock.BytesStorageMetadata, (), {"x": Reduced(os.mkdir, ("ran",))}),
+    "as a key": {Reduced(os.mkdir, ("ran",)): 1},
+    "in metadata": stock.Metadata({}, planner_data=Reduced(os.mkdir, ("ran",))),
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_nothing_is_run(
+    value: object, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MetadataDecodeError, match=r"run/\.metadata"):
+        read_metadata(pickle.dumps(value, protocol), name="run/.metadata")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_forbidden_name_is_in_the_error() -> None:
+    data = pickle.dumps(Reduced(os.system, ("mkdir ran",)))
+    with pytest.raises(MetadataDecodeError, match=r"m: .*posix\.system.* not run"):
+        read_metadata(data, name="m")
+
+
+# Written by hand: what no pickler makes. Classes must come out as they were.
+HAND_MADE = {
+    "a class gets a state": b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n}X\1\0\0\0aK\1sb.",
+    "a function gets a state": b"\x80\x02ctorch\nSize\n}X\1\0\0\0aK\1sb.",
+    "an instance gets two states": b"\x80\x02ctorch.distributed.checkpoint.metadata\nStorageMeta\n)\x81}b}b.",
+    "an instance without a state": b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81.",
+    "a class is called": b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n)R.",
+    "a function is instantiated": b"\x80\x02ctorch\nSize\n)\x81.",
+    "a dtype is called": b"\x80\x02ctorch\nfloat32\n)R.",
+    "a number is called": b"\x80\x02K\1)R.",
+    "a dtype": b"\x80\x02ctorch\nfloat32\n.",
+    "an extension": b"\x80\x02\x82\x01.",
+    "the old way of making instances": b"(cos\nsystem\nX\1\0\0\0ao.",
+    "another old way": b"(X\1\0\0\0aios\nsystem\n.",
+    "something outside": b"\x80\x02X\1\0\0\0aQ.",
+    "a place in the memo that would take 32 GB": b"\x80\x02Nr\xff\xff\xff\xff.",
+    "a text that claims 8 EB": b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7fa.",
+    "bytes that claim 8 EB": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fa.",
+    "a negative length": b"\x80\x02\x8b\xff\xff\xff\xff.",
+    "a key without end": b"\x80\x02}" + b")" + b"\x85" * 200_000 + b"Ns.",
+    "a name without end": b"\x80\x04" + b")" + b"\x85" * 200_000 + b")\x93.",
+    "a list as a key": b"\x80\x02}]Ns.",
+    "an item of a number": b"\x80\x02K\1NNs.",
+    "an append to a dict": b"\x80\x02}Na.",
+    "a mark that is not there": b"\x80\x02NN\x86t.",
+    "an empty stack": b"\x80\x02.",
+    "too much on the stack": b"\x80\x02NN.",
+    "a protocol of the future": b"\x80\x7fN.",
+    "nothing": b"",
+    "text": b"not a pickle",
+}
+
+
+@pytest.mark.parametrize("data", HAND_MADE.values(), ids=HAND_MADE)
+def test_what_no_pickler_makes_is_refused(data: bytes) -> None:
+    before = {kind: dict(vars(kind)) for kind in (stock.Metadata, stock.StorageMeta)}
+    with pytest.raises(MetadataDecodeError, match=r"\Am: "):
+        read_metadata(data, name="m")
+    assert before == {kind: dict(vars(kind)) for kind in before}
+
+
+def test_truncated_anywhere_it_is_refused() -> None:
+    data = pickle.dumps(sample())
+    for end in range(len(data)):
+        with pytest.raises(MetadataDecodeError, match="m: "):
+            read_metadata(data[:end], name="m")
+
+
+@dataclass
+class Case:
+    change: Callable[[Any], object]
+    message: str
+
+
+WRONG_FIELDS = {
+    "a path out of the folder": Case(lambda m: set_storage(m, relative_path="../other"), "relative_path"),
+    "an absolute path": Case(lambda m: set_storage(m, relative_path="/etc/passwd"), "relative_path"),
+    "a path as Windows has them": Case(lambda m: set_storage(m, relative_path="..\\x"), "relative_path"),
+    "a negative offset": Case(lambda m: set_storage(m, offset=-1), "offset"),
+    "a length of text": Case(lambda m: set_storage(m, length="7"), "length"),
+    "chunks of text": Case(lambda m: vars(m.state_dict_metadata["w"]).update(chunks=["x"]), "chunks"),
+    "a size of text": Case(lambda m: vars(m.state_dict_metadata["w"]).update(size="x"), "size"),
+    "entries of text": Case(lambda m: m.state_dict_metadata.update(w="x"), "state_dict_metadata"),
+    "no entries": Case(lambda m: vars(m).pop("state_dict_metadata"), "state_dict_metadata"),
+    "a version of numbers": Case(lambda m: vars(m).update(version=1), "version"),
+}
+
+
+def set_storage(metadata: stock.Metadata, **fields: object) -> None:
+    vars(metadata.storage_data[stock.MetadataIndex("step")]).update(fields)
+
+
+@pytest.mark.parametrize("case", WRONG_FIELDS.values(), ids=WRONG_FIELDS)
+def test_wrong_fields_are_refused(case: Case) -> None:
+    metadata = sample()
+    case.change(metadata)
+    with pytest.raises(MetadataDecodeError, match=f"m: .*{case.message}"):
+        read_metadata(pickle.dumps(metadata), name="m")
+
+
+CONTRADICTIONS = {
+    "a gap": Case(lambda m: m.state_dict_metadata["w"].chunks.pop(), r"w: .*6 of 12"),
+    "an overlap": Case(
+        lambda m: vars(m.state_dict_metadata["w"].chunks[1]).update(offsets=torch.Size((1, 0))),
+        "w: .*overlap",
+    ),
+    "a chunk outside": Case(
+        lambda m: vars(m.state_dict_metadata["w"].chunks[1]).update(offsets=torch.Size((3, 0))),
+        "w: .*not inside",
+    ),
+    "a chunk of other dimensions": Case(
+        lambda m: vars(m.state_dict_metadata["w"].chunks[1]).update(sizes=torch.Size((2,))), "w: "
+    ),
+    "a chunk that lies nowhere": Case(
+        lambda m: m.storage_data.pop(stock.MetadataIndex("w", (2, 0))), r"where w at \(2, 0\) lies"
+    ),
+    "a value that lies nowhere": Case(
+        lambda m: m.storage_data.pop(stock.MetadataIndex("step")), "where step lies"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_contradictions_are_found(case: Case) -> None:
+    metadata = copy.deepcopy(sample())
+    case.change(metadata)
+    with pytest.raises(MetadataDecodeError, match=f"m: .*{case.message}"):
+        check_metadata(read_metadata(pickle.dumps(metadata), name="m"), name="m")
+
+
+# torch says so, each time.
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("reader", [SafeFileSystemReader, SafeFsspecReader])
+def test_readers_load_what_stock_saved_and_run_nothing(
+    reader: type[SafeFileSystemReader], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoint"
+    save({"w": torch.arange(6.0), "step": 3}, storage_writer=FileSystemWriter(folder), no_dist=True)
+    state = {"w": torch.zeros(6), "step": 0}
+    load(state, storage_reader=reader(str(folder)), no_dist=True)
+    assert torch.equal(state["w"], torch.arange(6.0))  # type: ignore[arg-type]  # a tree of unlike values
+    assert state["step"] == 3
+    monkeypatch.chdir(tmp_path)
+    (folder / ".metadata").write_bytes(pickle.dumps(HOSTILE["a call"]))
+    with pytest.raises(MetadataDecodeError, match=r"checkpoint/\.metadata: .*posix\.mkdir"):
+        reader(str(folder)).read_metadata()
+    assert not (tmp_path / "ran").exists()
