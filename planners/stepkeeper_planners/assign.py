@@ -1,24 +1,46 @@
-"""Who writes what: each chunk exactly once, bytes spread over its holders. All ranks compute the same."""
+"""Who writes what: each element exactly once, bytes spread over those that hold them. All ranks compute the same.
+
+Even means: no rank writes more than the least that the heaviest must write, which is `Assignment.heaviest_bytes` (the
+total divided by the ranks, unless some ranks alone hold more than their part), up to a few grains. A grain is the
+largest chunk of several holders that isn't cut because it is small, or the smallest piece that one is cut into.
+"""
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from stepkeeper_planners.balance import Group, level_shares
 from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.cutting import Cutter, cut_like_a_ribbon
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.layout import Chunk, Ranks, TensorLayout, check_cover
 
+__all__ = ["MIN_SLICE_BYTES", "Assignment", "SavePlan", "TensorWrite", "assign", "plan_save"]
+
+MIN_SLICE_BYTES: Final = 65_536
+"""Nothing smaller is cut off a chunk: every piece costs a frame when written and a request when read."""
+
+_PARTS_OF_A_SHARE: Final = 64
+"""Nor anything smaller than this part of what a rank writes: that is even enough."""
+
+_EVEN_ENOUGH: Final = 50
+"""Whole chunks are left whole where that makes no rank differ by more than this part of what it should write."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorWrite:
-    """This rank writes this box of the tensor, from this local shard, which is exactly that box."""
+    """This rank writes this box of the tensor, from this local shard or a part of it."""
 
     fqn: str
     dtype: str
     global_shape: tuple[int, ...]
     box: Box
     local_index: int
+    shard_box: Box
+    """The same box, counted from the shard's own first element."""
 
     @property
     def size_bytes(self) -> int:
@@ -38,74 +60,210 @@ class SavePlan:
 class _Work:
     layout: TensorLayout
     chunk: Chunk
-    holders: tuple[int, ...]
+    group: int
     size_bytes: int
 
 
-def plan_save(layouts: Sequence[TensorLayout], value_keys: Sequence[str], ranks: Ranks) -> SavePlan:
-    """Over all ranks each chunk is written once; this is my share. Values are rank 0's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    work: _Work
+    box: Box
+    rank: int
 
-    Ranks: every rank must give the same layouts and keys; then no two plans write the same chunk.
+    @property
+    def size_bytes(self) -> int:
+        return self.work.size_bytes * self.box.volume // max(1, self.work.chunk.box.volume)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """All pieces of all tensors, each with the rank that writes it."""
+
+    pieces: tuple[_Piece, ...]
+    heaviest_bytes: int
+    """No assignment, however finely cut, has a heaviest rank that writes less."""
+
+    def share(self, rank: int) -> tuple[TensorWrite, ...]:
+        """What this rank writes, sorted by name and place."""
+        writes = [_write(piece) for piece in self.pieces if piece.rank == rank]
+        return tuple(sorted(writes, key=lambda write: (write.fqn, write.box)))
+
+    def boxes(self) -> dict[str, list[Box]]:
+        """What is written of each tensor by anyone, in order of place."""
+        boxes: dict[str, list[Box]] = {}
+        for piece in self.pieces:
+            boxes.setdefault(piece.work.layout.fqn, []).append(piece.box)
+        for those in boxes.values():
+            those.sort()
+        return boxes
+
+
+def plan_save(layouts: Sequence[TensorLayout], value_keys: Sequence[str], ranks: Ranks) -> SavePlan:
+    """Over all ranks each element is written once; this is my share. Values are rank 0's.
+
+    Ranks: every rank must give the same layouts and keys; then no two plans write the same element.
 
     Raises:
         LayoutError: chunks overlap or leave a gap, or one is held by no rank.
     """
+    return SavePlan(
+        tensors=assign(layouts, ranks.world_size).share(ranks.rank),
+        values=tuple(sorted(value_keys)) if ranks.rank == 0 else (),
+    )
+
+
+def assign(
+    layouts: Sequence[TensorLayout], world_size: int, *, min_slice_bytes: int = MIN_SLICE_BYTES
+) -> Assignment:
+    """Every element of every tensor is one rank's to write. Chunks of several holders are cut where that is needed.
+
+    At most as many cuts are made as there are different sets of holders, times their members; mostly none.
+
+    Raises:
+        LayoutError: as `plan_save`.
+    """
     for layout in layouts:
         check_cover(layout.fqn, layout.global_shape, [chunk.box for chunk in layout.chunks])
-    mine = [
-        TensorWrite(
-            fqn=work.layout.fqn,
-            dtype=work.layout.dtype,
-            global_shape=work.layout.global_shape,
-            box=work.chunk.box,
-            local_index=min(o.local_index for o in work.chunk.owners if o.rank == ranks.rank),
-        )
-        for work, writer in _assign(_all_work(layouts, ranks))
-        if writer == ranks.rank
-    ]
-    mine.sort(key=lambda write: (write.fqn, write.box))
-    return SavePlan(tensors=tuple(mine), values=tuple(sorted(value_keys)) if ranks.rank == 0 else ())
+    works, holders = _all_work(layouts, world_size)
+    fixed = [0] * world_size
+    for work in works:
+        if len(holders[work.group]) == 1:
+            fixed[holders[work.group][0]] += work.size_bytes
+    whole = tuple(_whole(works, holders, fixed))
+    loads = _loads(whole, world_size)
+    even = -(-sum(loads) // world_size)
+    if _is_even(loads, even, even):
+        return Assignment(pieces=whole, heaviest_bytes=even)
+    shared = [group for group, ranks in enumerate(holders) if len(ranks) > 1]
+    sizes = Counter[int]()
+    for work in works:
+        sizes[work.group] += work.size_bytes
+    level = level_shares([Group(holders=holders[i], size_bytes=sizes[i]) for i in shared], fixed)
+    heaviest = level.heaviest_bytes
+    if _is_even(loads, heaviest, even):
+        return Assignment(pieces=whole, heaviest_bytes=heaviest)
+    grain_bytes = max(min_slice_bytes, even // _PARTS_OF_A_SHARE)
+    cut = tuple(_cut(works, dict(zip(shared, level.of_groups, strict=True)), holders, grain_bytes))
+    best = min(whole, cut, key=lambda pieces: _unevenness(_loads(pieces, world_size), heaviest, even))
+    return Assignment(pieces=best, heaviest_bytes=heaviest)
 
 
-def _all_work(layouts: Iterable[TensorLayout], ranks: Ranks) -> Iterator[_Work]:
+def _write(piece: _Piece) -> TensorWrite:
+    layout, chunk = piece.work.layout, piece.work.chunk
+    return TensorWrite(
+        fqn=layout.fqn,
+        dtype=layout.dtype,
+        global_shape=layout.global_shape,
+        box=piece.box,
+        local_index=min(owner.local_index for owner in chunk.owners if owner.rank == piece.rank),
+        shard_box=piece.box.shifted(chunk.box.offsets),
+    )
+
+
+def _all_work(layouts: Sequence[TensorLayout], world_size: int) -> tuple[list[_Work], list[tuple[int, ...]]]:
+    """What is to be written, and the ranks behind each group's number. Empty chunks only where all are."""
     # Holders are many and mostly the same tuple: looked up by identity of the owners, which layouts share.
-    known: dict[int, tuple[int, ...]] = {}
+    by_owners: dict[int, int] = {}
+    by_holders: dict[tuple[int, ...], int] = {}
+    works: list[_Work] = []
     for layout in layouts:
         element_bytes = itemsize_bytes(layout.dtype)
-        for chunk in layout.chunks:
-            holders = known.get(id(chunk.owners))
-            if holders is None:
-                holders = known[id(chunk.owners)] = tuple(sorted({owner.rank for owner in chunk.owners}))
-            if not holders or holders[-1] >= ranks.world_size:
-                raise LayoutError(
-                    f"{layout.fqn}: chunk {chunk.box} is held by ranks {holders} of {ranks.world_size}"
-                )
-            yield _Work(
-                layout=layout, chunk=chunk, holders=holders, size_bytes=chunk.box.volume * element_bytes
-            )
+        chunks = [chunk for chunk in layout.chunks if chunk.box.volume]
+        for chunk in chunks or layout.chunks[:1]:
+            group = by_owners.get(id(chunk.owners))
+            if group is None:
+                ranks = tuple(sorted({owner.rank for owner in chunk.owners}))
+                if not ranks or ranks[-1] >= world_size:
+                    raise LayoutError(
+                        f"{layout.fqn}: chunk {chunk.box} is held by ranks {ranks} of {world_size}"
+                    )
+                group = by_owners[id(chunk.owners)] = by_holders.setdefault(ranks, len(by_holders))
+            size_bytes = chunk.box.volume * element_bytes
+            works.append(_Work(layout=layout, chunk=chunk, group=group, size_bytes=size_bytes))
+    works.sort(key=lambda work: (-work.size_bytes, work.layout.fqn, work.chunk.box))
+    return works, list(by_holders)
 
 
-def _assign(works: Iterable[_Work]) -> Iterator[tuple[_Work, int]]:
+def _whole(
+    works: Sequence[_Work], holders: Sequence[tuple[int, ...]], fixed: Sequence[int]
+) -> Iterator[_Piece]:
     """Largest first to the least loaded holder, after what has only one holder."""
-    loads: dict[int, int] = {}
-    shared: list[_Work] = []
-    for work in works:
-        if len(work.holders) > 1:
-            shared.append(work)
-            continue
-        loads[work.holders[0]] = loads.get(work.holders[0], 0) + work.size_bytes
-        yield work, work.holders[0]
-    shared.sort(key=lambda w: (-w.size_bytes, w.layout.fqn, w.chunk.box))
+    loads = list(fixed)
     # Loads only grow, so a heap entry that is out of date is too small: it is corrected when it comes up.
-    heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for work in shared:
-        heap = heaps.get(work.holders)
+    heaps: dict[int, list[tuple[int, int]]] = {}
+    for work in works:
+        ranks = holders[work.group]
+        if len(ranks) == 1:
+            yield _Piece(work=work, box=work.chunk.box, rank=ranks[0])
+            continue
+        heap = heaps.get(work.group)
         if heap is None:
-            heap = heaps[work.holders] = [(loads.get(rank, 0), rank) for rank in work.holders]
+            heap = heaps[work.group] = [(loads[rank], rank) for rank in ranks]
             heapq.heapify(heap)
-        while heap[0][0] != loads.get(heap[0][1], 0):
-            heapq.heapreplace(heap, (loads.get(heap[0][1], 0), heap[0][1]))
+        while heap[0][0] != loads[heap[0][1]]:
+            heapq.heapreplace(heap, (loads[heap[0][1]], heap[0][1]))
         load, rank = heap[0]
         # Empty chunks weigh a byte, or all of them would land on one rank.
         loads[rank] = load + max(1, work.size_bytes)
-        yield work, rank
+        yield _Piece(work=work, box=work.chunk.box, rank=rank)
+
+
+def _cut(
+    works: Sequence[_Work],
+    shares: Mapping[int, Mapping[int, int]],
+    holders: Sequence[tuple[int, ...]],
+    grain_bytes: int,
+) -> Iterator[_Piece]:
+    """Each holder's share of each group, to the grain. What one group leaves over is made up for by the next."""
+    by_group: dict[int, list[_Work]] = {}
+    for work in works:
+        by_group.setdefault(work.group, []).append(work)
+    ahead = dict.fromkeys((rank for ranks in holders for rank in ranks), 0)
+    for group in sorted(by_group, key=lambda g: (len(holders[g]), holders[g])):
+        if group not in shares:
+            yield from (
+                _Piece(work=work, box=work.chunk.box, rank=holders[group][0]) for work in by_group[group]
+            )
+            continue
+        left = {rank: shares[group].get(rank, 0) - ahead[rank] for rank in holders[group]}
+        for piece in _group_pieces(by_group[group], left, grain_bytes):
+            left[piece.rank] -= piece.size_bytes
+            yield piece
+        ahead.update((rank, -rest) for rank, rest in left.items())
+
+
+def _group_pieces(works: Sequence[_Work], shares: Mapping[int, int], grain_bytes: int) -> Iterator[_Piece]:
+    """The small ones whole, to whoever has most left to write; then the large ones cut at what is left."""
+    heap = [(-share, rank) for rank, share in sorted(shares.items())]
+    heapq.heapify(heap)
+    large: list[tuple[_Work, Cutter]] = []
+    for work in works:
+        sizes = work.chunk.box.sizes
+        cutter = Cutter.of(sizes, itemsize_bytes(work.layout.dtype), grain_bytes)
+        if cutter is None:
+            share, rank = heap[0]
+            heapq.heapreplace(heap, (share + max(1, work.size_bytes), rank))
+            yield _Piece(work=work, box=work.chunk.box, rank=rank)
+        else:
+            large.append((work, cutter))
+    left = sorted((rank, max(0, -share)) for share, rank in heap)
+    boxes = [(work.chunk.box, cutter) for work, cutter in large]
+    for index, box, rank in cut_like_a_ribbon(boxes, left):
+        yield _Piece(work=large[index][0], box=box, rank=rank)
+
+
+def _loads(pieces: Iterable[_Piece], world_size: int) -> list[int]:
+    loads = [0] * world_size
+    for piece in pieces:
+        loads[piece.rank] += piece.size_bytes
+    return loads
+
+
+def _unevenness(loads: Sequence[int], heaviest: int, even: int) -> int:
+    """How far a load is from what it should be: below `heaviest`, and where that is even, not below it either."""
+    over = max(loads) - heaviest
+    return max(over, even - min(loads)) if heaviest <= even else over
+
+
+def _is_even(loads: Sequence[int], heaviest: int, even: int) -> bool:
+    return _unevenness(loads, heaviest, even) * _EVEN_ENOUGH <= heaviest

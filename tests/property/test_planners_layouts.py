@@ -72,45 +72,6 @@ def test_save_in_one_layout_and_load_in_another_is_the_identity(
             assert (times_read[index] == 1).all()
 
 
-@given(st.data(), WORLDS)
-def test_ranks_agree_and_the_heaviest_is_bounded(data: st.DataObject, world_size: int) -> None:
-    tensors = [
-        TensorLayout(
-            fqn=f"t{number}",
-            dtype="int64",
-            global_shape=layout.global_shape,
-            chunks=layout.chunks,
-        )
-        for number in range(data.draw(st.integers(0, 6)))
-        for layout in [data.draw(layouts(data.draw(SHAPES), world_size))]
-    ]
-    plans = [plan_save(tensors, [], Ranks(rank=rank, world_size=world_size)) for rank in range(world_size)]
-    written = [(write.fqn, write.box) for plan in plans for write in plan.tensors]
-    assert sorted(written) == sorted((t.fqn, c.box) for t in tensors for c in t.chunks)
-    # Every rank could carry everything: then the largest single chunk is the most that two ranks can differ by.
-    shared = [
-        TensorLayout(
-            fqn=t.fqn,
-            dtype=t.dtype,
-            global_shape=t.global_shape,
-            chunks=tuple(
-                Chunk(box=c.box, owners=tuple(Owner(rank=r, local_index=0) for r in range(world_size)))
-                for c in t.chunks
-            ),
-        )
-        for t in tensors
-    ]
-    loads = [
-        sum(
-            write.size_bytes
-            for write in plan_save(shared, [], Ranks(rank=rank, world_size=world_size)).tensors
-        )
-        for rank in range(world_size)
-    ]
-    largest = max((8 * c.box.volume for t in tensors for c in t.chunks), default=0)
-    assert max(loads) - min(loads) <= largest + len(written)
-
-
 @given(SHAPES, st.data())
 def test_the_common_part_is_what_both_have(shape: tuple[int, ...], data: st.DataObject) -> None:
     def any_box() -> Box:

@@ -1,7 +1,8 @@
 """Taking a snapshot: all that the train loop waits for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
@@ -9,9 +10,10 @@ from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.snapshot.device import clone_on_device
 from stepkeeper.snapshot.region import ALIGNMENT_BYTES, Region
 from stepkeeper_planners import adapters
-from stepkeeper_planners.assign import SavePlan, plan_save
+from stepkeeper_planners.assign import SavePlan, TensorWrite, plan_save
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.per_rank import stored_name
 from stepkeeper_planners.state import gather_state
 from stepkeeper_planners.values import encode_value
 
@@ -26,8 +28,8 @@ class Snapshot:
     values: tuple[ValueOrder, ...]
     aliases: dict[str, str]
     key_paths: dict[str, tuple[str | int, ...]]
-    local_indices: tuple[int, ...]
-    """For each of `tensors`, which of this rank's local shards it is."""
+    writes: tuple[TensorWrite, ...]
+    """For each of `tensors`, which part of which of this rank's local shards it is."""
 
     on_device: dict[str, torch.Tensor]
     """Copies of XLA tensors, by name: nothing that happens to the state changes them."""
@@ -37,14 +39,9 @@ class Snapshot:
 
         Called from a background thread. The transfer of one tensor holds the GIL.
         """
-        by_fqn: dict[str, list[tuple[TensorOrder, int]]] = {}
-        for order, local_index in zip(self.tensors, self.local_indices, strict=True):
-            if order.fqn in self.on_device:
-                by_fqn.setdefault(order.fqn, []).append((order, local_index))
-        for fqn, mine in by_fqn.items():
-            shards = adapters.local_shards(self.on_device.pop(fqn))
-            for order, local_index in mine:
-                _copy_in(region, order, shards[local_index])
+        for fqn, mine in _by_tensor(self.tensors, self.writes):
+            if fqn in self.on_device:
+                _copy_in(region, self.on_device.pop(fqn), mine)
         self.on_device.clear()
 
 
@@ -66,21 +63,33 @@ def take_snapshot(state: Mapping[str, object], ranks: Ranks, region: Region) -> 
     layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in now.items()]
     plan = plan_save(layouts, tuple(flat.values), ranks)
     blobs = {fqn: encode_value(fqn, flat.values[fqn]) for fqn in plan.values}
+    for fqn, value in flat.per_rank.items():
+        blobs[stored_name(fqn, ranks)] = encode_value(fqn, value)
     orders, values, size_bytes = _laid_out(plan, blobs)
     region.reserve(size_bytes)
-    for value in values:
-        region.write(value.start, blobs[value.fqn])
-    for order, write in zip(orders, plan.tensors, strict=True):
-        if order.fqn not in clones:
-            _copy_in(region, order, adapters.local_shard(now[order.fqn], write.local_index))
+    for order in values:
+        region.write(order.start, blobs[order.fqn])
+    for fqn, mine in _by_tensor(orders, plan.tensors):
+        if fqn not in clones:
+            _copy_in(region, now[fqn], mine)
     return Snapshot(
         tensors=orders,
         values=values,
         aliases=dict(flat.aliases),
         key_paths=dict(flat.paths),
-        local_indices=tuple(write.local_index for write in plan.tensors),
+        writes=plan.tensors,
         on_device=clones,
     )
+
+
+_Mine = list[tuple[TensorOrder, TensorWrite]]
+
+
+def _by_tensor(orders: Iterable[TensorOrder], writes: Iterable[TensorWrite]) -> Iterator[tuple[str, _Mine]]:
+    """What this rank writes of each tensor, in the order of the plan, which has the parts of a tensor together."""
+    pairs = zip(orders, writes, strict=True)
+    for fqn, mine in groupby(pairs, key=lambda pair: pair[0].fqn):
+        yield fqn, list(mine)
 
 
 def _laid_out(
@@ -112,5 +121,9 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _copy_in(region: Region, order: TensorOrder, shard: torch.Tensor) -> None:
-    region.tensor(order.start, dtype_of(order.dtype), order.sizes).copy_(shard.detach())
+def _copy_in(region: Region, tensor: torch.Tensor, mine: _Mine) -> None:
+    """The tensor's shards were moved once, and the parts that this rank writes are in the region."""
+    shards = adapters.local_shards(tensor)
+    for order, write in mine:
+        part = shards[write.local_index].detach()[write.shard_box.slices]
+        region.tensor(order.start, dtype_of(order.dtype), order.sizes).copy_(part)

@@ -1,0 +1,127 @@
+"""Who writes what: every element once, the same on every rank, and as even as the layout allows."""
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise, product
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepkeeper_planners.assign import Assignment, assign, plan_save
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.dtypes import itemsize_bytes
+from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
+
+GRAIN_BYTES = 8
+"""Small enough that the tensors drawn here are cut."""
+
+
+@st.composite
+def layouts(draw: st.DrawFn, fqn: str, world_size: int) -> TensorLayout:
+    """Cut anywhere along each dimension; each part held by any ranks, on some of them more than once."""
+    shape = tuple(draw(st.lists(st.integers(0, 12), max_size=3)))
+    cuts = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
+    spans = [list(pairwise(points)) or [(0, 0)] for points in cuts]
+    counts = dict.fromkeys(range(world_size), 0)
+    chunks = []
+    for cell in product(*spans):
+        owners = []
+        for rank in draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size + 1)):
+            owners.append(Owner(rank=rank, local_index=counts[rank]))
+            counts[rank] += 1
+        box = Box(offsets=tuple(a for a, _ in cell), sizes=tuple(b - a for a, b in cell))
+        chunks.append(Chunk(box=box, owners=tuple(owners)))
+    dtype = draw(st.sampled_from(["int8", "bfloat16", "float32", "complex128"]))
+    return TensorLayout(fqn=fqn, dtype=dtype, global_shape=shape, chunks=tuple(chunks))
+
+
+@st.composite
+def states(draw: st.DrawFn) -> tuple[list[TensorLayout], int]:
+    world_size = draw(st.integers(1, 5))
+    return [draw(layouts(f"t{n}", world_size)) for n in range(draw(st.integers(0, 6)))], world_size
+
+
+def loads(assignment: Assignment, world_size: int) -> list[int]:
+    return [sum(write.size_bytes for write in assignment.share(rank)) for rank in range(world_size)]
+
+
+def least_heaviest_bytes(bound: Sequence[tuple[frozenset[int], int]], world_size: int) -> int:
+    """By the theorem of max-flow and min-cut: some set of ranks has to write all that only its members hold."""
+    sets = (set(s) for n in range(1, world_size + 1) for s in combinations(range(world_size), n))
+    return max(-(-sum(size for holders, size in bound if holders <= ranks) // len(ranks)) for ranks in sets)
+
+
+def held(layouts: Sequence[TensorLayout]) -> list[tuple[frozenset[int], int]]:
+    return [
+        (frozenset(owner.rank for owner in chunk.owners), chunk.box.volume * itemsize_bytes(layout.dtype))
+        for layout in layouts
+        for chunk in layout.chunks
+    ]
+
+
+@given(states())
+def test_every_element_is_written_once_from_a_shard_that_holds_it(
+    case: tuple[list[TensorLayout], int],
+) -> None:
+    layouts, world_size = case
+    assignment = assign(layouts, world_size, min_slice_bytes=GRAIN_BYTES)
+    written = {layout.fqn: np.zeros(layout.global_shape, dtype=np.int64) for layout in layouts}
+    held = {
+        (layout.fqn, owner): chunk.box
+        for layout in layouts
+        for chunk in layout.chunks
+        for owner in chunk.owners
+    }
+    boxes: dict[str, list[Box]] = {}
+    for rank in range(world_size):
+        for write in assignment.share(rank):
+            written[write.fqn][write.box.slices] += 1
+            shard = held[write.fqn, Owner(rank=rank, local_index=write.local_index)]
+            assert shard.contains(write.box)
+            assert write.shard_box == write.box.shifted(shard.offsets)
+            boxes.setdefault(write.fqn, []).append(write.box)
+    for layout in layouts:
+        assert (written[layout.fqn] == 1).all()
+        assert assignment.boxes()[layout.fqn] == sorted(boxes[layout.fqn])
+        # Readers find a piece by its name and where it starts.
+        assert len({box.offsets for box in boxes[layout.fqn]}) == len(boxes[layout.fqn])
+
+
+@given(states(), st.randoms())
+def test_every_rank_finds_the_same_in_any_order(case: tuple[list[TensorLayout], int], random: Random) -> None:
+    layouts, world_size = case
+    mixed = list(layouts)
+    random.shuffle(mixed)
+    for rank in range(world_size):
+        ranks = Ranks(rank=rank, world_size=world_size)
+        assert plan_save(mixed, ["v"], ranks) == plan_save(layouts, ["v"], ranks)
+        assert plan_save(layouts, [], ranks).tensors == assign(layouts, world_size).share(rank)
+
+
+def grain_bytes(layouts: Sequence[TensorLayout], least: int) -> int:
+    """The largest of what several ranks hold and is not cut, or the least that is cut off."""
+    grain = 0
+    for layout in layouts:
+        for chunk in layout.chunks:
+            if len({owner.rank for owner in chunk.owners}) > 1 and chunk.box.volume:
+                size = chunk.box.volume * itemsize_bytes(layout.dtype)
+                row = size // max(chunk.box.sizes, default=1)
+                whole = size if size < 2 * least or size < 4 * row else 0
+                grain = max(grain, whole, least, row)
+    return grain
+
+
+@given(states())
+@settings(max_examples=300)
+def test_no_rank_writes_more_than_the_heaviest_must(case: tuple[list[TensorLayout], int]) -> None:
+    layouts, world_size = case
+    assignment = assign(layouts, world_size, min_slice_bytes=GRAIN_BYTES)
+    optimum = least_heaviest_bytes(held(layouts), world_size)
+    assert assignment.heaviest_bytes == optimum
+    total = sum(size for _, size in held(layouts))
+    grain = grain_bytes(layouts, max(GRAIN_BYTES, -(-total // world_size) // 64))
+    found = loads(assignment, world_size)
+    assert max(found) <= 1.02 * optimum + 2 * grain
+    if optimum == -(-total // world_size):
+        assert min(found) >= 0.98 * optimum - 2 * grain - world_size
