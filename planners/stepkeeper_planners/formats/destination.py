@@ -1,0 +1,109 @@
+"""Where a result goes: it is there whole, or not at all."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from stepkeeper_planners.errors import DestinationExistsError
+
+__all__ = ["new_file", "new_folder"]
+
+
+@contextmanager
+def new_file(dst: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
+    """A file under a temporary name beside `dst`; it is durable and named `dst` when the block is left well.
+
+    Raises:
+        DestinationExistsError: there is a folder, or a file and not `overwrite`.
+    """
+    _check_file(dst, overwrite=overwrite)
+    partial = _partial(dst)
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _check_file(dst, overwrite=overwrite)
+        partial.replace(dst)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(dst.parent)
+
+
+@contextmanager
+def new_folder(dst: Path, *, overwrite: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+    """A folder under a temporary name beside `dst`; it is durable and named `dst` when the block is left well.
+
+    Only a folder that is `replaceable` is replaced. For a moment, then, nothing is named `dst`.
+
+    Raises:
+        DestinationExistsError: there is something, and not `overwrite`; or something that isn't replaceable.
+    """
+    _check_folder(dst, overwrite=overwrite, replaceable=replaceable)
+    partial = _partial(dst)
+    partial.mkdir()
+    try:
+        yield partial
+        for path in partial.iterdir():
+            _sync(path)
+        _sync_folder(partial)
+        _check_folder(dst, overwrite=overwrite, replaceable=replaceable)
+        _rename_folder(partial, dst)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _sync_folder(dst.parent)
+
+
+def _partial(dst: Path) -> Path:
+    return dst.with_name(f".{dst.name}.{secrets.token_hex(4)}.partial")
+
+
+def _check_file(dst: Path, *, overwrite: bool) -> None:
+    if dst.is_dir():
+        raise DestinationExistsError(f"{dst} is a folder; name a file")
+    if os.path.lexists(dst) and not overwrite:
+        raise DestinationExistsError(f"{dst} exists; delete it, or pass overwrite=True")
+
+
+def _check_folder(dst: Path, *, overwrite: bool, replaceable: Callable[[Path], bool]) -> None:
+    if not os.path.lexists(dst) or (dst.is_dir() and not any(dst.iterdir())):
+        return
+    if not overwrite:
+        raise DestinationExistsError(f"{dst} exists; delete it, or pass overwrite=True")
+    if dst.is_symlink() or not dst.is_dir() or not replaceable(dst):
+        raise DestinationExistsError(
+            f"{dst} is nothing that this conversion writes, so overwrite=True doesn't replace it; delete it yourself"
+        )
+
+
+def _rename_folder(partial: Path, dst: Path) -> None:
+    if not dst.exists() or not any(dst.iterdir()):
+        partial.rename(dst)
+        return
+    old = _partial(dst)
+    dst.rename(old)
+    try:
+        partial.rename(dst)
+    except BaseException:
+        old.rename(dst)
+        raise
+    shutil.rmtree(old)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

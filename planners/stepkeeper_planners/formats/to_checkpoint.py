@@ -1,0 +1,78 @@
+"""A state, in memory or mapped from a file, as a checkpoint folder."""
+
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
+
+from stepkeeper_planners.errors import PlannerError
+from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress
+from stepkeeper_planners.formats.destination import new_folder
+from stepkeeper_planners.formats.nesting import notes
+from stepkeeper_planners.save import SPMDSavePlanner
+from stepkeeper_planners.state import gather_state
+
+__all__ = ["write_checkpoint"]
+
+
+def write_checkpoint(
+    state: Mapping[str, Any], dst: Path, *, overwrite: bool, progress: Progress | None
+) -> Conversion:
+    """The folder `dst` is a checkpoint with this state; each tensor was read as it was written."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise PlannerError(
+            f"{dst}: a conversion is one process's work, this is one of {dist.get_world_size()}; "
+            "convert in a process of its own, or before init_process_group"
+        )
+    flat = gather_state(state)
+    total_bytes = sum(tensor.nbytes for tensor in flat.tensors.values())
+    with new_folder(
+        dst, overwrite=overwrite, replaceable=lambda folder: (folder / ".metadata").is_file()
+    ) as new:
+        planner = _Planner(state, Meter(total_bytes=total_bytes, told=progress))
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                save({**state}, storage_writer=FileSystemWriter(new), planner=planner, no_dist=True)
+        except CheckpointException as error:
+            # Its cause says what is wrong, and is what a caller expects.
+            raise error.failures[0][0] from error
+        names = sorted(path.name for path in new.iterdir())
+    return Conversion(
+        files=tuple(dst / name for name in names),
+        tensors=(*flat.tensors, *flat.aliases),
+        tensor_bytes=total_bytes,
+    )
+
+
+class _Planner(SPMDSavePlanner):
+    """Tells how far it is, and notes what names don't say."""
+
+    def __init__(self, state: Mapping[str, Any], meter: Meter) -> None:
+        super().__init__()
+        self._state, self._meter = state, meter
+
+    @override
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """As ever, with notes among the planner data."""
+        plans, metadata = super().create_global_plan(all_plans)
+        metadata.planner_data = {**(metadata.planner_data or {}), **notes(self._state)}
+        return plans, metadata
+
+    @override
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """As ever."""
+        data = super().resolve_data(write_item)
+        if isinstance(data, torch.Tensor):
+            self._meter.add(data.nbytes)
+        return data
