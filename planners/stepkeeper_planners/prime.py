@@ -54,10 +54,7 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
         pairs, stand_ins = _copied_with_zeros(optimizer)
         _take_step(pairs[0][1])
     parameters = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
-    for pair in pairs:
-        _hand_over(pair, parameters)
-    tensors = [tensor for real, _ in pairs for tensor in _placed_state(real)]
-    adapters.start(tensors)
+    adapters.start([tensor for pair in pairs for tensor in _hand_over(pair, parameters)])
     return optimizer
 
 
@@ -137,17 +134,26 @@ def _take_step(stand_in: Optimizer) -> None:
         raise PrimeError(f"prime_optimizer: {name}.step() failed with gradients of zeros: {error}") from error
 
 
-def _hand_over(pair: _Pair, parameters: dict[int, torch.Tensor]) -> None:
-    """The real optimizer has the state that its copy made, where it had none."""
+def _hand_over(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+    """The real optimizer has the state that its copy made, where it had none; all tensors of that.
+
+    Those of a parameter's shape have its sharding.
+    """
     real, stand_in = pair
+    tensors = []
     for key, made in stand_in.state.items():
         owner: Any = parameters.get(id(key), key)
         if not made or real.state.get(owner):
             continue
         entry = tree_map(lambda leaf: parameters.get(id(leaf), leaf), made)
-        real.state[owner] = (
-            {**entry, **_before_a_step(real, owner, entry)} if isinstance(entry, dict) else entry
-        )
+        if isinstance(entry, dict):
+            entry |= _before_a_step(real, owner, entry)
+        for tensor in [leaf for leaf in tree_leaves(entry) if isinstance(leaf, torch.Tensor)]:
+            if tensor.shape == getattr(owner, "shape", None):
+                adapters.place_as(tensor, owner)
+            tensors.append(tensor)
+        real.state[owner] = entry
+    return tensors
 
 
 def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[Any, Any]:
@@ -166,18 +172,6 @@ def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[A
         elif isinstance(value, int | float):
             numbers[name] = type(value)(first[name])
     return numbers
-
-
-def _placed_state(real: Optimizer) -> list[torch.Tensor]:
-    """All tensors of the state; those of a parameter's shape have its sharding."""
-    tensors = []
-    for owner, entry in real.state.items():
-        found = [leaf for leaf in tree_leaves(entry) if isinstance(leaf, torch.Tensor)]
-        for tensor in found:
-            if tensor.shape == getattr(owner, "shape", None):
-                adapters.place_as(tensor, owner)
-        tensors += found
-    return tensors
 
 
 @contextmanager

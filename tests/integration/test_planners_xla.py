@@ -10,7 +10,7 @@ import pytest
 SCRIPTS = Path(__file__).parent / "planners_xla"
 
 
-@pytest.mark.parametrize("name", ["placements", "dcp_both_ways"])
+@pytest.mark.parametrize("name", ["placements", "dcp_both_ways", "priming"])
 def test_script(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, SCRIPTS / f"{name}.py", tmp_path],
