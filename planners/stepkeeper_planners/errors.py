@@ -54,6 +54,50 @@ class CastError(PlannerError, OverflowError):
     """Elements don't fit the dtype that a load was asked to convert them to."""
 
 
+class RanksDifferError(PlannerError, ValueError):
+    """What all ranks should save alike differs between them. Nothing was written.
+
+    The text shortens long lists, the attributes have them whole.
+    """
+
+    def __init__(
+        self, *, reasons: Mapping[str, str], ranks: Mapping[str, Sequence[int]], n_unseen: int = 0
+    ) -> None:
+        self.reasons = dict(reasons)
+        """For each name that differs, in which way."""
+        self.ranks = {name: tuple(those) for name, those in ranks.items()}
+        """For each of these names, the ranks that differ from most."""
+        self.n_unseen = n_unseen
+        """Further ranks that differ, in which nobody looked for names."""
+        super().__init__("\n".join(self._lines()))
+
+    @override
+    def __reduce__(self) -> tuple[object, ...]:
+        # Other ranks get it pickled.
+        kept = partial(RanksDifferError, reasons=self.reasons, ranks=self.ranks, n_unseen=self.n_unseen)
+        return (kept, ())
+
+    def _lines(self) -> list[str]:
+        lines = [f"the ranks' states differ ({len(self.reasons)}); nothing was written."]
+        lines += _shortened(
+            [
+                f"{name} (on {_ranks_text(self.ranks[name])}): {reason}"
+                for name, reason in self.reasons.items()
+            ]
+        )
+        if self.n_unseen:
+            lines.append(f"{self.n_unseen} more ranks differ in yet other ways")
+        return lines
+
+
+class LostWritesError(PlannerError, RuntimeError):
+    """The storage writer reported success without having written everything. The checkpoint is not committed."""
+
+
+class WrongRanksError(PlannerError, ValueError):
+    """A save is planned for other ranks than those that take part in it, or for a writer that can't hold it."""
+
+
 class LoadMismatchError(PlannerError, ValueError):
     """The state that asks and the checkpoint that answers differ; every difference is listed.
 
@@ -117,7 +161,7 @@ class LoadMismatchError(PlannerError, ValueError):
         ranks = self.ranks.get(name)
         if ranks is None:
             return name
-        return f"{name} (on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(_shortened(list(map(str, ranks))))})"
+        return f"{name} (on {_ranks_text(ranks)})"
 
 
 def _shortened(entries: list[str]) -> list[str]:
@@ -136,3 +180,11 @@ class SourceError(PlannerError, ValueError):
 
 class DestinationExistsError(PlannerError, FileExistsError):
     """There is something already where the result of a conversion should go."""
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(_shortened(list(map(str, ranks))))}"
+
+
+class SafetensorsMissingError(PlannerError, ImportError):
+    """The library that reads safetensors files isn't installed."""

@@ -10,7 +10,7 @@ import torch
 from typing_extensions import override
 
 from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.values import numpy_globals
+from stepkeeper_planners.numpy_data import numpy_globals
 
 __all__ = ["open_torch_save"]
 

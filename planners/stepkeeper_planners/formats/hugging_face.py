@@ -1,0 +1,249 @@
+"""safetensors files, as Hugging Face lays them out, as checkpoints, and checkpoints as such files."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+import torch
+
+from stepkeeper_planners.errors import (
+    DuplicateNameError,
+    SafetensorsMissingError,
+    SourceError,
+    UnsupportedValueError,
+)
+from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress, joined
+from stepkeeper_planners.formats.destination import new_file, new_folder
+from stepkeeper_planners.formats.safetensors_layout import (
+    INDEX_NAME,
+    Shard,
+    build_index,
+    entry_for,
+    plan_shards,
+)
+from stepkeeper_planners.formats.stored import Checkpoint, open_checkpoint
+from stepkeeper_planners.formats.to_checkpoint import write_checkpoint
+
+__all__ = ["Rename", "checkpoint_to_safetensors", "safetensors_to_checkpoint"]
+
+Rename = Callable[[str], str | None]
+"""A tensor's name there, of its name here; None leaves it out."""
+
+_METADATA: Final = {"format": "pt"}
+_SUFFIX: Final = ".safetensors"
+_INDEX_SUFFIX: Final = ".safetensors.index.json"
+
+
+def safetensors_to_checkpoint(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    prefix: str = "",
+    rename: Rename | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Conversion:
+    """The folder `dst` is a checkpoint with the tensors of `src`: a file, a folder of files, or an index of files.
+
+    With the prefix "model" the tensor "a.weight" becomes what {"model": model.state_dict()} has as "model.a.weight".
+    Names are changed by `rename` first. Memory for about one tensor is needed; the files are mapped.
+
+    Raises:
+        FileNotFoundError: there is no `src`.
+        SourceError: a file is damaged, cut off or missing, or the index names what isn't there.
+        DuplicateNameError: two tensors get one name.
+        DestinationExistsError: there is something at `dst`.
+        SafetensorsMissingError: install stepkeeper[hf].
+    """
+    with _opened(Path(src)) as tensors:
+        names = _renamed(tensors, rename)
+        state: dict[str, Any] = {name: tensors[source] for source, name in names.items()}
+        conversion = write_checkpoint(
+            {prefix: state} if prefix else state, Path(dst), overwrite=overwrite, progress=progress
+        )
+    return Conversion(
+        files=conversion.files,
+        tensors=tuple(names),
+        left_out=tuple(source for source in tensors if source not in names),
+        tensor_bytes=conversion.tensor_bytes,
+    )
+
+
+def checkpoint_to_safetensors(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    prefix: str = "",
+    rename: Rename | None = None,
+    values: Literal["refuse", "leave_out"] = "refuse",
+    max_shard_bytes: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Conversion:
+    """`dst` has the tensors of the checkpoint folder `src`: one file if it ends in .safetensors, else a folder.
+
+    With the prefix "model" only "model.…" is written, without "model."; then names are changed by `rename`. A folder
+    gets files of at most `max_shard_bytes` (of tensors; one tensor may be more), and an index where there are several.
+    Tied tensors stand under each of their names. Memory for a few small buffers is needed.
+
+    Raises:
+        SourceError: `src` is no checkpoint, a file of it is missing or damaged, or it has no such tensors.
+        MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
+        UnsupportedValueError: there is a value that is no tensor, which the format lacks; or a dtype that it lacks.
+        DuplicateNameError: two tensors get one name.
+        DestinationExistsError: there is something at `dst`.
+    """
+    checkpoint, target = open_checkpoint(Path(src)), Path(dst)
+    names = _renamed(checkpoint.tensors, lambda fqn: _selected(fqn, prefix, rename))
+    if not names:
+        raise SourceError(f"{src} has no tensor below {prefix!r}; it has {joined(list(checkpoint.tensors))}")
+    if values == "refuse":
+        _refuse_values(checkpoint, prefix)
+    entries = [
+        entry_for(fqn, name, checkpoint.tensors[fqn].dtype, checkpoint.tensors[fqn].shape)
+        for fqn, name in names.items()
+    ]
+    total_bytes = sum(entry.n_bytes for entry in entries)
+    meter = Meter(total_bytes=total_bytes, told=progress)
+    if target.suffix == _SUFFIX:
+        (shard,) = _single(target, plan_shards(entries, max_shard_bytes))
+        with new_file(target, overwrite=overwrite) as file:
+            _write(file, shard, checkpoint, meter)
+        files: tuple[Path, ...] = (target,)
+    else:
+        shards = plan_shards(entries, max_shard_bytes)
+        files = tuple(target / name for name in _write_folder(target, shards, checkpoint, meter, overwrite))
+    rest = [fqn for fqn in (*checkpoint.tensors, *checkpoint.values) if fqn not in names]
+    return Conversion(files=files, tensors=tuple(names), left_out=tuple(rest), tensor_bytes=total_bytes)
+
+
+def _selected(fqn: str, prefix: str, rename: Rename | None) -> str | None:
+    below = f"{prefix}." if prefix else ""
+    if not fqn.startswith(below):
+        return None
+    name = fqn[len(below) :]
+    return rename(name) if rename is not None else name
+
+
+def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
+    """Source → new name, of those that are not left out."""
+    renamed: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for source in names:
+        name = source if rename is None else rename(source)
+        if name is None:
+            continue
+        if name in sources:
+            raise DuplicateNameError(
+                f"{sources[name]!r} and {source!r} both become {name!r}; rename one otherwise"
+            )
+        renamed[source] = name
+        sources[name] = source
+    return renamed
+
+
+def _refuse_values(checkpoint: Checkpoint, prefix: str) -> None:
+    values = [fqn for fqn in checkpoint.values if not prefix or fqn.startswith(f"{prefix}.")]
+    if values:
+        raise UnsupportedValueError(
+            f"safetensors files hold tensors only, and {len(values)} values of {checkpoint.folder} are none: "
+            f'{joined(values)}. Pass values="leave_out" to convert the rest'
+        )
+
+
+def _single(target: Path, shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
+    if len(shards) > 1:
+        raise ValueError(
+            f"{target} names one file, max_shard_bytes asks for {len(shards)}; name a folder, or leave it out"
+        )
+    return shards
+
+
+def _write_folder(
+    target: Path, shards: tuple[Shard, ...], checkpoint: Checkpoint, meter: Meter, overwrite: bool
+) -> list[str]:
+    with new_folder(target, overwrite=overwrite, replaceable=_holds_only_safetensors) as new:
+        for shard in shards:
+            with (new / shard.file_name).open("xb") as file:
+                _write(file, shard, checkpoint, meter)
+        if len(shards) > 1:
+            (new / INDEX_NAME).write_bytes(build_index(shards))
+        return sorted(path.name for path in new.iterdir())
+
+
+def _write(file: BinaryIO, shard: Shard, checkpoint: Checkpoint, meter: Meter) -> None:
+    file.write(shard.header(_METADATA))
+    for entry in shard.entries:
+        for piece in checkpoint.elements(entry.source):
+            file.write(piece)
+            meter.add(len(piece))
+
+
+def _holds_only_safetensors(folder: Path) -> bool:
+    return all(path.name.endswith((_SUFFIX, _INDEX_SUFFIX)) for path in folder.iterdir())
+
+
+@contextmanager
+def _opened(src: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """All tensors by name, as views of the files."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise SafetensorsMissingError(
+            "reading safetensors files needs the safetensors library: install stepkeeper[hf]"
+        ) from error
+    tensors: dict[str, torch.Tensor] = {}
+    files, wanted = _files_of(src)
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 — it is no mapping
+                    if name in tensors:
+                        raise SourceError(f"{name} is in {path}, and in another file of {src}")
+                    tensors[name] = file.get_tensor(name)
+        except FileNotFoundError as error:
+            raise SourceError(f"{path} is missing, {src} names it") from error
+        except SafetensorError as error:
+            raise SourceError(f"{path} is no safetensors file, damaged or cut off: {error}") from error
+    if wanted is not None and wanted != tensors.keys():
+        raise SourceError(
+            f"{src} and the files that it names differ in {joined(sorted(wanted ^ tensors.keys()))}; "
+            "if the files are right, convert them without the index"
+        )
+    yield tensors
+    tensors.clear()
+
+
+def _files_of(src: Path) -> tuple[list[Path], set[str] | None]:
+    """The files to read, and the tensors that an index says are in them."""
+    if src.is_dir():
+        indices = sorted(src.glob(f"*{_INDEX_SUFFIX}"))
+        if len(indices) > 1:
+            raise SourceError(f"{src} has several indices ({joined([p.name for p in indices])}); name one")
+        if indices:
+            return _files_of(indices[0])
+        files = sorted(src.glob(f"*{_SUFFIX}"))
+        if not files:
+            raise SourceError(f"{src} has no {_SUFFIX} file")
+        return files, None
+    if not src.name.endswith(".json"):
+        if not src.exists():
+            raise FileNotFoundError(f"there is no {src}")
+        return [src], None
+    weight_map = _weight_map(src)
+    return [src.parent / name for name in sorted(set(weight_map.values()))], set(weight_map)
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise SourceError(f"{index} is no index of safetensors files: it has no weight_map") from error
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) and Path(name).name == name for name in weight_map.values()
+    ):
+        raise SourceError(f"{index}: the weight_map names something else than files beside it")
+    return weight_map

@@ -1,0 +1,132 @@
+"""How safetensors files lie in bytes, and how many tensors go into how many of them. Pure."""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import torch
+
+from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_planners.formats.conversion import joined
+
+__all__ = ["Entry", "Shard", "build_index", "entry_for", "plan_shards"]
+
+INDEX_NAME: Final = "model.safetensors.index.json"
+
+_DTYPES: Final = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A tensor that goes into a file."""
+
+    source: str
+    """Its name where it comes from."""
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all elements."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One file."""
+
+    file_name: str
+    entries: tuple[Entry, ...]
+    """In the order of their bytes."""
+
+    def header(self, metadata: Mapping[str, str]) -> bytes:
+        """What stands before the tensors' bytes."""
+        described: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+        offset_bytes = 0
+        for entry in self.entries:
+            described[entry.name] = {
+                "dtype": _DTYPES[entry.dtype],
+                "shape": list(entry.shape),
+                "data_offsets": [offset_bytes, offset_bytes + entry.n_bytes],
+            }
+            offset_bytes += entry.n_bytes
+        text = json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return struct.pack("<Q", len(text)) + text
+
+
+def entry_for(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Entry:
+    """The tensor under this name.
+
+    Raises:
+        UnsupportedValueError: safetensors files have no such dtype, or no such name.
+    """
+    if dtype not in _DTYPES:
+        raise UnsupportedValueError(
+            f"{source}: safetensors has no {str(dtype).removeprefix('torch.')}; convert the tensor to one of "
+            f"{joined(sorted(str(known).removeprefix('torch.') for known in _DTYPES), len(_DTYPES))}, or leave it out"
+        )
+    if name == "__metadata__":
+        raise UnsupportedValueError(
+            f"{source}: no tensor can be named {name} in a safetensors file; rename it"
+        )
+    return Entry(source=source, name=name, dtype=dtype, shape=shape)
+
+
+def plan_shards(
+    entries: Sequence[Entry], max_shard_bytes: int | None, stem: str = "model"
+) -> tuple[Shard, ...]:
+    """The files, named as Hugging Face has them. Only one with a single tensor may be larger than asked for."""
+    groups: list[list[Entry]] = []
+    room_bytes = -1
+    for entry in entries:
+        if not groups or (max_shard_bytes is not None and entry.n_bytes > room_bytes):
+            groups.append([])
+            room_bytes = max_shard_bytes or 0
+        groups[-1].append(entry)
+        room_bytes -= entry.n_bytes
+    n_files = len(groups)
+    return tuple(
+        Shard(file_name=_file_name(stem, number, n_files), entries=_aligned(group))
+        for number, group in enumerate(groups, 1)
+    )
+
+
+def build_index(shards: Sequence[Shard]) -> bytes:
+    """The file that says which tensor is in which file."""
+    index = {
+        "metadata": {"total_size": sum(entry.n_bytes for shard in shards for entry in shard.entries)},
+        "weight_map": {entry.name: shard.file_name for shard in shards for entry in shard.entries},
+    }
+    return json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"
+
+
+def _aligned(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Wide elements first: each tensor then starts at a multiple of its elements' size."""
+    return tuple(sorted(entries, key=lambda entry: -entry.dtype.itemsize))
+
+
+def _file_name(stem: str, number: int, n_files: int) -> str:
+    return f"{stem}.safetensors" if n_files == 1 else f"{stem}-{number:05}-of-{n_files:05}.safetensors"
