@@ -1,0 +1,85 @@
+"""Train a replicated model on any number of processes, and go on with any other number.
+
+    torchrun --standalone --nproc-per-node 4 train.py --checkpoint-uri file:///var/tmp/ddp --steps 200
+
+Every process runs every line: there is no map_location, no barrier, and nothing that only rank 0 does.
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from stepkeeper import CheckpointManager, prime_optimizer
+
+SEED = 20
+WIDTH = 512
+INPUTS, CLASSES = 64, 10
+BATCH_SIZE = 64
+"""Of all processes together: the training is the same on any number of them that divides it."""
+
+
+def build_model() -> nn.Module:
+    torch.manual_seed(SEED)
+    return nn.Sequential(
+        nn.Linear(INPUTS, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, CLASSES)
+    )
+
+
+def batch_of(step: int) -> tuple[Tensor, Tensor]:
+    """This process's part of the step's batch: points to be told apart by a rule that no line can draw."""
+    generator = torch.Generator().manual_seed(SEED + step)
+    points = torch.randn(BATCH_SIZE, INPUTS, generator=generator)
+    labels = (points[:, 0] * points[:, 1] * 4).long().remainder(CLASSES)
+    mine = slice(dist.get_rank(), None, dist.get_world_size())
+    return points[mine], labels[mine]
+
+
+def mean_over_processes(loss: Tensor) -> float:
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+def main() -> None:
+    options = parse_options()
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(build_model())
+    # A restore fills what is there: the optimizer has its state before the first step.
+    optimizer = prime_optimizer(torch.optim.AdamW(model.parameters(), lr=3e-4))
+    scheduler = CosineAnnealingLR(optimizer, T_max=1000)
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    with CheckpointManager(options.checkpoint_uri, save_interval=10) as manager:
+        restored = manager.restore_latest(state)
+        step = restored.step if restored else 0
+        print(f"start step={step} processes={dist.get_world_size()}", flush=True)
+        while step < options.steps:
+            points, labels = batch_of(step)
+            loss = functional.cross_entropy(model(points), labels)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            step += 1
+            mean_loss = mean_over_processes(loss)
+            print(f"step={step} loss={mean_loss:.6f}", flush=True)
+            if manager.step(step, state, metrics={"loss": f"{mean_loss:.4f}"}).stop:
+                break
+    dist.destroy_process_group()
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checkpoint-uri", required=True, help="file:// or gs://")
+    parser.add_argument("--steps", type=int, default=200, help="stop there; a multiple of 10 is saved")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The DDP example on 1, then 4, then 2 processes: one training, and one model's worth of bytes, spread over all."""
+
+import math
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TRAIN = Path(__file__).parents[2] / "examples" / "ddp" / "train.py"
+N_PARAMETERS = 64 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10
+STATE_BYTES = 3 * 4 * N_PARAMETERS
+"""Parameters and AdamW's two moments; its step counts are six numbers."""
+
+FRAME_BYTES = 2_000
+_STEP = re.compile(r"step=(\d+) loss=(\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    started_from: int
+    losses: dict[int, float]
+
+
+def train(root: Path, n_processes: int, n_steps: int) -> Run:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(n_processes), "--local-ranks-filter", "0"]
+    command += [str(TRAIN), "--checkpoint-uri", root.as_uri(), "--steps", str(n_steps)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    start = re.search(rf"start step=(\d+) processes={n_processes}\n", done.stdout)
+    assert start is not None
+    losses = {int(step): float(loss) for step, loss in _STEP.findall(done.stdout)}
+    return Run(started_from=int(start[1]), losses=losses)
+
+
+def sizes_of(root: Path, step: int) -> list[int]:
+    return [path.stat().st_size for path in root.glob(f"{step}/*/*.distcp")]
+
+
+def test_one_training_goes_on_with_1_then_4_then_2_processes(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", 1, 30)
+    root = tmp_path / "changing"
+    runs = [train(root, 1, 10), train(root, 4, 20), train(root, 2, 30)]
+
+    assert [run.started_from for run in runs] == [0, 10, 20]
+    losses = {step: loss for run in runs for step, loss in run.losses.items()}
+    assert sorted(losses) == sorted(whole.losses) == list(range(1, 31))
+    for step, loss in whole.losses.items():
+        # As if by one process, up to the order in which gradients are added.
+        assert math.isclose(losses[step], loss, rel_tol=1e-3), (
+            f"step {step}: {losses[step]} instead of {loss}"
+        )
+
+    for step, n_processes in ((10, 1), (20, 4), (30, 2)):
+        sizes = sizes_of(root, step)
+        assert len(sizes) == n_processes
+        assert STATE_BYTES <= sum(sizes) < STATE_BYTES + FRAME_BYTES * (24 + 4 * n_processes)
+        assert max(sizes) <= 1.05 * sum(sizes) / n_processes
