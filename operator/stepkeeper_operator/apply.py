@@ -16,6 +16,7 @@ from stepkeeper_operator.decision import (
     CreateJobSet,
     Decision,
     DeleteJobSet,
+    DeletePod,
     DeleteTrainingJob,
     GiveUpPod,
     Note,
@@ -83,6 +84,9 @@ class Applier:
             case DeleteJobSet():
                 uid = action.jobset.uid
                 await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
+            case DeletePod():
+                pod = action.pod
+                await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
             case GiveUpPod():
                 await self._give_up(action)
             case DeleteTrainingJob():

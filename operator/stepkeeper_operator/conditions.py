@@ -17,6 +17,7 @@ from stepkeeper_operator.policy.books import Books
 
 __all__ = [
     "NOT_RUNNING",
+    "NO_PODS",
     "NO_PODS_S",
     "Claim",
     "End",
@@ -28,6 +29,7 @@ __all__ = [
 
 _MESSAGE_LIMIT: Final = 2048
 NOT_RUNNING: Final = "NotRunning"
+NO_PODS: Final = "NoPods"
 NO_PODS_S: Final = 30
 """So long nobody wonders that there are no pods."""
 _STOPPING: Final = "Stopping"
@@ -135,10 +137,10 @@ def running_claim(
         return Claim(type=kind, status=False, reason=_TRAINER_ENDED, message=_outlived(outlived))
     reason, detail = _obstacle(present)
     if not present and books.last is not None and now >= books.last.start + NO_PODS_S:
-        reason, name = "NoPods", job.metadata.name
+        reason, name, describe = NO_PODS, job.metadata.name, f"kubectl -n {job.metadata.namespace} describe"
         detail = (
-            f", and none was made for {NO_PODS_S} s. The events of its JobSet and Jobs say why: kubectl describe "
-            f"jobset {name}; kubectl describe jobs -l {JOB_NAME_LABEL}={name}"
+            f", and none was made for {NO_PODS_S} s. The events of its JobSet and Jobs say why: {describe} jobset "
+            f"{name}; {describe} jobs -l {JOB_NAME_LABEL}={name}"
         )
     message = f"{len(running)} of {n_hosts} pods run{detail}"
     return Claim(type=kind, status=False, reason=reason, message=message)

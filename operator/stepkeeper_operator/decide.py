@@ -27,6 +27,7 @@ from stepkeeper_operator.decision import (
     CreateJobSet,
     Decision,
     DeleteJobSet,
+    DeletePod,
     DeleteTrainingJob,
     GiveUpPod,
     SetSuspend,
@@ -38,6 +39,7 @@ from stepkeeper_operator.policy.attempts import account, with_report
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
 from stepkeeper_operator.policy.next_step import Plan, clean_up, plan_next, wants_suspension
 from stepkeeper_operator.policy.problems import acceptance
+from stepkeeper_operator.policy.strays import find_strays
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.status import mirror_storage, progress_of
 
@@ -98,15 +100,18 @@ def _decide_running(
         bookkeeping=plan.books.notes,
     )
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
-    fails = tuple(GiveUpPod(pod=entry.pod, message=entry.message) for entry in lost)
+    strays, strays_s = find_strays(observed, plan.books, now=now)
+    pods: tuple[Action, ...] = (
+        *(GiveUpPod(pod=entry.pod, message=entry.message) for entry in lost),
+        *(DeletePod(pod=pod) for pod in strays),
+    )
     config = () if plan.end is not None else _config_map(job, observed, settings)
     ending = clean_up(jobset) if plan.end is not None else ()
-    actions = (*config, *plan.actions, *fails, *ending)
+    actions = (*config, *plan.actions, *pods, *ending)
     waits = jobset is not None and plan.end is None and awaited(job, jobset)
     again_s = AWAITED_AGAIN_S if waits else _until_pods_are_missed(plan, observed, now=now)
-    draft = Decision(
-        status=status, actions=actions, requeue_after_s=_soonest(plan.look_again_s, look_s, lost_s, again_s)
-    )
+    look_again_s = _soonest(plan.look_again_s, look_s, lost_s, strays_s, again_s)
+    draft = Decision(status=status, actions=actions, requeue_after_s=look_again_s)
     return _paced(job, draft, since_s=now - observed.last_write_at, progress_s=settings.progress_interval_s)
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "CreateJobSet",
     "Decision",
     "DeleteJobSet",
+    "DeletePod",
     "DeleteTrainingJob",
     "GiveUpPod",
     "Note",
@@ -44,6 +45,13 @@ class DeleteJobSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeletePod:
+    """With its grace period, as the garbage collector would."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpPod:
     """Phase Failed and DisruptionTarget, in one write; then its object is deleted without its kubelet."""
 
@@ -56,7 +64,9 @@ class DeleteTrainingJob:
     """Its time to live after its end is over."""
 
 
-Action: TypeAlias = ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | GiveUpPod | DeleteTrainingJob
+Action: TypeAlias = (
+    ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | DeletePod | GiveUpPod | DeleteTrainingJob
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

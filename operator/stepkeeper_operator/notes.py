@@ -7,6 +7,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Phase,
     TrainingJobStatus,
 )
+from stepkeeper_operator.conditions import NO_PODS
 from stepkeeper_operator.decision import Note
 
 __all__ = ["narrate"]
@@ -15,8 +16,13 @@ _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
 
 
 def narrate(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[Note, ...]:
-    """One note for each end of an attempt, change of its cause, resume, and change of phase."""
-    return (*_attempts(before, after), *_phase(before, after), *_refusal(before, after))
+    """One note for each end of an attempt, change of its cause, resume, change of phase, and for missing pods."""
+    return (
+        *_attempts(before, after),
+        *_phase(before, after),
+        *_refusal(before, after),
+        *_missing_pods(before, after),
+    )
 
 
 def _attempts(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[Note, ...]:
@@ -67,6 +73,13 @@ def _refusal(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[Note,
     ):
         return ()
     return (Note(warning=True, reason=now.reason, message=now.message),)
+
+
+def _missing_pods(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[Note, ...]:
+    earlier, now = _named(before, "Running"), _named(after, "Running")
+    if now is None or now.reason != NO_PODS or (earlier is not None and earlier.reason == NO_PODS):
+        return ()
+    return (Note(warning=True, reason=NO_PODS, message=now.message),)
 
 
 def _telling(status: TrainingJobStatus) -> Condition | None:

@@ -8,9 +8,10 @@ from stepkeeper_operator.cache import Cache, JobKey
 from stepkeeper_operator.cluster import CONFIG_MAPS, JOBS, JOBSETS, PODS, Cluster
 from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
 from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_jobset
-from stepkeeper_operator.facts.raw import controller_uid
+from stepkeeper_operator.facts.raw import RawObject, controller_of, controller_uid
+from stepkeeper_operator.labels import JOB_UID
 from stepkeeper_operator.memory import Memory
-from stepkeeper_operator.observed import AWAITED_AGAIN_S, ConfigMapFacts, Observed, awaited
+from stepkeeper_operator.observed import AWAITED_AGAIN_S, ConfigMapFacts, Leftover, Observed, awaited
 from stepkeeper_operator.reports import ReportBook
 
 __all__ = ["Observer"]
@@ -52,7 +53,7 @@ class Observer:
         return Observed(
             jobset=jobset,
             pods=pods,
-            leftover=await self._leftover(key) if jobset is None else None,
+            leftover=await self._leftover(key, job) if jobset is None else None,
             evidence=evidence,
             nodes=self._nodes(pods, evidence),
             n_nodes=n_nodes,
@@ -80,14 +81,39 @@ class Observer:
             return None
         return read_jobset(raw)
 
-    async def _leftover(self, key: JobKey) -> str | None:
+    async def _leftover(self, key: JobKey, job: CheckpointedTrainingJob) -> Leftover | None:
         """One is enough to wait for; whether it is still there is asked for, since much follows from that too."""
-        for item in self._cache.leftovers(key):
+        items = self._cache.leftovers(key)
+        for item in items:
             resource = JOBS if isinstance(item, Job) else PODS
             raw = await self._cluster.get(resource, item.namespace, item.name)
-            if raw is not None and raw["metadata"]["uid"] == item.uid:
-                return f"{resource.kind} {item.name}"
-            self._cache.forget_gone(frozenset({item.uid}))
+            if raw is None or raw["metadata"]["uid"] != item.uid:
+                self._cache.forget_gone(frozenset({item.uid}))
+                continue
+            name = f"{resource.kind} {item.name}"
+            if isinstance(item, Job) or not await self._is_stray(raw):
+                return Leftover(name=name)
+            same = [pod for pod in items if isinstance(pod, Pod) and pod.owner_uid == item.owner_uid]
+            return Leftover(name=name, strays=tuple(pod for pod in same if pod.deadline is None))
+        return await self._unheard(job)
+
+    async def _is_stray(self, pod: RawObject) -> bool:
+        """Its Job is gone: nobody but the garbage collector would delete it, and that one can lose sight of a pod."""
+        owner = controller_of(pod)
+        if owner is None or owner["kind"] != JOBS.kind:
+            return False
+        job = await self._cluster.get(JOBS, pod["metadata"]["namespace"], owner["name"])
+        return job is None or job["metadata"]["uid"] != owner["uid"]
+
+    async def _unheard(self, job: CheckpointedTrainingJob) -> Leftover | None:
+        """What an earlier JobSet made while our watches were broken is in no cache yet."""
+        if job.status.bookkeeping.job_sets == 0:
+            return None
+        for resource in (JOBS, PODS):
+            # Listed first: what is heard of meanwhile is known.
+            present = await self._cluster.list_uids(resource, f"{JOB_UID}={job.metadata.uid}")
+            if present - self._cache.uids(resource.plural):
+                return Leftover(name=f"a {resource.kind} that no watch has told of yet")
         return None
 
     async def _config_map(self, key: JobKey, uid: str) -> ConfigMapFacts | None:

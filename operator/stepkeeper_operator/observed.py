@@ -9,7 +9,7 @@ from stepkeeper_operator.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet, Node, Pod
 from stepkeeper_operator.reports import LastReport
 
-__all__ = ["AWAITED_AGAIN_S", "ConfigMapFacts", "Observed", "awaited"]
+__all__ = ["AWAITED_AGAIN_S", "ConfigMapFacts", "Leftover", "Observed", "awaited"]
 
 AWAITED_AGAIN_S: Final = 5.0
 """So long a JobSet that is waited for is believed to be as it was last heard of."""
@@ -24,6 +24,17 @@ class ConfigMapFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """What is still there of an earlier JobSet, where there is none now."""
+
+    name: str
+    """Of one of them, with its kind."""
+
+    strays: tuple[Pod, ...] = ()
+    """Pods whose Job is gone, and that nobody has deleted since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """The cluster around one job, at one moment."""
 
@@ -33,8 +44,8 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     """Of all attempts that left any."""
 
-    leftover: str | None = None
-    """Where there is no JobSet: a Job or a pod of an earlier one that is still there."""
+    leftover: Leftover | None = None
+    """Where there is no JobSet: Jobs and pods of an earlier one that are still there."""
 
     evidence: tuple[AttemptEvidence, ...] = ()
     nodes: Mapping[str, Node] = field(default_factory=dict)

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-__all__ = ["RawObject", "condition_of", "controller_uid", "ordinal_of", "parse_time", "render_time"]
+__all__ = [
+    "RawObject",
+    "condition_of",
+    "controller_of",
+    "controller_uid",
+    "ordinal_of",
+    "parse_time",
+    "render_time",
+]
 
 RawObject: TypeAlias = Mapping[str, Any]
 
@@ -27,12 +35,16 @@ def condition_of(raw: RawObject, kind: str) -> Mapping[str, str]:
     return {}
 
 
+def controller_of(raw: RawObject) -> Mapping[str, Any] | None:
+    """The reference to the owner that controls the object."""
+    owners = raw["metadata"].get("ownerReferences") or ()
+    return next((dict(owner) for owner in owners if owner.get("controller")), None)
+
+
 def controller_uid(raw: RawObject) -> str | None:
     """Uid of the owner that controls the object."""
-    for owner in raw["metadata"].get("ownerReferences") or ():
-        if owner.get("controller"):
-            return str(owner["uid"])
-    return None
+    owner = controller_of(raw)
+    return None if owner is None else str(owner["uid"])
 
 
 def ordinal_of(raw: RawObject, number_label: str, attempt_label: str) -> tuple[int, int] | None:

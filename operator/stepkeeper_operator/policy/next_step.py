@@ -9,11 +9,12 @@ from stepkeeper_operator.build import build_jobset, template_hash
 from stepkeeper_operator.conditions import End
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, SetSuspend
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.observed import AWAITED_AGAIN_S, Observed
+from stepkeeper_operator.observed import AWAITED_AGAIN_S, Leftover, Observed
 from stepkeeper_operator.policy.attempts import close_for_edit
 from stepkeeper_operator.policy.books import ASKED_FOR, EDITED, Books
 from stepkeeper_operator.policy.budgets import backoff_s, exhausted, failures_counted
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
+from stepkeeper_operator.policy.strays import STRAY_S
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["MAX_UNEXPLAINED", "Plan", "clean_up", "plan_next", "wants_suspension"]
@@ -101,8 +102,7 @@ def _without_jobset(
         return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s)
     if observed.leftover is not None:
         # Two gangs at once would fight for the storage, and two Jobs can't have one name.
-        text = f"{observed.leftover} of an earlier JobSet is still there: it has to end, or to be deleted"
-        return replace(plan, waiting=text, look_again_s=AWAITED_AGAIN_S)
+        return replace(plan, waiting=_still_there(observed.leftover), look_again_s=AWAITED_AGAIN_S)
     manifest = build_jobset(
         job,
         number=books.notes.job_sets - 1,
@@ -110,6 +110,15 @@ def _without_jobset(
         unreachable_s=settings.unreachable_toleration_s,
     )
     return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
+
+
+def _still_there(leftover: Leftover) -> str:
+    if leftover.strays:
+        return (
+            f"{leftover.name} of an earlier JobSet is still there, though its Job is gone: it is deleted if nobody "
+            f"else does it within {STRAY_S} s"
+        )
+    return f"{leftover.name} of an earlier JobSet is still there: it has to end, or to be deleted"
 
 
 def _used_up(job: CheckpointedTrainingJob, books: Books) -> bool:

@@ -109,7 +109,14 @@ class FakeControllers:
             "name": name,
             "namespace": owner["metadata"]["namespace"],
             "labels": labels,
-            "ownerReferences": [{"uid": owner["metadata"]["uid"], "controller": True}],
+            "ownerReferences": [
+                {
+                    "kind": "JobSet" if plural == "jobs" else "Job",
+                    "name": owner["metadata"]["name"],
+                    "uid": owner["metadata"]["uid"],
+                    "controller": True,
+                }
+            ],
         }
         return dict(self._cluster.put(plural, {"metadata": meta, "spec": spec, "status": {}}))
 

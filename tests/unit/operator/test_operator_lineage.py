@@ -136,6 +136,66 @@ async def test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_ther
     assert world.phase() is Phase.RUNNING
 
 
+async def test_pods_that_outlived_their_job_are_deleted_when_nobody_else_has_done_so() -> None:
+    world = await orphaned()
+    await world.reconcile()
+    ended = world.now
+    world.cluster.remove("jobs", "default", "lm-w-0")
+    world.now += 2
+    await world.reconcile()
+    (claim,) = [c for c in world.status.conditions if c.type == "Running"]
+    assert "though its Job is gone: it is deleted if nobody else does it within 60 s" in claim.message
+    world.now = ended + 59
+    assert await world.writes_of(rounds=3) == []
+    world.now = ended + 60
+    assert await world.writes_of() == ["delete pods", "delete pods"]
+    await world.settle(rounds=4)
+    assert world.phase() is Phase.RUNNING
+
+
+async def test_pods_that_outlived_their_job_are_deleted_while_the_job_is_suspended_too() -> None:
+    world = await orphaned()
+    world.edit(suspend=True)
+    await world.reconcile()
+    world.cluster.remove("jobs", "default", "lm-w-0")
+    again_s = await world.reconcile()
+    assert again_s == 60
+    world.now += again_s
+    assert await world.writes_of() == ["delete pods", "delete pods"]
+
+
+async def test_orphans_whose_job_is_there_are_nobodys_to_delete() -> None:
+    world = await orphaned()
+    await world.reconcile()
+    world.now += 3600
+    assert await world.writes_of(rounds=3) == []
+
+
+async def test_no_second_gang_is_made_beside_one_that_no_watch_has_told_of() -> None:
+    """JobSet restarted its pods, and was deleted, while our watches were broken."""
+    world = await running()
+    world.hold_back("pods")
+    pods = world.pods
+    meta = pods[0]["metadata"] | {"name": "lm-w-0-0-later", "uid": "later"}
+    world.cluster.put("pods", pods[0] | {"metadata": meta})
+    for plural, name in (
+        ("jobsets", "lm"),
+        ("jobs", "lm-w-0"),
+        *(("pods", pod["metadata"]["name"]) for pod in pods),
+    ):
+        world.cluster.remove(plural, "default", name)
+    for _ in range(3):
+        await world.reconcile()
+        world.now += 5
+    assert world.jobset is None
+    (claim,) = [c for c in world.status.conditions if c.type == "Running"]
+    assert claim.message.startswith("a Pod that no watch has told of yet of an earlier JobSet is still there")
+    world.catch_up()
+    world.cluster.remove("pods", "default", "lm-w-0-0-later")
+    await world.settle(rounds=4)
+    assert world.phase() is Phase.RUNNING
+
+
 async def test_leftovers_that_are_gone_unnoticed_are_not_waited_for() -> None:
     world = await orphaned()
     await world.reconcile()

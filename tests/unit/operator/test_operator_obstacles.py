@@ -19,10 +19,13 @@ async def test_a_gang_without_pods_says_where_to_look_after_half_a_minute() -> N
     await world.reconcile()
     assert world.condition("Running") == (ConditionStatus.FALSE, "NoPods")
     (claim,) = [c for c in world.status.conditions if c.type == "Running"]
-    assert "kubectl describe jobset lm; kubectl describe jobs -l stepkeeper.dev/job-name=lm" in claim.message
+    describe = "kubectl -n default describe"
+    assert f"{describe} jobset lm; {describe} jobs -l stepkeeper.dev/job-name=lm" in claim.message
+    assert world.events.count("NoPods") == 1
     assert await world.writes_of(rounds=3) == []
     await world.settle(rounds=3)
     assert world.phase() is Phase.RUNNING
+    assert world.events.count("NoPods") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,26 @@
+"""Pods that outlived their Job, which nobody else would delete."""
+
+from typing import Final
+
+from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.books import Books
+
+__all__ = ["STRAY_S", "find_strays"]
+
+STRAY_S: Final = 60
+"""So long they are the garbage collector's, which deletes them within seconds as long as it sees them."""
+
+
+def find_strays(observed: Observed, books: Books, *, now: float) -> tuple[tuple[Pod, ...], float | None]:
+    """The pods to delete, and when to look again.
+
+    A garbage collector whose watches were broken while a JobSet was deleted can lose sight of its pods. They run on,
+    with an owner that doesn't exist, and no next gang can start beside them.
+    """
+    strays = () if observed.leftover is None else observed.leftover.strays
+    last = books.last
+    if not strays or last is None or last.end is None:
+        return (), None
+    left_s = last.end + STRAY_S - now
+    return ((), left_s) if left_s > 0 else (strays, None)
