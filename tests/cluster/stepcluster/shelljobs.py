@@ -1,0 +1,216 @@
+"""Jobs on a cluster with the operator that run a few lines of shell in place of training, and what is seen of them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stepcluster.api import Cluster
+
+__all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "watch_gangs"]
+
+HOLD: Final = "until [ -e /tmp/go ]; do sleep 0.2; done"
+"""Stands still until `ShellJob.release`. As a container's first process it ignores SIGTERM: its grace runs out."""
+
+_IMAGE: Final = "localhost/busybox:1"
+_PATIENCE_S: Final = 120.0
+"""Far more than anything here takes on an idle machine."""
+
+_LOOK_AGAIN_S: Final = 0.3
+_JOBSET_NUMBER: Final = "stepkeeper.dev/jobset-number"
+_RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
+
+
+def container(name: str, script: str, **more: Any) -> dict[str, Any]:
+    """A container that runs the script."""
+    return {"name": name, "image": _IMAGE, "command": ["sh", "-c", script], **more}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellJob:
+    """A CheckpointedTrainingJob in a namespace of its own, both of one name, with a pod of these containers."""
+
+    cluster: Cluster
+    name: str
+    containers: Sequence[Mapping[str, Any]]
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    """More of the pod's spec."""
+
+    n_hosts: int = 1
+    max_failures: int = 3
+    namespace_labels: Mapping[str, str] = field(default_factory=dict)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """As the cluster's, in the job's namespace."""
+        return self.cluster.kubectl("-n", self.name, *arguments, stdin=stdin)
+
+    def get(self, kind: str, *options: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.kubectl("get", kind, *options, "-o", "json"))
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """The job's status; empty before the operator's first word."""
+        return dict(self.get("ctj", self.name).get("status") or {})
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The pods that bear the job's name."""
+        return list(self.get("pods", "-l", f"stepkeeper.dev/job-name={self.name}")["items"])
+
+    def jobset_uid(self) -> str:
+        """Of the JobSet of that name; empty if there is none."""
+        return self.kubectl(
+            "get", "jobset", self.name, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"
+        )
+
+    def release(self) -> None:
+        """The script of every running pod goes on after HOLD."""
+        for pod in self.pods():
+            if pod["status"]["phase"] == "Running":
+                self.kubectl("exec", pod["metadata"]["name"], "-c", "trainer", "--", "touch", "/tmp/go")
+
+    def until(
+        self,
+        is_so: Callable[[dict[str, Any]], bool],
+        *,
+        timeout_s: float = _PATIENCE_S,
+    ) -> dict[str, Any]:
+        """The status that was the first to fulfil this. Raises AssertionError, with the last one, if none does."""
+        deadline = time.monotonic() + timeout_s
+        while not is_so(status := self.status()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{self.name} after {timeout_s:g} s:\n{json.dumps(status, indent=1)}")
+            time.sleep(_LOOK_AGAIN_S)
+        return status
+
+    def until_phase(self, phase: str, *, attempt: int = 0) -> dict[str, Any]:
+        """The status once the phase is that, in that attempt if one is given."""
+
+        def is_so(status: dict[str, Any]) -> bool:
+            return status.get("phase") == phase and attempt in {0, status["attempts"][-1]["number"]}
+
+        return self.until(is_so)
+
+    def manifest(self) -> dict[str, Any]:
+        spec = {"terminationGracePeriodSeconds": 2, **self.pod, "containers": list(self.containers)}
+        return {
+            "apiVersion": "stepkeeper.dev/v1alpha1",
+            "kind": "CheckpointedTrainingJob",
+            "metadata": {"name": self.name, "namespace": self.name},
+            "spec": {
+                "placement": {"hosts": {"count": self.n_hosts}},
+                "checkpoint": {"uri": "file:///nowhere", "interval": {"steps": 1}},
+                "restarts": {
+                    "maxFailures": self.max_failures,
+                    "backoff": {"initialSeconds": 1, "maxSeconds": 1},
+                },
+                "template": {"spec": spec},
+            },
+        }
+
+
+def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, Any]) -> None:
+    """The jobs were applied, each in its namespace, after the other objects, which may be in any of these."""
+    namespaces = [
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": job.name, "labels": dict(job.namespace_labels)},
+        }
+        for job in jobs
+    ]
+    _apply(cluster, namespaces)
+    for job in jobs:
+        # Every namespace gets one, a moment later; until then its pods are refused.
+        job.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
+    if others:
+        _apply(cluster, others)
+    _apply(cluster, [job.manifest() for job in jobs])
+
+
+def _apply(cluster: Cluster, items: Sequence[Mapping[str, Any]]) -> None:
+    body = {"apiVersion": "v1", "kind": "List", "items": list(items)}
+    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+
+
+@dataclass(slots=True)
+class Gangs:
+    """The starts of a job of one slice whose pods were seen, and whether pods of two of them were there at once."""
+
+    seen: list[tuple[int, int]] = field(default_factory=list)
+    """Number of the JobSet and of its restart, for every Job that had pods, in the order of their first."""
+
+    together: list[tuple[int, int]] = field(default_factory=list)
+    """The starts whose pods could run at the same time; empty: never more than one."""
+
+    trainers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """How the trainer of each pod ended, by the pod's name: the API's ContainerStateTerminated."""
+
+    _starts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By the Job's uid."""
+
+    _live: dict[str, str] = field(default_factory=dict)
+    """The Job's uid, by the uid of each pod that may run."""
+
+    def relisted(self) -> None:
+        """A new watch begins with all pods that there are."""
+        self._live.clear()
+
+    def saw(self, event: Mapping[str, Any]) -> None:
+        """The event of a watch counts."""
+        meta, status = event["object"]["metadata"], event["object"].get("status", {})
+        labels, owners = meta.get("labels") or {}, meta.get("ownerReferences") or ()
+        if _JOBSET_NUMBER not in labels or not owners:
+            return
+        for part in status.get("containerStatuses") or ():
+            if part["name"] == "trainer" and "terminated" in part["state"]:
+                self.trainers[meta["name"]] = part["state"]["terminated"]
+        if event["type"] == "DELETED" or status.get("phase") in {"Failed", "Succeeded"}:
+            self._live.pop(meta["uid"], None)
+            return
+        job_uid = owners[0]["uid"]
+        self._live[meta["uid"]] = job_uid
+        if job_uid not in self._starts:
+            self._starts[job_uid] = (int(labels[_JOBSET_NUMBER]), int(labels[_RESTART]))
+            self.seen.append(self._starts[job_uid])
+        live = set(self._live.values())
+        if len(live) > 1 and not self.together:
+            self.together = sorted(self._starts[uid] for uid in live)
+
+
+@contextlib.contextmanager
+def watch_gangs(job: ShellJob) -> Iterator[Gangs]:
+    """Watches the pods of the job's namespace, also over restarts of the API server."""
+    gangs, stop = Gangs(), threading.Event()
+    running: list[subprocess.Popen[str]] = []
+    command = ["kubectl", "get", "--raw", f"/api/v1/namespaces/{job.name}/pods?watch=true"]
+    environment = os.environ | job.cluster.environment
+
+    def follow() -> None:
+        while not stop.wait(_LOOK_AGAIN_S):
+            with subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            ) as process:
+                running[:] = [process]
+                gangs.relisted()
+                assert process.stdout is not None
+                for line in process.stdout:
+                    try:
+                        gangs.saw(json.loads(line))
+                    except json.JSONDecodeError:
+                        break  # the API server died in the middle of a line
+
+    thread = threading.Thread(target=follow, name=f"watch-{job.name}", daemon=True)
+    thread.start()
+    try:
+        yield gangs
+    finally:
+        stop.set()
+        while thread.is_alive():
+            for process in running:
+                process.terminate()
+            thread.join(_LOOK_AGAIN_S)

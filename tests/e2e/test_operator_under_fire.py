@@ -1,0 +1,356 @@
+"""What once made the operator charge the wrong cause, start two gangs or stand still, done to it on a real cluster."""
+
+import json
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepcluster.api import Cluster
+from stepcluster.product import NAMESPACE
+from stepcluster.shelljobs import HOLD, Gangs, ShellJob, apply_all, container, watch_gangs
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+PREFIX = "fire-"
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:stepkeeper-operator"
+FAILED, RUNS = "ApplicationError", None
+
+OUT_OF_MEMORY = "dd if=/dev/zero of=/dev/null bs=64M count=1; exit $?"
+"""The kernel kills a child: the shell lives, and says so with exit code 137."""
+
+BAD_WORDS = {
+    0: '{"code":75,"step":-1}',
+    1: '{"code":75,"step":99999999999999999999,"sequence":1}',
+    2: '{"code":75,"cause":"' + "Flood" * 50 + '"}',
+    3: '{"code":75,"root":"' + "r" * 65 + '"}',
+    4: "[" * 4000,
+}
+"""Termination messages, by restart: nothing of them may stand in the status as it is."""
+
+ON_TPU_0 = {
+    "nodeSelector": {"kubernetes.io/hostname": "tpu-0"},
+    "tolerations": [
+        {"key": key, "operator": "Exists"} for key in ("google.com/tpu", "cloud.google.com/gke-spot")
+    ],
+}
+NO_PODS_ALLOWED = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "none", "namespace": f"{PREFIX}quota"},
+    "spec": {"hard": {"pods": "0"}},
+}
+
+
+def say_bad_words() -> str:
+    cases = [
+        f"{restart}) printf %s '{words}' > /dev/termination-log; exit 75;;"
+        for restart, words in BAD_WORDS.items()
+    ]
+    return "\n".join(["case $STEPKEEPER_RESTART_ATTEMPT in", *cases, "esac", "exit 0"])
+
+
+def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
+    """All of them run side by side; those that stand still wait for their test."""
+
+    def job(name: str, script: str, *more: Mapping[str, Any], **fields: Any) -> ShellJob:
+        trainer = container("trainer", script, **fields.pop("trainer", {}))
+        return ShellJob(cluster=cluster, name=PREFIX + name, containers=[trainer, *more], **fields)
+
+    dies = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
+    memory = {"resources": {"limits": {"memory": "32Mi"}}}
+    yield job("exit-137", "exit 137")
+    yield job("out-of-memory", OUT_OF_MEMORY, trainer=memory, max_failures=1)
+    yield job("not-alive", HOLD, trainer={"livenessProbe": dies}, max_failures=1)
+    yield job("init", "exit 0", pod={"initContainers": [container("fetch-data", "exit 3")]}, max_failures=1)
+    yield job("sidecar", "exit 0", container("uploader", "exit 4"), max_failures=1)
+    yield job("bad-words", say_bad_words())
+    yield job("copied", HOLD)
+    yield job("by-hand", HOLD, n_hosts=2, pod={"terminationGracePeriodSeconds": 5})
+    yield job("orphaned", HOLD, n_hosts=2)
+    yield job("quota", HOLD)
+    yield job("account", HOLD, pod={"serviceAccountName": "nobody"})
+    yield job("restricted", HOLD, namespace_labels={"pod-security.kubernetes.io/enforce": "restricted"})
+    yield job("rebooted", HOLD, pod=ON_TPU_0, max_failures=0)
+    yield job("unwatched", HOLD, pod={"terminationGracePeriodSeconds": 8}, max_failures=0)
+
+
+@pytest.fixture(scope="module")
+def jobs(operator: Cluster) -> Iterator[dict[str, ShellJob]]:
+    """All jobs, by name without the prefix."""
+    operator.load_shell_image()
+    made = {job.name.removeprefix(PREFIX): job for job in all_jobs(operator)}
+    apply_all(operator, list(made.values()), NO_PODS_ALLOWED)
+    yield made
+    names = [job.name for job in made.values()]
+    operator.kubectl("delete", "namespace", *names, "--timeout=100s")
+
+
+def causes(status: dict[str, Any]) -> list[str | None]:
+    return [attempt.get("cause") for attempt in status["attempts"]]
+
+
+def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next(dict(item) for item in status["conditions"] if item["type"] == kind)
+
+
+def restarts(status: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """By cause: how many, and how many of them count towards a limit."""
+    by_cause = status["restarts"]["byCause"]
+    assert status["restarts"]["total"] == sum(entry["count"] for entry in by_cause)
+    return {entry["cause"]: (entry["count"], entry["countedTowardsLimit"]) for entry in by_cause}
+
+
+def until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_restarts", "said"),
+    [
+        ("exit-137", 3, "exited with code 137"),
+        ("out-of-memory", 1, "exited with code 137 (OOMKilled: it used more memory than its limit)"),
+        ("not-alive", 1, "exited with code 137"),
+        ("init", 1, "container 'fetch-data' of pod"),
+        ("sidecar", 1, "container 'uploader' of pod"),
+    ],
+)
+def test_who_fails_by_itself_pays_for_it_and_comes_to_an_end(
+    jobs: dict[str, ShellJob], name: str, n_restarts: int, said: str
+) -> None:
+    """JobSet deletes a pod that has failed, and so it looks like one that was killed: it is charged all the same."""
+    job = jobs[name]
+    status = job.until_phase("Failed")
+    assert causes(status) == [FAILED] * (n_restarts + 1)
+    assert restarts(status) == {FAILED: (n_restarts, n_restarts)}
+    assert all(said in attempt["message"] for attempt in status["attempts"])
+    failed = condition(status, "Failed")
+    assert failed["reason"] == "MaxFailuresReached"
+    assert said in failed["message"]
+    assert condition(status, "Running")["status"] == "False"
+    jobset = job.get("jobset", job.name)
+    assert jobset["status"]["terminalState"] == "Failed"
+    assert {pod["status"]["phase"] for pod in job.pods()} == {"Failed"}
+
+
+def test_bad_values_in_a_last_word_spoil_no_status(operator: Cluster, jobs: dict[str, ShellJob]) -> None:
+    job = jobs["bad-words"]
+    status = job.until_phase("Complete")
+    expected: list[str | None] = ["Requested" for _ in BAD_WORDS]
+    expected[2] = "Disruption"
+    assert causes(status) == [*expected, RUNS]
+    assert restarts(status) == {"Requested": (4, 0), "Disruption": (1, 0)}
+    assert all("toStep" not in attempt for attempt in status["attempts"])
+    assert refused_writes(operator) == []
+
+
+def refused_writes(cluster: Cluster) -> list[str]:
+    """What the operator wrote that the API server found to be no valid object."""
+    lines = Path(cluster.audit_log).read_text(encoding="utf-8").splitlines()
+    entries = [entry for line in lines if (entry := json.loads(line))["user"]["username"] == ACCOUNT]
+    return [
+        f"{entry['verb']} {entry['requestURI']}"
+        for entry in entries
+        if entry.get("responseStatus", {}).get("code") == 422
+    ]
+
+
+def test_pods_with_copied_labels_are_nobodys(operator: Cluster, jobs: dict[str, ShellJob]) -> None:
+    job = jobs["copied"]
+    job.until_phase("Running")
+    (own,) = job.pods()
+    elsewhere = jobs["account"].name
+    labels = own["metadata"]["labels"]
+    # With these, in the job's own namespace, the Job's controller would take the pod for its own.
+    foreign = {key: value for key, value in labels.items() if "controller-uid" not in key}
+    fenced = """printf %s '{"code":77,"error":"another claim"}' > /dev/termination-log; exit 0"""
+    copies = [
+        (elsewhere, "exits-77", labels, "exit 77"),
+        (elsewhere, "says-77", labels, fenced),
+        (job.name, "copy-exits-77", foreign, "exit 77"),
+    ]
+    for namespace, name, given, script in copies:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": namespace, "labels": given},
+            "spec": {"restartPolicy": "Never", "containers": [container("trainer", script)]},
+        }
+        operator.kubectl("create", "-f", "-", stdin=json.dumps(body))
+    for namespace, name, _given, _script in copies:
+        ended = "--for=jsonpath={.status.containerStatuses[0].state.terminated}"
+        operator.kubectl("-n", namespace, "wait", f"pod/{name}", ended, "--timeout=60s")
+    # It hears of the copies before it hears of this: one watch brings all pods, in their order.
+    job.kubectl("exec", own["metadata"]["name"], "--", "touch", "/tmp/go")
+    status = job.until_phase("Complete")
+    assert causes(status) == [RUNS]
+    assert restarts(status) == {}
+    assert status["attempts"][0]["message"] == "every pod exited 0"
+
+
+def test_a_jobset_deleted_by_hand_is_made_again_when_its_pods_are_gone(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["by-hand"]
+    with watch_gangs(job) as gangs:
+        first = began(job, gangs)
+        job.kubectl("delete", "jobset", job.name, "--wait=false")
+        status = job.until(lambda status: condition(status, "Running")["reason"] == "NoJobSet")
+        assert "of an earlier JobSet is still there" in condition(status, "Running")["message"]
+        status = job.until_phase("Running", attempt=2)
+    made_again_once(job, gangs, status, first)
+
+
+def test_orphans_of_a_jobset_are_waited_for(jobs: dict[str, ShellJob]) -> None:
+    job = jobs["orphaned"]
+    with watch_gangs(job) as gangs:
+        first = began(job, gangs)
+        job.kubectl("delete", "jobset", job.name, "--cascade=orphan", "--wait=false")
+        status = job.until(lambda status: condition(status, "Running")["reason"] == "NoJobSet")
+        said = f"Job {job.name}-w-0 of an earlier JobSet is still there: it has to end, or to be deleted"
+        assert condition(status, "Running")["message"] == said
+        assert {pod["status"]["phase"] for pod in job.pods()} == {"Running"}
+        job.kubectl("delete", "job", f"{job.name}-w-0", "--wait=false")
+        status = job.until_phase("Running", attempt=2)
+    made_again_once(job, gangs, status, first)
+
+
+def began(job: ShellJob, gangs: Gangs) -> str:
+    """The first gang runs, and is watched; the uid of its JobSet."""
+    job.until_phase("Running", attempt=1)
+    until(lambda: gangs.seen == [(0, 0)])
+    return job.jobset_uid()
+
+
+def made_again_once(job: ShellJob, gangs: Gangs, status: dict[str, Any], first: str) -> None:
+    assert job.jobset_uid() not in {"", first}
+    assert gangs.seen == [(0, 0), (1, 0)]
+    assert gangs.together == []
+    assert causes(status) == ["Requested", RUNS]
+    assert status["attempts"][0]["message"] == "its JobSet was deleted"
+    assert restarts(status) == {"Requested": (1, 0)}
+    job.release()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("quota", "exceeded quota: none"),
+        ("account", 'serviceaccount "nobody" not found'),
+        ("restricted", 'violates PodSecurity "restricted:latest"'),
+    ],
+)
+def test_pods_that_cannot_be_made_are_missed_and_where_to_look_is_said(
+    jobs: dict[str, ShellJob], name: str, why: str
+) -> None:
+    job = jobs[name]
+    status = job.until(lambda status: condition(status, "Running")["reason"] == "NoPods")
+    assert status["phase"] == "Starting"
+    said = condition(status, "Running")["message"]
+    assert said.startswith("0 of 1 pods run, and none was made for 30 s")
+    commands = [shlex.split(text.rstrip(".")) for text in said.partition("why: ")[2].split("; ")]
+    assert [command[0] for command in commands] == ["kubectl", "kubectl"]
+    assert any(why in job.cluster.kubectl(*command[1:]) for command in commands)
+    events = job.kubectl("get", "events", "--field-selector", "type=Warning,reason=NoPods", "-o", "name")
+    assert len(events.split()) == 1
+
+
+def test_a_node_that_reboots_costs_no_failure(operator: Cluster, jobs: dict[str, ShellJob]) -> None:
+    job = jobs["rebooted"]
+    with watch_gangs(job) as gangs:
+        began(job, gangs)
+        (lost,) = (pod["metadata"]["name"] for pod in job.pods())
+        operator.faults.power_cut("tpu-0")
+        operator.faults.power_on("tpu-0")
+        job.until_phase("Running", attempt=2)
+        job.release()
+        status = job.until_phase("Complete")
+    made_up = gangs.trainers[lost]
+    assert (made_up["exitCode"], made_up["reason"]) == (255, "Unknown")
+    assert causes(status) == ["NodeFailure", RUNS]
+    assert restarts(status) == {"NodeFailure": (1, 0)}
+    assert status["attempts"][0]["node"] == "tpu-0"
+    assert gangs.together == []
+
+
+@pytest.fixture
+def patient_kubelet(operator: Cluster) -> Iterator[None]:
+    """The operator may stand still for minutes before its kubelet restarts it."""
+    probe = "/spec/template/spec/containers/0/livenessProbe/failureThreshold"
+
+    def allow(failures: int) -> None:
+        patch = json.dumps([{"op": "replace", "path": probe, "value": failures}])
+        deployment = ("-n", NAMESPACE, "deployment/stepkeeper-operator")
+        operator.kubectl("patch", *deployment, "--type=json", "-p", patch)
+        operator.kubectl("rollout", "status", *deployment, "--timeout=90s")
+
+    allow(60)
+    yield
+    allow(3)
+
+
+@pytest.mark.usefixtures("patient_kubelet")
+def test_what_happened_behind_a_broken_watch_is_found_out(
+    operator: Cluster, jobs: dict[str, ShellJob]
+) -> None:
+    """No watch ever says that this JobSet is gone: the one that would have was cut before."""
+    job = jobs["unwatched"]
+    with watch_gangs(job) as gangs:
+        first = began(job, gangs)
+        before = operator_process(operator)
+        operator.faults.signal_pod(before[0], signal.SIGSTOP, namespace=NAMESPACE)
+        try:
+            operator.faults.restart_api_server()
+            until_others_watch_again(job)
+            job.kubectl("delete", "jobset", job.name, "--wait=false")
+            until(lambda: not job.jobset_uid())
+        finally:
+            operator.faults.signal_pod(before[0], signal.SIGCONT, namespace=NAMESPACE)
+        status = job.until_phase("Running", attempt=2)
+    assert operator_process(operator) == before, "another process has no watch that was broken"
+    made_again_once(job, gangs, status, first)
+
+
+def until_others_watch_again(job: ShellJob) -> None:
+    """JobSet's controller and the garbage collector see what is made and deleted: their watches were cut too.
+
+    Until they do, a JobSet that is deleted is neither left alone by the one nor cleaned up by the other.
+    """
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container("c", "sleep 600")],
+    }
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "probe"},
+        "spec": {"replicatedJobs": [{"name": "w", "template": {"spec": {"template": {"spec": pod}}}}]},
+    }
+    pods = ("pods", "-l", "jobset.sigs.k8s.io/jobset-name=probe", "-o", "name")
+    job.kubectl("create", "-f", "-", stdin=json.dumps(jobset))
+    until(lambda: bool(job.kubectl("get", *pods)), timeout_s=100)
+    job.kubectl("delete", "jobset", "probe", "--wait=false")
+    until(lambda: not job.kubectl("get", *pods), timeout_s=100)
+
+
+def operator_process(cluster: Cluster) -> tuple[str, int]:
+    """Name of the operator's pod, and how often its container was started again."""
+    options = ("-l", "app.kubernetes.io/component=operator", "-o", "json")
+    (pod,) = json.loads(cluster.kubectl("-n", NAMESPACE, "get", "pods", *options))["items"]
+    return pod["metadata"]["name"], pod["status"]["containerStatuses"][0]["restartCount"]
+
+
+def test_what_is_over_stays_over(jobs: dict[str, ShellJob]) -> None:
+    """After all that happened to the cluster since."""
+    for name in ("exit-137", "out-of-memory", "not-alive", "init", "sidecar"):
+        job = jobs[name]
+        status = job.until_phase("Failed")
+        assert set(causes(status)) == {FAILED}
+        assert len(status["attempts"]) == status["restarts"]["total"] + 1 == job.max_failures + 1
+        assert {pod["status"]["phase"] for pod in job.pods()} <= {"Failed"}
