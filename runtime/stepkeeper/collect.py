@@ -1,60 +1,116 @@
-"""Deletion: first the log says it, then data goes. Nothing that isn't a save's folder of ours is ever touched."""
+"""What the log has deleted, or never had, loses its data, unless it is pinned. Nothing that isn't ours is touched."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from stepkeeper.contract import Retention
-from stepkeeper.log import Claim, CommitRecord, Log, LogState
+from stepkeeper.errors import MissingObjectError
+from stepkeeper.log import Commit, Log, LogState
 from stepkeeper.manifest import is_object_name
-from stepkeeper.retention import deletable
-from stepkeeper.storage.base import Store
+from stepkeeper.pins import pinned_slots
+from stepkeeper.storage.base import ObjectStat, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["collect_garbage", "delete_superseded", "garbage_folders"]
+__all__ = ["Garbage", "GcReport", "gc", "sweep"]
 
 _PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
 
 
-def delete_superseded(
-    log: Log,
-    store: Store,
-    claim: Claim,
-    retention: Retention,
-    verified: Collection[int] = (),
-    *,
-    patience: Patience = DEFAULT_PATIENCE,
-) -> tuple[CommitRecord, ...]:
-    """The commits that `retention` doesn't keep are deleted: in the log, then their data. Answers them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """A folder that no commit of the log needs."""
 
-    Where it is cut short after the entry, the data is garbage of this claim, for a later claim to collect.
+    folder: str
+    slot: int | None = None
+    """Of the commit that it was, where that is known."""
+
+    n_objects: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcReport:
+    collected: tuple[Garbage, ...] = ()
+    """Gone; in a dry run: what would be."""
+
+    pinned: tuple[Garbage, ...] = ()
+    """Left where it is, for a collection after its pins are removed."""
+
+
+def sweep(
+    store: Store, garbage: Iterable[Garbage], *, patience: Patience = DEFAULT_PATIENCE
+) -> tuple[Garbage, ...]:
+    """The data of commits that the log has deleted is gone; but of those with a pin, which are answered.
+
+    The log must have said so before the call: who pins a commit reads the log afterwards, and so learns that it came
+    too late for these pins.
     """
-    deleted = log.delete(claim, lambda state: deletable(state, retention, verified))
-    for record in deleted:
-        _delete_folder(store, record.folder, patience)
-    return deleted
+    doomed = tuple(garbage)
+    if not doomed:
+        return ()
+    pinned = pinned_slots(store, patience=patience)
+    for each in doomed:
+        if each.slot not in pinned:
+            _delete_folder(store, each.folder, patience)
+    return tuple(each for each in doomed if each.slot in pinned)
 
 
-def collect_garbage(
-    log: Log, store: Store, claim: Claim, *, patience: Patience = DEFAULT_PATIENCE
-) -> tuple[str, ...]:
-    """Folders of saves of earlier claims that no commit names are gone. Answers them.
+def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DEFAULT_PATIENCE) -> GcReport:
+    """Folders of saves of earlier claims that no commit names are gone, but for those with a pin.
 
-    An earlier claim can commit nothing any more: what of its saves isn't in the log by now, never will be.
+    An earlier claim can commit nothing any more: what of its saves isn't in the log by now, never will be. So whoever
+    may delete objects may call this, with or without a claim, also while another process saves.
     """
+    state = log.open() if log.state.tail < 0 else log.refresh()
+    if state.claim is None:
+        return GcReport()
     listed = patience.retry(lambda: store.list(""))
-    folders = garbage_folders(log.state, claim.slot, [stat.path for stat in listed])
-    for folder in folders:
-        _delete_folder(store, folder, patience)
-    return folders
+    found = _garbage(state, state.claim, listed)
+    slots = _slots_of_pinned(log, store, state, patience) if found else {}
+    pinned = tuple(
+        Garbage(
+            folder=each.folder, slot=slots[each.folder], n_objects=each.n_objects, size_bytes=each.size_bytes
+        )
+        for each in found
+        if each.folder in slots
+    )
+    collected = tuple(each for each in found if each.folder not in slots)
+    for each in () if dry_run else collected:
+        _delete_folder(store, each.folder, patience)
+    return GcReport(collected=collected, pinned=pinned)
 
 
-def garbage_folders(state: LogState, claim: int, paths: Collection[str]) -> tuple[str, ...]:
-    """Of all objects' `paths`, the folders that claim `claim` may collect: there is something of ours in them. Pure."""
+def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tuple[Garbage, ...]:
+    """The folders among what is `listed` that are garbage once `claim` has begun. Pure."""
     named = {record.folder for record in state.commits.values()}
-    matches = [match for match in map(_PATH.fullmatch, paths) if match and is_object_name(match[3])]
-    return tuple(sorted({m[1] for m in matches if int(m[2]) < claim and m[1] not in named}))
+    found: dict[str, Garbage] = {}
+    for stat in listed:
+        match = _PATH.fullmatch(stat.path)
+        if not match or int(match[2]) >= claim or match[1] in named or not is_object_name(match[3]):
+            continue
+        known = found.get(match[1], Garbage(folder=match[1]))
+        found[match[1]] = Garbage(
+            folder=match[1],
+            n_objects=known.n_objects + 1,
+            size_bytes=known.size_bytes + stat.size_bytes,
+        )
+    return tuple(found[folder] for folder in sorted(found))
+
+
+def _slots_of_pinned(log: Log, store: Store, state: LogState, patience: Patience) -> dict[str, int]:
+    """By folder, the commits that are pinned though the log has deleted them: what it says of them is read again."""
+    slots: dict[str, int] = {}
+    for slot in pinned_slots(store, patience=patience) - set(state.commits):
+        try:
+            body = log.entry(slot).body
+        except MissingObjectError:
+            # A pin with a slot of its own making.
+            continue
+        if isinstance(body, Commit):
+            slots[body.folder] = slot
+    return slots
 
 
 def _delete_folder(store: Store, folder: str, patience: Patience) -> None:

@@ -14,6 +14,7 @@ __all__ = [
     "MissingObjectError",
     "NotInPodError",
     "ObjectExistsError",
+    "PinFormatError",
     "ProcessGroupError",
     "RestoreError",
     "SaveError",
@@ -64,6 +65,10 @@ class LogGapError(StepkeeperError, RuntimeError):
 
 class LogFormatError(StepkeeperError, ValueError):
     """An entry is of an unknown format, or says something that the entries before it don't allow."""
+
+
+class PinFormatError(StepkeeperError, ValueError):
+    """A pin is of an unknown format, or isn't what its name says. It holds its commit all the same."""
 
 
 class UnknownOutcomeError(StepkeeperError, TimeoutError):

@@ -50,7 +50,10 @@ class LogView:
 
 
 class Reporter:
-    """Posts a report at once when there is news, and each interval otherwise; backs off when nobody answers."""
+    """Posts a report at once when there is news, and each interval otherwise; backs off when nobody answers.
+
+    The first `update` starts it: before, it could only say that a training that has run for hours is starting.
+    """
 
     def __init__(
         self, target: ReportTarget, interval_s: float, on_directive: Callable[[Directive], None]
@@ -65,18 +68,17 @@ class Reporter:
         self._news = 1
         self._answered = 0
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
-
-    def start(self) -> None:
-        """The first report is on its way."""
-        self._thread.start()
+        self._started = False
 
     def update(self, state: TrainerState) -> None:
-        """Reports from here on carry `state`."""
+        """Reports from here on carry `state`; the first one is on its way."""
         with self._changed:
             urgent = state.urgent_after(self._state)
             self._state = state
             self._wake(urgent)
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._run, name="reporter", daemon=True).start()
 
     def update_log(self, log: LogView, commit: Commit | None = None) -> None:
         """Reports from here on carry `log`, and `commit` until one of them is answered."""
@@ -89,11 +91,16 @@ class Reporter:
             self._wake(urgent)
 
     def flush(self, timeout_s: float) -> bool:
-        """True if the operator has answered a report that carries the latest news, before the time was up."""
+        """True if the operator has answered a report that carries the latest news, before the time was up.
+
+        Also if there never was anything to report.
+        """
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            if not self._started:
+                return True
             while self._answered < self._news:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:

@@ -61,7 +61,8 @@ class _Server:
         self._channel = channel
         self._requests: queue.SimpleQueue[Packet] = queue.SimpleQueue()
         self._session: Session | None = None
-        self._state = TrainerState()
+        self._state: TrainerState | None = None
+        """None before the trainer has told it."""
 
     def hear(self, packet: Packet) -> None:
         """The state is taken over at once, everything else is queued."""
@@ -100,10 +101,12 @@ class _Server:
     ) -> tuple[dict[str, Any], Callable[[], None] | None]:
         """The answer's body, and what is to be done once it is sent."""
         if kind is Kind.OPEN:
-            self._session = Session(decode(Open, raw), self._direct)
-            if self._session.reporter is not None:
-                self._session.reporter.update(self._state)
-            self._session.resume()
+            opened = Session(decode(Open, raw), self._direct)
+            opened.resume()
+            self._session = opened
+            # What was told before this moment wasn't passed on, what is told after it is; in between, both do it.
+            if opened.reporter is not None and self._state is not None:
+                opened.reporter.update(self._state)
             return {}, None
         session = self._session
         if session is None:

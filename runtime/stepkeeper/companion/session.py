@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from stepkeeper.checkpoint import FinishedCheckpoint, finish_checkpoint, verify_objects, write_checkpoint
-from stepkeeper.collect import collect_garbage, delete_superseded
+from stepkeeper.collect import Garbage, gc, sweep
 from stepkeeper.companion.messages import (
     Begin,
     Begun,
@@ -31,7 +31,9 @@ from stepkeeper.contract import Directive, Head
 from stepkeeper.errors import CompanionError, StepkeeperError, UnknownOutcomeError
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.manifest import Manifest
+from stepkeeper.retention import deletable
 from stepkeeper.storage import Store, open_store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["Session"]
 
@@ -48,19 +50,28 @@ def _mapped(fd: int) -> Iterator[memoryview]:
 class Session:
     """One root, one rank. All methods but the constructor are called in one thread, the log's."""
 
-    def __init__(self, opening: Open, on_directive: Callable[[Directive], None]) -> None:
+    def __init__(
+        self,
+        opening: Open,
+        on_directive: Callable[[Directive], None],
+        *,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
         self._opening = opening
+        self._patience = patience
         self._store: Store = open_store(opening.uri)
-        self._log = Log(self._store)
+        self._log = Log(self._store, patience=patience)
         self._claim = opening.claim
         self._written: dict[str, tuple[Write, Manifest]] = {}
         self._verified: set[int] = set()
+        self._folders: dict[int, str] = {}
+        """By slot, of commits whose data is there as far as this process knows, also where the log has deleted them."""
+
         self._collected = False
         self._complaint: str | None = None
         self.reporter: Reporter | None = None
         if opening.report_target is not None and opening.rank == 0:
             self.reporter = Reporter(opening.report_target, opening.report_interval_s, on_directive)
-            self.reporter.start()
 
     def resume(self) -> None:
         """The claim that came with the opening, if any, is known to hold. Raises FencedError."""
@@ -95,7 +106,9 @@ class Session:
     def write(self, body: Write, region_fd: int) -> Written:
         """What this rank has to write is durable; rank 0's manifest comes with the commit."""
         with _mapped(region_fd) as data:
-            manifest = write_checkpoint(self._store, body.order, data, aliases=body.aliases)
+            manifest = write_checkpoint(
+                self._store, body.order, data, aliases=body.aliases, patience=self._patience
+            )
         self._written = {manifest.folder: (body, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
@@ -105,7 +118,9 @@ class Session:
             raise CompanionError(f"nothing was written to {body.folder} by this companion process")
         order, own = self._written.pop(body.folder)
         key_paths = {name: tuple(path) for name, path in json.loads(order.key_paths).items()}
-        finished = finish_checkpoint(self._store, own, body.others, key_paths=key_paths)
+        finished = finish_checkpoint(
+            self._store, own, body.others, key_paths=key_paths, patience=self._patience
+        )
         record = self._append_commit(own, finished)
         uri = self._uri(record.folder)
         self._tell_reporter(
@@ -147,7 +162,7 @@ class Session:
                 try:
                     record = self._log.settle()
                 except UnknownOutcomeError:
-                    time.sleep(_SETTLE_EVERY_S)
+                    self._patience.sleep(_SETTLE_EVERY_S)
                     continue
                 if record is None:
                     raise
@@ -156,14 +171,11 @@ class Session:
     def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> None:
         """Verification, then deletion. What fails here is said, and tried again after the next commit."""
         try:
-            verify_objects(self._store, finished)
+            verify_objects(self._store, finished, patience=self._patience)
             self._verified.add(record.slot)
-            claim = self._held()
-            if self._opening.retention is not None:
-                delete_superseded(self._log, self._store, claim, self._opening.retention, self._verified)
+            self._delete()
             if not self._collected:
-                collect_garbage(self._log, self._store, claim)
-                self._collected = True
+                self._collect()
             self._complaint = None
         except Exception as error:  # the commit stands, and the next save needs this process
             self._complaint = f"after the commit of step {record.step}: {error!r}"
@@ -171,6 +183,26 @@ class Session:
             if not isinstance(error, StepkeeperError):
                 traceback.print_exc()
         self._tell_reporter()
+
+    def _delete(self) -> None:
+        """What retention doesn't keep is deleted: in the log first, then the data of what nobody has pinned.
+
+        Also the data of what was deleted in an earlier call, if that was cut short, or if its pins are gone now.
+        """
+        retention = self._opening.retention
+        self._folders |= {slot: record.folder for slot, record in self._log.state.commits.items()}
+        if retention is not None:
+            self._log.delete(self._held(), lambda state: deletable(state, retention, self._verified))
+        commits = self._log.state.commits
+        deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
+        pinned = {each.slot for each in sweep(self._store, deleted, patience=self._patience)}
+        self._folders = {slot: f for slot, f in self._folders.items() if slot in commits or slot in pinned}
+
+    def _collect(self) -> None:
+        """What earlier claims left behind is gone, but for what is pinned, which goes once it no longer is."""
+        report = gc(self._log, self._store, patience=self._patience)
+        self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}
+        self._collected = True
 
     def _held(self) -> Claim:
         if self._claim is None:

@@ -1,14 +1,12 @@
 """The log on a store: append, and what may be appended. For one thread at a time."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 from stepkeeper.contract import Identity
 from stepkeeper.errors import (
     FencedError,
-    LogGapError,
     MissingObjectError,
     StorageError,
     TransientStorageError,
@@ -29,17 +27,11 @@ from stepkeeper.log.entries import (
     new_nonce,
 )
 from stepkeeper.log.state import LogState, apply, check_owner, entry_for, resolve_base
+from stepkeeper.log.tail import find_tail, slot_path
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["LOG_PREFIX", "Claim", "Log", "slot_path"]
-
-LOG_PREFIX: Final = ".stepkeeper/log/"
-_NAME: Final = re.compile(r"(\d{8,})\.json")
-
-
-def slot_path(slot: int) -> str:
-    return f"{LOG_PREFIX}{slot:08d}.json"
+__all__ = ["Claim", "Log"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +82,17 @@ class Log:
         return None if self._pending is None else self._state.tail + 1
 
     def open(self) -> LogState:
-        """The state at the tail, from one listing and at most 17 reads.
+        """The state at the tail: its slot is found by `find_tail`, and then at most 17 entries are read.
 
         Raises LogGapError, LogFormatError, StorageError.
         """
         self.settle()
-        tail = self._tail_slot()
+        tail = find_tail(self._store, self._patience)
         state = LogState()
         if tail >= 0:
-            last = self._read(tail)
+            last = self.entry(tail)
             for slot in range(last.after.index, tail):
-                state = apply(state, slot, self._read(slot))
+                state = apply(state, slot, self.entry(slot))
             state = apply(state, tail, last)
         self._state = state
         return self.refresh()
@@ -110,10 +102,14 @@ class Log:
         self.settle()
         while True:
             try:
-                entry = self._read(self._state.tail + 1)
+                entry = self.entry(self._state.tail + 1)
             except MissingObjectError:
                 return self._state
             self._state = apply(self._state, self._state.tail + 1, entry)
+
+    def entry(self, slot: int) -> Entry:
+        """What `slot` says. Raises MissingObjectError if nothing is there."""
+        return self._patience.retry(lambda: self._read_once(slot))
 
     def begin(
         self,
@@ -146,7 +142,7 @@ class Log:
         """The state, `claim` being known to hold still. Raises FencedError if it doesn't, or isn't of this log."""
         self.open()
         _check_claim(self._state, claim)
-        if self._read(claim.slot).nonce != claim.nonce:
+        if self.entry(claim.slot).nonce != claim.nonce:
             raise FencedError(
                 f"slot {claim.slot} is another process's claim: this is the log of another root"
             )
@@ -275,7 +271,7 @@ class Log:
             return False
         if state.claim is None or max(state.commits) > state.claim:
             return False
-        body = self._read(state.claim).body
+        body = self.entry(state.claim).body
         return isinstance(body, Begin) and body.base is None
 
     def _unknown_outcome(self, slot: int) -> UnknownOutcomeError:
@@ -283,32 +279,9 @@ class Log:
             f"{self._store.uri}/{slot_path(slot)}: no answer; the entry may be in the log or come into it yet"
         )
 
-    def _read(self, slot: int) -> Entry:
-        return self._patience.retry(lambda: self._read_once(slot))
-
     def _read_once(self, slot: int) -> Entry:
         path = slot_path(slot)
         return Entry.from_json(self._store.read(path), f"{self._store.uri}/{path}")
-
-    def _tail_slot(self) -> int:
-        found = self._patience.retry(lambda: self._store.list(LOG_PREFIX))
-        names = (_NAME.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in found)
-        slots = sorted(int(name[1]) for name in names if name and f"{int(name[1]):08d}" == name[1])
-        for expected, slot in enumerate(slots):
-            if slot != expected:
-                self._check_no_gap(expected)
-                # It came while the listing was made: so may others have. The caller reads on from here.
-                return expected
-        return len(slots) - 1
-
-    def _check_no_gap(self, slot: int) -> None:
-        try:
-            self._read(slot)
-        except MissingObjectError:
-            raise LogGapError(
-                f"{self._store.uri}/{slot_path(slot)} is gone, later slots are there: something deletes from the "
-                "log (a lifecycle rule, a clean-up job?). Put it back, from object versions or soft delete"
-            ) from None
 
 
 def _check_claim(state: LogState, claim: Claim) -> None:

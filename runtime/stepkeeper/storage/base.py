@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
-__all__ = ["Buffer", "ObjectStat", "Store", "check_path", "joined_size_bytes"]
+__all__ = ["Buffer", "ObjectStat", "PagedStore", "Store", "check_path", "joined_size_bytes"]
 
 Buffer = bytes | memoryview
 
@@ -60,6 +60,18 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Connections are closed; the store is used no more."""
+        ...
+
+
+@runtime_checkable
+class PagedStore(Store, Protocol):
+    """A store that needn't list what sorts before a name to list what sorts after it."""
+
+    def list_page(self, prefix: str, start: str, limit: int) -> Sequence[ObjectStat]:
+        """The first `limit` objects whose path starts with `prefix` and is `start` or sorts after it.
+
+        Fewer: there are no more.
+        """
         ...
 
 

@@ -101,6 +101,12 @@ class GcsStore:
         return data
 
     def list(self, prefix: str) -> list[ObjectStat]:
+        return sorted(self._listed(prefix), key=lambda stat: stat.path)
+
+    def list_page(self, prefix: str, start: str, limit: int) -> Sequence[ObjectStat]:
+        return tuple(self._listed(prefix, start_offset=self._prefix + start, max_results=limit))
+
+    def _listed(self, prefix: str, **options: Any) -> Iterator[ObjectStat]:
         with self._translated(prefix):
             blobs = self._client.list_blobs(
                 self._bucket,
@@ -108,17 +114,15 @@ class GcsStore:
                 fields="items(name,size,crc32c),nextPageToken",
                 retry=self._retry,
                 timeout=_CALL_TIMEOUT_S,
+                **options,
             )
-            found = [
-                ObjectStat(
+            for blob in blobs:
+                yield ObjectStat(
                     path=blob.name.removeprefix(self._prefix),
                     size_bytes=int(blob.size or 0),
                     crc32c=_decoded_crc32c(blob.crc32c),
                 )
-                for blob in blobs
-            ]
         self._bucket_was_there = True
-        return sorted(found, key=lambda stat: stat.path)
 
     def delete(self, path: str) -> None:
         with self._translated(path), contextlib.suppress(api_exceptions.NotFound):

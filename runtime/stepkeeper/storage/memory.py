@@ -80,6 +80,9 @@ class MemoryStore:
         self._fault("after", "list", prefix)
         return [ObjectStat(path=p, size_bytes=len(d), crc32c=google_crc32c.value(d)) for p, d in found]
 
+    def list_page(self, prefix: str, start: str, limit: int) -> Sequence[ObjectStat]:
+        return [stat for stat in self.list(prefix) if stat.path >= start][:limit]
+
     def delete(self, path: str) -> None:
         self._fault("before", "delete", check_path(path))
         with self.bucket.lock:

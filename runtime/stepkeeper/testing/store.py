@@ -9,7 +9,7 @@ import pytest
 
 from stepkeeper.errors import MissingObjectError, ObjectExistsError
 from stepkeeper.log import Log
-from stepkeeper.storage.base import Store
+from stepkeeper.storage.base import PagedStore, Store
 
 __all__ = ["StoreContract"]
 
@@ -108,6 +108,23 @@ class StoreContract:
         assert [stat.path for stat in store.list("")] == ["a/1", "b/10", "b/2", "b/c/d", "ba/1"]
         assert [stat.path for stat in store.list("b/1")] == ["b/10"]
         assert store.list("nothing/") == []
+
+    def test_a_page_starts_at_a_name_and_is_short_only_at_the_end(self, store: Store) -> None:
+        if not isinstance(store, PagedStore):
+            pytest.skip("this store lists no pages")
+        for number in (1, 2, 10, 3):
+            store.write(f"a/{number:03d}", [b"x"])
+        store.write("b/1", [b"x"])
+
+        def page(start: str, limit: int) -> list[str]:
+            return [stat.path for stat in store.list_page("a/", start, limit)]
+
+        assert page("a/000", 2) == ["a/001", "a/002"]
+        assert page("a/002", 2) == ["a/002", "a/003"]
+        assert page("a/0021", 9) == ["a/003", "a/010"]
+        assert page("a/010", 1) == ["a/010"]
+        assert page("a/011", 9) == []
+        assert store.list_page("a/", "a/010", 9)[0].size_bytes == 1
 
     def test_a_checksum_that_is_listed_is_the_objects(self, store: Store) -> None:
         store.write("x", [b"123", b"456789"])

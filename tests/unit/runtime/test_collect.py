@@ -1,11 +1,12 @@
-"""Deletion and garbage: the log first, and nothing that isn't ours."""
+"""Deletion and garbage: the log first, pins then, and nothing that isn't ours."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from stepkeeper.collect import collect_garbage, delete_superseded
-from stepkeeper.contract import Retention
-from stepkeeper.log import Claim, Log, ManifestRef
+from stepkeeper.collect import Garbage, gc, sweep
+from stepkeeper.log import Claim, CommitRecord, Log, ManifestRef
 from stepkeeper.manifest import checkpoint_folder
+from stepkeeper.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.posix import PosixStore
@@ -22,38 +23,73 @@ def save(log: Log, store: Store, claim: Claim, step: int, *, committed: bool = T
     return folder
 
 
+def delete(log: Log, claim: Claim, step: int) -> Garbage:
+    (record,) = log.delete(claim, lambda state: [r.slot for r in state.live if r.step == step])
+    return garbage_of(record)
+
+
+def garbage_of(record: CommitRecord) -> Garbage:
+    return Garbage(folder=record.folder, slot=record.slot)
+
+
+def pin(store: Store, slot: int) -> Pin:
+    pin = Pin(slot=slot, nonce=f"{slot:032x}", holder="an evaluation")
+    put_pin(store, pin)
+    return pin
+
+
 def folders(bucket: MemoryBucket) -> set[str]:
-    return {path.rpartition("/")[0] for path in bucket.objects} - {".stepkeeper/log"}
+    found = {path.rpartition("/")[0] for path in bucket.objects}
+    return {folder for folder in found if not folder.startswith(".stepkeeper")}
 
 
-def test_superseded_commits_lose_entry_and_data() -> None:
+def collected(garbage: Sequence[Garbage]) -> list[str]:
+    return [each.folder for each in garbage]
+
+
+def test_what_was_deleted_loses_its_data() -> None:
     store = MemoryStore()
     log = Log(store)
     claim = log.begin()
     saved = [save(log, store, claim, step) for step in (10, 20, 30)]
-    verified = [record.slot for record in log.state.live]
-    deleted = delete_superseded(log, store, claim, Retention(last=2), verified)
-    assert [record.folder for record in deleted] == saved[:1]
+    assert sweep(store, [delete(log, claim, 10)]) == ()
     assert folders(store.bucket) == set(saved[1:])
-    assert [record.folder for record in log.state.live] == saved[1:]
 
 
-def test_the_log_knows_before_data_goes() -> None:
+def test_sweeping_nothing_asks_the_store_nothing() -> None:
+    asked: list[str] = []
+    store = MemoryStore(hook=lambda moment, operation, path: asked.append(operation))
+    assert sweep(store, []) == ()
+    assert asked == []
+
+
+def test_what_is_pinned_keeps_its_data_until_its_last_pin_is_gone() -> None:
     store = MemoryStore()
     log = Log(store)
     claim = log.begin()
-    saved = [save(log, store, claim, step) for step in (10, 20)]
-    verified = [record.slot for record in log.state.live]
-    seen: list[set[str]] = []
+    pinned, _, head = (save(log, store, claim, step) for step in (10, 20, 30))
+    pins = [pin(store, 1), Pin(slot=1, nonce="f" * 32, holder="a fork")]
+    put_pin(store, pins[1])
+    deleted = [delete(log, claim, 10), delete(log, claim, 20)]
+    left = sweep(store, deleted)
+    assert left == (deleted[0],)
+    assert folders(store.bucket) == {pinned, head}
+    remove_pin(store, pins[0])
+    assert sweep(store, left) == left
+    remove_pin(store, pins[1])
+    assert sweep(store, left) == ()
+    assert folders(store.bucket) == {head}
 
-    def hook(moment: str, operation: str, path: str) -> None:
-        if operation == "delete":
-            seen.append({record.folder for record in Log(MemoryStore(store.bucket)).open().live})
 
-    store.hook = hook
-    delete_superseded(log, store, claim, Retention(last=1), verified)
-    assert seen
-    assert all(live == {saved[1]} for live in seen)
+def test_a_pin_that_cannot_be_read_holds_all_the_same() -> None:
+    store = MemoryStore()
+    log = Log(store)
+    claim = log.begin()
+    kept, _ = save(log, store, claim, 10), save(log, store, claim, 20)
+    store.write(f".stepkeeper/pins/00000001-{'a' * 32}", [b"what a later release writes"])
+    deleted = delete(log, claim, 10)
+    assert sweep(store, [deleted]) == (deleted,)
+    assert kept in folders(store.bucket)
 
 
 def test_garbage_of_earlier_claims_goes_and_nothing_else() -> None:
@@ -75,7 +111,9 @@ def test_garbage_of_earlier_claims_goes_and_nothing_else() -> None:
     ]
     for path in (*alien, f"{of_a_later_claim}/x"):
         store.write(path, [b"not ours, or not ours to take"])
-    assert collect_garbage(log, store, later) == (torn,)
+    report = gc(log, store)
+    assert report.collected == (Garbage(folder=torn, n_objects=2, size_bytes=8),)
+    assert report.pinned == ()
     left = {path for path in store.bucket.objects if not path.startswith(".stepkeeper/")}
     assert {path.rpartition("/")[0] for path in left if path not in alien} == {
         kept,
@@ -99,21 +137,64 @@ def test_a_file_that_is_not_ours_stays_wherever_it_is(tmp_path: Path) -> None:
     users = {f"{folder}/{name}" for folder in (superseded, garbage, copied) for name in names}
     for path in users:
         (tmp_path / path).write_text("a user's")
-    verified = [record.slot for record in log.state.live]
-    delete_superseded(log, store, claim, Retention(last=1), verified)
-    later = log.begin()
-    assert collect_garbage(log, store, later) == (garbage,)
-    assert collect_garbage(log, store, later) == ()
+    sweep(store, [delete(log, claim, 10)])
+    log.begin()
+    assert collected(gc(log, store).collected) == [garbage]
+    assert gc(log, store).collected == ()
     left = {stat.path for stat in store.list("") if not stat.path.startswith(".stepkeeper/")}
     assert left == users | {f"{head}/__0_0.distcp", f"{head}/.metadata"}
 
 
-def test_data_of_a_deletion_cut_short_is_garbage_for_the_next_claim() -> None:
+def test_data_of_a_deletion_cut_short_is_garbage_once_a_later_claim_has_begun() -> None:
     store = MemoryStore()
     log = Log(store)
     claim = log.begin()
     first, second = save(log, store, claim, 10), save(log, store, claim, 20)
-    log.delete(claim, lambda state: [state.line[-1].slot])
-    assert collect_garbage(log, store, claim) == ()
-    assert collect_garbage(log, store, log.begin()) == (first,)
+    delete(log, claim, 10)
+    assert gc(log, store).collected == ()
+    log.begin()
+    assert collected(gc(log, store).collected) == [first]
     assert folders(store.bucket) == {second}
+
+
+def test_pinned_garbage_waits_for_a_collection_after_the_pin() -> None:
+    store = MemoryStore()
+    log = Log(store)
+    claim = log.begin()
+    first, second = save(log, store, claim, 10), save(log, store, claim, 20)
+    torn = save(log, store, claim, 30, committed=False)
+    delete(log, claim, 10)
+    held = pin(store, 1)
+    live, nothing = pin(store, 2), pin(store, 77)
+    log.begin()
+    report = gc(log, store)
+    assert collected(report.collected) == [torn]
+    assert report.pinned == (Garbage(folder=first, slot=1, n_objects=2, size_bytes=8),)
+    assert folders(store.bucket) == {first, second}
+    remove_pin(store, held)
+    assert collected(gc(log, store).collected) == [first]
+    assert folders(store.bucket) == {second}
+    assert {path for path in store.bucket.objects if "pins" in path} == {
+        f".stepkeeper/pins/{each.slot:08d}-{each.nonce}" for each in (live, nothing)
+    }
+
+
+def test_a_dry_run_only_tells() -> None:
+    store = MemoryStore()
+    log = Log(store)
+    torn = save(log, store, log.begin(), 10, committed=False)
+    log.begin()
+    before = dict(store.bucket.objects)
+    assert collected(gc(log, store, dry_run=True).collected) == [torn]
+    assert store.bucket.objects == before
+
+
+def test_anybody_can_collect_beside_a_process_that_saves() -> None:
+    store = MemoryStore()
+    log = Log(store)
+    torn = save(log, store, log.begin(), 10, committed=False)
+    claim = log.begin()
+    mine = save(log, store, claim, 20, committed=False)
+    assert collected(gc(Log(store), store).collected) == [torn]
+    assert folders(store.bucket) == {mine}
+    assert gc(Log(MemoryStore()), MemoryStore()) == gc(Log(store), store)

@@ -3,9 +3,10 @@
 import pytest
 
 from stepkeeper.errors import LogFormatError, LogGapError
-from stepkeeper.log import Claim, Log, ManifestRef
-from stepkeeper.log.log import slot_path
+from stepkeeper.log import Claim, Log, ManifestRef, tail
+from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.storage.retry import DEFAULT_PATIENCE
 
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 
@@ -25,20 +26,83 @@ def commit(log: Log, claim: Claim, step: int) -> None:
     log.commit(claim, step=step, folder=folder, size_bytes=10, manifest=REF)
 
 
+class Calls:
+    """What was asked of a store."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def hook(self, moment: str, operation: str, path: str) -> None:
+        if moment == "before":
+            self.names.append(operation)
+
+
 def test_opening_reads_a_bounded_number_of_entries(log: Log, bucket: MemoryBucket) -> None:
     claim = log.begin()
     for step in range(100):
         commit(log, claim, step)
-    reads: list[str] = []
-
-    def hook(moment: str, operation: str, path: str) -> None:
-        if moment == "before":
-            reads.append(operation)
-
-    state = Log(MemoryStore(bucket, hook=hook)).open()
+    calls = Calls()
+    state = Log(MemoryStore(bucket, hook=calls.hook)).open()
     assert state == log.state
-    assert reads.count("list") == 1
-    assert reads.count("read") <= 18
+    assert calls.names.count("list") == 1
+    assert calls.names.count("read") <= 18
+
+
+@pytest.fixture(scope="module")
+def long_bucket() -> MemoryBucket:
+    """10,000 entries."""
+    bucket = MemoryBucket()
+    log = Log(MemoryStore(bucket))
+    claim = log.begin()
+    for step in range(9_999):
+        log.void(claim, "nothing to save", f"{step}/0-x")
+    return bucket
+
+
+def test_opening_a_long_log_costs_what_opening_a_short_one_does(long_bucket: MemoryBucket) -> None:
+    calls = Calls()
+    state = Log(MemoryStore(long_bucket, hook=calls.hook)).open()
+    assert state.tail == 9_999
+    assert calls.names.count("list") <= 8
+    assert calls.names.count("read") <= 18
+
+
+class Unpaged:
+    """A store that lists everything or nothing."""
+
+    def __init__(self, bucket: MemoryBucket) -> None:
+        inner = MemoryStore(bucket)
+        self.uri = "memory://unpaged"
+        self.put_if_absent, self.write, self.read = inner.put_if_absent, inner.write, inner.read
+        self.list, self.delete, self.close = inner.list, inner.delete, inner.close
+
+
+@pytest.mark.parametrize("n_slots", [*range(9), 15, 16, 17, 40, 63, 64, 65])
+def test_a_tail_is_found_page_by_page(monkeypatch: pytest.MonkeyPatch, n_slots: int) -> None:
+    monkeypatch.setattr(tail, "PAGE", 4)
+    bucket = MemoryBucket()
+    for slot in range(n_slots):
+        bucket.objects[slot_path(slot)] = b"an entry"
+    for aliens in ((), ("README.txt",), tuple(f"alien{n}" for n in range(9))):
+        for name in aliens:
+            bucket.objects[f"{tail.LOG_PREFIX}{name}"] = b"hands off"
+        assert tail.find_tail(MemoryStore(bucket), DEFAULT_PATIENCE) == n_slots - 1
+        assert tail.find_tail(Unpaged(bucket), DEFAULT_PATIENCE) == n_slots - 1
+
+
+@pytest.mark.parametrize("n_slots", [5, 40, 65])
+def test_a_gap_before_the_tail_or_at_the_start_is_refused_page_by_page(
+    monkeypatch: pytest.MonkeyPatch, n_slots: int
+) -> None:
+    """Behind the first an entry could be lost; the second is what rules that delete old objects make."""
+    monkeypatch.setattr(tail, "PAGE", 4)
+    for missing in (0, 1, n_slots - 2):
+        bucket = MemoryBucket()
+        for slot in range(n_slots):
+            bucket.objects[slot_path(slot)] = b"an entry"
+        del bucket.objects[slot_path(missing)]
+        with pytest.raises(LogGapError, match=rf"{missing:08d}\.json is gone, later slots are there"):
+            tail.find_tail(MemoryStore(bucket), DEFAULT_PATIENCE)
 
 
 def test_a_gap_is_refused_and_named(log: Log, bucket: MemoryBucket) -> None:

@@ -14,7 +14,7 @@ from stepkeeper.errors import (
     UnknownOutcomeError,
 )
 from stepkeeper.log import Claim, Log, ManifestRef
-from stepkeeper.log.log import slot_path
+from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.pod import pod_identity

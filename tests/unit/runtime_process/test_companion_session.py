@@ -1,17 +1,28 @@
 """What a companion does for a trainer, without the processes around it."""
 
 import os
+import queue
 import secrets
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.companion import reporter
 from stepkeeper.companion import session as module
+from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.companion.messages import Begin, Commit, Open, Write
-from stepkeeper.companion.reporter import LogView
+from stepkeeper.companion.reporter import LogView, TrainerState
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import Commit as ReportedCommit
+from stepkeeper.contract import Directive, Report, ReportPhase, Retention
+from stepkeeper.errors import FencedError, TransientStorageError
+from stepkeeper.log import Claim
+from stepkeeper.pins import Pin, put_pin, remove_pin
+from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
+from stepkeeper.storage.retry import Patience
 
 
 class Reports:
@@ -48,11 +59,11 @@ def test_what_goes_wrong_after_a_commit_is_said_and_ends_nothing(
     monkeypatch.setattr(session, "reporter", reports)
     claim = session.begin(Begin()).claim.slot
 
-    def broken(*args: object) -> None:
+    def broken(*args: object, **options: object) -> None:
         raise ValueError("an odd name")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "collect_garbage", broken)
+        patch.setattr(module, "gc", broken)
         save(session, claim, 1, region)
     assert reports.errors[-1] == "after the commit of step 1: ValueError('an odd name')"
     assert "after the commit of step 1: ValueError('an odd name')\nTraceback" in capsys.readouterr().err
@@ -60,3 +71,141 @@ def test_what_goes_wrong_after_a_commit_is_said_and_ends_nothing(
     save(session, claim, 2, region)
     assert reports.errors[-1] is None
     assert capsys.readouterr().err == ""
+
+
+IMPATIENT = Patience(total_s=0.0, sleep=lambda _: None)
+
+
+class Root:
+    """A root in memory, and companions of it."""
+
+    def __init__(self, region: int) -> None:
+        self.name = secrets.token_hex(4)
+        self.bucket = named_bucket(self.name)
+        self.store = MemoryStore(self.bucket)
+        self.region = region
+
+    def opening(self, claim: Claim | None = None) -> Open:
+        return Open(
+            rank=0, world_size=1, uri=f"memory://{self.name}", retention=Retention(last=1), claim=claim
+        )
+
+    def session(self, claim: Claim | None = None) -> Session:
+        session = Session(self.opening(claim), lambda directive: None, patience=IMPATIENT)
+        session.resume()
+        return session
+
+    def save(self, session: Session, claim: Claim, step: int) -> None:
+        save(session, claim.slot, step, self.region)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps with data."""
+        paths = (path for path in self.bucket.objects if not path.startswith(".stepkeeper"))
+        return sorted({int(path.partition("/")[0]) for path in paths})
+
+
+def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int) -> None:
+    root = Root(region)
+    session = root.session()
+    claim = session.begin(Begin()).claim
+    root.save(session, claim, 10)
+    pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
+    put_pin(root.store, pin)
+    root.save(session, claim, 20)
+    assert root.steps == [10, 20]
+    root.save(session, claim, 30)
+    assert root.steps == [10, 30]
+    remove_pin(root.store, pin)
+    root.save(session, claim, 40)
+    assert root.steps == [40]
+
+
+def test_pinned_garbage_of_an_earlier_claim_goes_with_a_later_save_too(region: int) -> None:
+    root = Root(region)
+    first = root.session()
+    claim = first.begin(Begin()).claim
+    root.save(first, claim, 10)
+    pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
+    put_pin(root.store, pin)
+    root.save(first, claim, 20)
+    second = root.session()
+    later = second.begin(Begin()).claim
+    root.save(second, later, 30)
+    assert root.steps == [10, 30]
+    remove_pin(root.store, pin)
+    root.save(second, later, 40)
+    assert root.steps == [40]
+
+
+@pytest.mark.parametrize("operation", ["put_if_absent", "list", "delete"])
+def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
+    region: int, monkeypatch: pytest.MonkeyPatch, operation: Operation
+) -> None:
+    root = Root(region)
+    session = root.session()
+    claim = session.begin(Begin()).claim
+    root.save(session, claim, 10)
+    deleting = False
+
+    def hook(moment: str, asked: Operation, path: str) -> None:
+        nonlocal deleting
+        deleting = deleting or (
+            asked == "put_if_absent" and b'"delete"' in root.bucket.objects.get(path, b"")
+        )
+        if moment == "after" and asked == operation and deleting:
+            raise TransientStorageError("no answer")
+
+    broken = MemoryStore(root.bucket, hook=hook)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_store", broken)
+        patch.setattr(session._log, "_store", broken)
+        root.save(session, claim, 20)
+        assert session._complaint is not None
+        assert root.steps[-1] == 20
+    root.save(session, claim, 30)
+    assert session._complaint is None
+    assert root.steps == [30]
+
+
+TARGET = ReportTarget(url="https://nowhere/report", ca_file="/nowhere", token_file="/nowhere")
+
+
+def test_a_companion_of_a_stale_claim_reports_nothing(region: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report is news of the job; who finds at its start that it is stale has none."""
+    posted: queue.SimpleQueue[Report] = queue.SimpleQueue()
+    monkeypatch.setattr(reporter, "post_report", lambda _, body: posted.put(Report.from_json(body)))
+    root = Root(region)
+    claim = root.session().begin(Begin()).claim
+    root.session().begin(Begin())
+    opening = replace(root.opening(claim), report_target=TARGET)
+    session = Session(opening, lambda directive: None, patience=IMPATIENT)
+    with pytest.raises(FencedError):
+        session.resume()
+    session.flush(0)
+    assert "reporter" not in {thread.name for thread in threading.enumerate()}
+    assert posted.empty()
+
+
+def test_the_first_report_of_a_companion_that_follows_a_lost_one_says_how_the_training_is(
+    region: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: queue.SimpleQueue[Report] = queue.SimpleQueue()
+
+    def post(target: ReportTarget, body: bytes) -> Directive:
+        posted.put(Report.from_json(body))
+        return Directive(report_interval_s=3600)
+
+    monkeypatch.setattr(reporter, "post_report", post)
+    root = Root(region)
+    first = root.session()
+    claim = first.begin(Begin()).claim
+    root.save(first, claim, 10)
+    session = Session(replace(root.opening(claim), report_target=TARGET), lambda directive: None)
+    session.resume()
+    assert session.reporter is not None
+    session.reporter.update(TrainerState(phase=ReportPhase.TRAINING, step=12))
+    report = posted.get(timeout=30)
+    assert (report.phase, report.step, report.claim, report.tail) == (ReportPhase.TRAINING, 12, claim.slot, 1)
+    assert report.head is not None
+    assert report.head.step == 10
