@@ -3,12 +3,21 @@
 from collections.abc import Mapping
 
 import torch
+from torch.distributed import device_mesh
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from stepkeeper_planners.adapters import plain
-from stepkeeper_planners.adapters.placements import Cut, Placements, RankMesh, box_of_rank, chunks_on_mesh
+from stepkeeper_planners.adapters.placements import (
+    Cut,
+    Placements,
+    RankMesh,
+    box_of_rank,
+    chunks_on_mesh,
+    with_siblings,
+)
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks, TensorLayout
@@ -17,20 +26,20 @@ from stepkeeper_planners.layout import Ranks, TensorLayout
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     """One chunk for each place on the mesh, held by the ranks whose places differ in replicated dimensions only.
 
-    Ranks: those of the default process group. Ranks outside the mesh hold nothing.
+    On a slice of a larger mesh: the same tensor lies on the slices beside it, as it does on each of the ranks of a
+    tensor-parallel group where a layer isn't parallel. Ranks outside of all that hold nothing.
+
+    Ranks: numbered as in the default process group.
 
     Raises:
         UnsupportedShardingError: a placement is Partial, or doesn't say who holds what; or the local tensor isn't
             what the placements say, or has no elements in memory.
     """
-    dtensor = _dtensor(tensor)
     shape = tuple(tensor.shape)
-    grid = dtensor.device_mesh.mesh
-    mesh = RankMesh(shape=tuple(grid.shape), ranks=tuple(grid.flatten().tolist()))
     local = _local(tensor)
     plain.check_storable(fqn, local)
     try:
-        placements = _placements(dtensor.placements)
+        mesh, placements = _placed(_dtensor(tensor))
         chunks = chunks_on_mesh(mesh, placements, shape)
         if tensor.numel():
             held = box_of_rank(mesh, placements, shape, ranks.rank)
@@ -92,6 +101,27 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         local = _dtensor(tensor).to_local()
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def _placed(tensor: DTensor) -> tuple[RankMesh, Placements]:
+    """Where all copies are, and how the tensor is cut over them."""
+    mesh = tensor.device_mesh
+    root = _root_of(mesh)
+    placements = _placements(tensor.placements)
+    slice_ = _rank_mesh(mesh)
+    whole = slice_ if root is mesh else with_siblings(slice_, _rank_mesh(root))
+    return whole, placements + (None,) * (len(whole.shape) - len(slice_.shape))
+
+
+def _root_of(mesh: DeviceMesh) -> DeviceMesh:
+    """What the mesh is a slice of; public in no version of torch."""
+    find = getattr(mesh, "_get_root_mesh", None)
+    root: DeviceMesh = find() if find else device_mesh._mesh_resources.get_root_mesh(mesh)  # noqa: SLF001 — see above
+    return root
+
+
+def _rank_mesh(mesh: DeviceMesh) -> RankMesh:
+    return RankMesh(shape=tuple(mesh.mesh.shape), ranks=tuple(mesh.mesh.flatten().tolist()))
 
 
 def _placements(placements: tuple[Placement, ...]) -> Placements:

@@ -37,6 +37,26 @@ Span = tuple[int, int]
 """Offset and size along one dimension."""
 
 
+@lru_cache(maxsize=64)
+def with_siblings(mesh: RankMesh, root: RankMesh) -> RankMesh:
+    """The mesh with one dimension more, for those that lie beside it in the mesh that all were cut out of.
+
+    As where only some layers are tensor-parallel: the others lie on a mesh of its own for each of the parallel
+    ranks, which know nothing of one another and hold copies. The mesh itself where nothing lies beside it.
+    """
+    at = np.array(np.unravel_index([root.ranks.index(rank) for rank in mesh.ranks], root.shape))
+    along = [dim for dim in range(len(root.shape)) if (at[dim] != at[dim][0]).any()]
+    beside = [dim for dim in range(len(root.shape)) if dim not in along]
+    lengths = tuple(root.shape[dim] for dim in along)
+    n_beside = prod(root.shape[dim] for dim in beside)
+    if n_beside == 1 or prod(lengths) != len(mesh.ranks):
+        return mesh
+    places = np.ravel_multi_index(at[along], lengths) if along else np.zeros(1, dtype=np.int64)
+    columns = np.array(root.ranks).reshape(root.shape).transpose([*along, *beside]).reshape(-1, n_beside)
+    ranks: list[int] = columns[places].flatten().tolist()
+    return RankMesh(shape=(*mesh.shape, n_beside), ranks=tuple(ranks))
+
+
 @lru_cache(maxsize=256)
 def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...]) -> tuple[Chunk, ...]:
     """The parts with elements, each with a copy on every rank of its place on the mesh; local index 0 everywhere.

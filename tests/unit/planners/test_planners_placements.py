@@ -2,7 +2,14 @@
 
 import pytest
 
-from stepkeeper_planners.adapters.placements import Cut, Placements, RankMesh, box_of_rank, chunks_on_mesh
+from stepkeeper_planners.adapters.placements import (
+    Cut,
+    Placements,
+    RankMesh,
+    box_of_rank,
+    chunks_on_mesh,
+    with_siblings,
+)
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Owner
@@ -62,3 +69,9 @@ def test_tensors_of_a_thousand_ranks_share_chunks_and_owners() -> None:
     other = chunks_on_mesh(mesh, (None, Cut(dim=0)), (64,))
     assert len(other) == len(chunks) == 32
     assert all(a.owners is b.owners for a, b in zip(chunks, other, strict=True))
+
+
+def test_what_is_no_slice_of_the_other_mesh_has_nothing_beside_it() -> None:
+    root = RankMesh(shape=(2, 2), ranks=(0, 1, 2, 3))
+    for mesh in (root, RankMesh(shape=(2,), ranks=(0, 3)), RankMesh(shape=(3,), ranks=(0, 1, 2))):
+        assert with_siblings(mesh, root) is mesh
