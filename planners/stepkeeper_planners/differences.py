@@ -110,5 +110,5 @@ def _advice(differences: Differences) -> Iterator[str]:
 
 
 def _tuple(names: Sequence[str]) -> str:
-    listed = ", ".join(map(repr, names[:_NEAR]))
-    return f"({listed}, …)" if len(names) > _NEAR else f"({listed},)"
+    shown = tuple(names[:_NEAR])
+    return f"({', '.join(map(repr, shown))}, …)" if len(names) > _NEAR else repr(shown)

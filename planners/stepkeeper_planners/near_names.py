@@ -88,7 +88,8 @@ def _prefix_rule(before: str, after: str) -> str:
         return f"the checkpoint's names begin with {after!r}{_of_wrapper(after)}, the state's don't"
     if not after:
         return f"the state's names begin with {before!r}{_of_wrapper(before)}, the checkpoint's don't"
-    return f"the state's names begin with {before!r}, the checkpoint's with {after!r}"
+    mine, theirs = _of_wrapper(before), _of_wrapper(after)
+    return f"the state's names begin with {before!r}{mine}, the checkpoint's with {after!r}{theirs}"
 
 
 def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[Rename]:

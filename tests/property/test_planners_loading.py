@@ -1,0 +1,193 @@
+"""Through the real load planner: whichever boxes were stored and whichever are asked for, what arrives is the same."""
+
+import random
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from stepkeeper_planners import SPMDLoadPlanner
+from stepkeeper_planners.box_index import BoxIndex
+from stepkeeper_planners.boxes import Box
+
+# Of complex32, which torch stores none the less.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
+
+SHAPES = st.lists(st.integers(0, 7), min_size=1, max_size=3).map(tuple)
+DTYPES = [
+    torch.bool,
+    *(
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+    ),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float32, torch.float64),
+    *(torch.complex32, torch.complex64, torch.complex128),
+]
+
+
+@st.composite
+def boxes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
+    """A cover: cut anywhere along each dimension, and some of the parts cut again."""
+    cuts = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=3))}) for size in shape]
+    spans = [list(pairwise(points)) or [(0, 0)] for points in cuts]
+    boxes = []
+    for cell in product(*spans):
+        starts, ends = [a for a, _ in cell], [b for _, b in cell]
+        axis = draw(st.integers(0, len(shape) - 1))
+        middle = draw(st.integers(starts[axis], ends[axis]))
+        for low, high in {(starts[axis], middle), (middle, ends[axis])}:
+            offsets, sizes = list(starts), [e - s for s, e in zip(starts, ends, strict=True)]
+            offsets[axis], sizes[axis] = low, high - low
+            boxes.append(Box(offsets=tuple(offsets), sizes=tuple(sizes)))
+    return [box for box in boxes if box.volume] or [Box.whole(shape)]
+
+
+def random_elements(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Any bits, of booleans the two that there are."""
+    generator = torch.Generator().manual_seed(seed)
+    n_bytes = torch.Size(shape).numel() * dtype.itemsize
+    bits = torch.randint(
+        0, 2 if dtype is torch.bool else 256, (n_bytes,), dtype=torch.uint8, generator=generator
+    )
+    return bits.view(dtype).reshape(shape)
+
+
+def parts_of(boxes: list[Box], dtype: torch.dtype) -> torch.Tensor:
+    """One local tensor with room for all boxes, one below the other, that says where each belongs."""
+    rank = len(boxes[0].sizes)
+    sizes = [max(box.sizes[axis] for box in boxes) for axis in range(rank)]
+    local: Any = torch.zeros(sum(box.sizes[0] for box in boxes), *sizes[1:], dtype=torch.uint8).to(dtype)
+    row = 0
+    rows = []
+    for box in boxes:
+        rows.append(row)
+        row += box.sizes[0]
+    local.global_offsets = tuple(box.offsets for box in boxes)
+    local.local_sizes = tuple(box.sizes for box in boxes)
+    local.local_offsets = tuple((row, *[0] * (rank - 1)) for row in rows)
+    return local  # type: ignore[no-any-return]  # torch.Tensor takes any attribute
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+class Memory:
+    """A storage of chunks, and how often each of the tensor's elements was read from it."""
+
+    def __init__(self, whole: torch.Tensor, boxes: list[Box]) -> None:
+        self.whole, self.boxes = whole, boxes
+        self.times_read = torch.zeros(whole.shape, dtype=torch.int64)
+        self.metadata = Metadata(
+            {
+                "w": TensorStorageMetadata(
+                    properties=TensorProperties(dtype=whole.dtype),
+                    size=whole.shape,
+                    chunks=[
+                        ChunkStorageMetadata(offsets=torch.Size(b.offsets), sizes=torch.Size(b.sizes))
+                        for b in boxes
+                    ],
+                )
+            }
+        )
+
+    def load(self, tensor: torch.Tensor, seed: int, **rules: Any) -> None:
+        planner = SPMDLoadPlanner(**rules)
+        planner.set_up_planner({"w": tensor}, self.metadata, is_coordinator=True)
+        (plan,) = planner.create_global_plan([planner.create_local_plan()])
+        items = planner.finish_plan(plan).items
+        random.Random(seed).shuffle(items)
+        chunks = {MetadataIndex("w", b.offsets): self.whole[b.slices] for b in self.boxes}
+        for item in items:
+            part = Box(offsets=tuple(item.storage_offsets), sizes=tuple(item.lengths))
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(chunks[item.storage_index][part.slices])
+            planner.commit_tensor(item, target)
+            chunk = item.storage_index.offset
+            assert chunk is not None
+            start = tuple(a + b for a, b in zip(chunk, part.offsets, strict=True))
+            self.times_read[Box(offsets=start, sizes=part.sizes).slices] += 1
+
+
+@settings(deadline=None)
+@given(st.data(), SHAPES, st.sampled_from(DTYPES), st.integers(0, 2**32))
+def test_any_boxes_load_from_any_boxes(
+    data: st.DataObject, shape: tuple[int, ...], dtype: torch.dtype, seed: int
+) -> None:
+    whole = random_elements(shape, dtype, seed)
+    memory = Memory(whole, data.draw(boxes_of(shape)))
+    held = data.draw(st.permutations(data.draw(boxes_of(shape))))
+    held = held[: data.draw(st.integers(1, len(held)))]
+    # A device may hold a copy of what another one has.
+    held += [held[number] for number in data.draw(st.lists(st.integers(0, len(held) - 1), max_size=2))]
+    local: Any = parts_of(held, dtype)
+    local.global_shape = shape
+    memory.load(local, seed)
+    wanted = torch.zeros(shape, dtype=torch.int64)
+    for box, start, sizes in zip(held, local.local_offsets, local.local_sizes, strict=True):
+        part = local.as_subclass(torch.Tensor)[Box(offsets=start, sizes=sizes).slices]
+        assert bits(part) == bits(whole[box.slices])
+        wanted[box.slices] = 1
+    assert torch.equal(memory.times_read, wanted)
+
+
+@settings(deadline=None)
+@given(st.data(), SHAPES, st.sampled_from(DTYPES), st.integers(0, 2**32), st.booleans())
+def test_a_whole_tensor_is_read_in_place(
+    data: st.DataObject, shape: tuple[int, ...], dtype: torch.dtype, seed: int, turned: bool
+) -> None:
+    whole = random_elements(shape, dtype, seed)
+    memory = Memory(whole, data.draw(boxes_of(shape)))
+    tensor = torch.zeros(shape[::-1] if turned else shape, dtype=torch.uint8).to(dtype)
+    tensor = tensor.permute(*range(len(shape) - 1, -1, -1)) if turned else tensor
+    address = tensor.data_ptr()
+    memory.load(tensor, seed)
+    assert bits(tensor) == bits(whole)
+    assert tensor.data_ptr() == address
+    assert (memory.times_read == 1).all()
+
+
+@settings(deadline=None)
+@given(st.data(), SHAPES, st.integers(0, 2**32))
+def test_a_cast_gives_what_torch_gives(data: st.DataObject, shape: tuple[int, ...], seed: int) -> None:
+    names = [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.complex64]
+    of = data.draw(st.sampled_from(names))
+    to = data.draw(st.sampled_from([dtype for dtype in names if torch.can_cast(of, dtype)]))
+    whole = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(seed)).to(of)
+    memory = Memory(whole, data.draw(boxes_of(shape)))
+    tensor = torch.full(shape, 99, dtype=to)
+    memory.load(tensor, seed, cast=True)
+    assert torch.equal(tensor, whole.to(to))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(0, 400))
+def test_the_index_finds_what_looking_at_each_finds(seed: int, n_axes: int, n_boxes: int) -> None:
+    chance = random.Random(seed)
+
+    def any_box() -> Box:
+        spans = [sorted((chance.randrange(40), chance.randrange(40))) for _ in range(n_axes)]
+        return Box(offsets=tuple(a for a, _ in spans), sizes=tuple(b - a for a, b in spans))
+
+    many = [any_box() for _ in range(n_boxes)]
+    index = BoxIndex(many)
+    for _ in range(5):
+        asked = any_box()
+        each = [(n, common) for n, box in enumerate(many) if (common := asked.intersect(box)) is not None]
+        assert index.cut_by(asked) == each
