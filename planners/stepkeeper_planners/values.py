@@ -2,102 +2,164 @@
 
 import io
 import pickle
-import re
-from collections import OrderedDict
-from typing import Any
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from typing import Any, Final, final
 
 import numpy as np
 import torch
 
-from stepkeeper_planners.errors import UnsupportedValueError, ValueDecodeError
+from stepkeeper_planners.blobs import read_blob
+from stepkeeper_planners.errors import PickleRefusedError, UnsupportedValueError, ValueDecodeError
+from stepkeeper_planners.numpy_data import objection
 
-_SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
-_LIST = (
-    "None, bool, int, float, complex, str, bytes, list, tuple, dict, numpy arrays and scalars, CPU tensors"
+__all__ = ["decode_value", "encode_value"]
+
+_SCALARS: Final = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
 )
-
-# What torch.load raises on bytes that it didn't write, depending on where they break.
-_DAMAGE = (RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError)
+_KEYS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_DICTS: Final = (dict, OrderedDict, Counter)
+_LIST: Final = (
+    "None, bool, int, float, complex, str, bytes, list, tuple, dict, OrderedDict, Counter, torch.Size, torch.dtype, "
+    "torch.device, numpy arrays and scalars, dense CPU tensors"
+)
+_UNSTORED: Final = frozenset(f"torch.{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
+_MAX_DEPTH: Final = 100
 
 
 def encode_value(fqn: str, value: object) -> bytes:
-    """The value as a torch.save blob, which stock torch reads too.
+    """The value as a torch.save blob, which stock torch reads too. Equal values give equal bytes, on any rank.
+
+    Of a tensor the elements are stored, not that it wants a gradient or is part of a larger one; of an array not
+    in which order its elements lay.
 
     Raises:
         UnsupportedValueError: the value, or something in it, is of a type that isn't on the list.
     """
     _check(fqn, value)
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    torch.save(_bare(value), buffer, pickle_module=_Structural)
     return buffer.getvalue()
 
 
 def decode_value(fqn: str, data: bytes) -> object:
-    """The value that was encoded. No code from the bytes is run.
+    """The value that was encoded, or that stock torch stored. No code from the bytes is run.
 
     Raises:
         ValueDecodeError: the bytes are damaged, or hold a type that isn't on the list.
     """
     try:
-        with torch.serialization.safe_globals(numpy_globals()):
-            value: object = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, *_DAMAGE) as error:
-        # torch's own words go on to recommend reading it unchecked.
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it names {named[1]}, and stored are only: {_LIST}" if named else "the bytes are damaged"
-        raise ValueDecodeError(f"{fqn}: the stored value can't be read: {reason}") from error
+        value = read_blob(data)
+        _check(fqn, value)
+    except PickleRefusedError as error:
+        raise ValueDecodeError(
+            f"{fqn}: the stored value can't be read: {error}. Stored are only: {_LIST}"
+        ) from error
+    except UnsupportedValueError as error:
+        raise ValueDecodeError(f"the stored value can't be read: {error}") from error
+    return value
+
+
+@final
+class _Structural:
+    """What torch.save takes for the pickle module."""
+
+    class Pickler(pickle.Pickler):
+        """Writes everything out: whether two equal strings are one object differs from rank to rank."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.fast = True
+
+
+def _bare(value: object) -> object:
+    """The same with no memory but its own, each tensor and array row by row."""
+    if isinstance(value, torch.Tensor):
+        elements = value.detach().resolve_conj().resolve_neg().contiguous()
+        # As bytes: not every dtype that torch stores can be copied as such.
+        flat = elements.reshape(-1).view(torch.uint8).clone()
+        return flat.view(value.dtype).reshape(value.shape)
+    if type(value) is np.ndarray:
+        return np.asarray(value, order="C")
+    if type(value) in (list, tuple):
+        assert isinstance(value, list | tuple)
+        return type(value)(map(_bare, value))
+    if type(value) in _DICTS:
+        assert isinstance(value, dict)
+        return type(value)({key: _bare(item) for key, item in value.items()})
     return value
 
 
 def _check(fqn: str, value: object) -> None:
-    """Exact types: a subclass would come back as its base, or need its class run to come back at all."""
-    kind = type(value)
-    if kind in _SCALARS:
-        return
-    if kind in (dict, OrderedDict):
-        assert isinstance(value, dict)
-        for key, item in value.items():
-            _check(f"{fqn} (a key)", key)
-            _check(f"{fqn}[{key!r}]", item)
-        return
-    if kind in (list, tuple):
-        assert isinstance(value, list | tuple)
+    """Everything in it is on the list. Looks at no object more often than there are depths."""
+    waiting: list[tuple[str, object, int]] = [(fqn, value, 0)]
+    seen: dict[int, int] = {}
+    while waiting:
+        name, item, depth = waiting.pop()
+        kind = type(item)
+        if kind in _SCALARS:
+            continue
+        if kind in (list, tuple) or kind in _DICTS:
+            if depth <= seen.get(id(item), -1):
+                continue
+            seen[id(item)] = depth
+            if depth == _MAX_DEPTH:
+                raise UnsupportedValueError(f"{fqn}: nested more than {_MAX_DEPTH} deep, or holding itself")
+            waiting.extend((*part, depth + 1) for part in _parts(name, item))
+            continue
+        _check_data(name, item)
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
+    if not isinstance(value, dict):
         for index, item in enumerate(value):
-            _check(f"{fqn}[{index}]", item)
+            yield f"{name}[{index}]", item
         return
-    if kind is np.ndarray or isinstance(value, np.generic):
-        _check_numpy(fqn, value)
-        return
-    if isinstance(value, torch.Tensor):
-        _check_tensor(fqn, value)
-        return
-    raise UnsupportedValueError(
-        f"{fqn}: a {kind.__module__}.{kind.__qualname__} can't be stored. Stored are: {_LIST}. "
-        "Turn it into these, or give it state_dict() and load_state_dict()"
-    )
+    for key, item in value.items():
+        parts = key if type(key) is tuple else (key,)
+        for part in parts:
+            if type(part) not in _KEYS:
+                raise UnsupportedValueError(
+                    f"{name}: a {_named(part)} can't be a key; use str, int or another plain scalar, or tuples of them"
+                )
+        yield f"{name}[{key!r}]", item
 
 
-def _check_numpy(fqn: str, value: Any) -> None:
-    if value.dtype.hasobject:
-        raise UnsupportedValueError(f"{fqn}: a numpy array of Python objects can't be stored; use a list")
-
-
-def _check_tensor(fqn: str, value: torch.Tensor) -> None:
-    if value.device.type != "cpu":
-        raise UnsupportedValueError(
-            f"{fqn}: a tensor on {value.device} within a tuple is stored as a plain value, which only a CPU tensor "
-            "can be; put it into a list or dict"
+def _check_data(name: str, value: object) -> None:
+    """Exact types: a subclass would come back as its base, or need its class run to come back at all."""
+    if type(value) is np.ndarray or (isinstance(value, np.generic) and type(value) is value.dtype.type):
+        reason = objection(value.dtype)
+        if reason is None and value.dtype.itemsize == 0 and value.ndim and value.size:
+            reason = "a numpy array of items without bytes can't be stored"
+    elif type(value) in (torch.Tensor, torch.nn.Parameter):
+        assert isinstance(value, torch.Tensor)
+        reason = _objection(value)
+    else:
+        reason = (
+            f"a {_named(value)} can't be stored. Stored are: {_LIST}. "
+            "Turn it into these, or give it state_dict() and load_state_dict()"
         )
+    if reason is not None:
+        raise UnsupportedValueError(f"{name}: {reason}")
 
 
-def numpy_globals() -> list[Any]:
-    """What numpy's arrays and scalars name in a pickle: constructors of data, for all dtypes but objects."""
-    kinds = [
-        getattr(np.dtypes, name)
-        for name in np.dtypes.__all__
-        if name != "ObjectDType" and isinstance(getattr(np.dtypes, name), type)
-    ]
-    core: Any = np.zeros(0).__reduce__()[0]
-    scalar: Any = np.float64(0).__reduce__()[0]
-    # The content of an empty array is written as a call of bytes().
-    return [np.ndarray, np.dtype, bytes, core, scalar, *kinds]
+def _objection(tensor: torch.Tensor) -> str | None:
+    if tensor.device.type != "cpu":
+        return (
+            f"a tensor on {tensor.device} within a tuple is stored as a plain value, which only a CPU tensor can be; "
+            "put it into a list or dict"
+        )
+    if tensor.is_quantized:
+        return "a quantized tensor can't be stored; store int_repr() and its scales"
+    if str(tensor.dtype) in _UNSTORED:
+        return f"torch can't store {tensor.dtype}; view it as uint8"
+    if str(tensor.dtype) == "torch.float4_e2m1fn_x2" and not tensor.is_contiguous():
+        return f"torch can't copy a part of a tensor of {tensor.dtype}; view it as uint8"
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return "only a dense tensor can be stored"
+    return None
+
+
+def _named(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

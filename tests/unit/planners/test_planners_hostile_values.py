@@ -1,0 +1,263 @@
+"""Bytes that stand where a value should: whatever they say, nothing is run, and little memory is taken."""
+
+import builtins
+import io
+import os
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typing_extensions import override
+
+from stepkeeper_planners.errors import ValueDecodeError
+from stepkeeper_planners.values import decode_value, encode_value
+
+
+class Reduced:
+    """Whatever a pickle may say."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    @override
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
+class Mine:
+    """A class that the process has declared safe for torch.load."""
+
+    def __setstate__(self, state: object) -> None:
+        Path("ran").mkdir()
+
+
+RUN = Reduced(os.mkdir, ("ran",))
+ARRAY = np.zeros(0).__reduce__()[0]
+EMPTY = (np.ndarray, (0,), b"b")
+FLOAT = np.dtype("f8")
+
+HOSTILE: dict[str, Any] = {
+    "a command": Reduced(os.system, ("mkdir ran",)),
+    "a call": RUN,
+    "eval": Reduced(builtins.eval, ("__import__('os').mkdir('ran')",)),
+    "exec": Reduced(builtins.exec, ("import os; os.mkdir('ran')",)),
+    "getattr": Reduced(getattr, ("x", "join")),
+    "an import": Reduced(__import__, ("antigravity",)),
+    "an open file": Reduced(open, ("ran", "w")),
+    "a map": Reduced(map, (os.mkdir, ["ran"])),
+    "numpy's loader": Reduced(np.load, ("ran",)),
+    "torch's loader": Reduced(torch.load, ("ran",)),
+    "torch's rebuilding of types": Reduced(
+        torch._tensor._rebuild_from_type_v2, (os.mkdir, torch.Tensor, ("ran",), {})
+    ),
+    "torch's rebuilding of subclasses": Reduced(
+        torch._utils._rebuild_wrapper_subclass,
+        (Mine, torch.float32, (1,), (1,), 0, torch.strided, "cpu", False),
+    ),
+    "a sparse tensor": (torch.ones(2).to_sparse(),),
+    "a quantized tensor": (torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),),
+    "a meta tensor": (torch.ones(2, device="meta"),),
+    "a lazy conjugate": (torch.ones(2, dtype=torch.complex64).conj(),),
+    "in a list": [1, RUN],
+    "as a key": {RUN: 1},
+    "as an argument": Reduced(torch.Size, (RUN,)),
+    "as a state": Reduced(ARRAY, EMPTY, RUN),
+    "a set": {1},
+    "an array of objects": np.array([RUN], dtype=object),
+    "an array of nothing but objects": np.array([None], dtype=object),
+    "an array longer than its bytes": Reduced(ARRAY, EMPTY, (1, (1 << 40,), FLOAT, False, b"\0" * 8)),
+    "an array of many items without bytes": Reduced(
+        ARRAY, EMPTY, (1, (1 << 40,), np.dtype("V0"), False, b"")
+    ),
+    "an array of a negative shape": Reduced(ARRAY, EMPTY, (1, (-1,), FLOAT, False, b"\0" * 8)),
+    "an array of another class": Reduced(ARRAY, (np.matrix, (0,), b"b")),
+    "an array with a shape from the start": Reduced(ARRAY, (np.ndarray, (1 << 40,), b"b")),
+    "a dtype of objects": Reduced(np.dtype, ("O", False, True), (3, "|", None, None, None, -1, -1, 63)),
+    "a dtype without a state": Reduced(np.dtype, ("f8", False, True)),
+    "a dtype from a dict": Reduced(np.dtype, ({"names": ["a"], "formats": ["O"]}, False, True)),
+    "a dtype whose field lies outside": Reduced(
+        np.dtype,
+        ("V4", False, True),
+        (3, "|", None, ("a",), {"a": (FLOAT, 1 << 20)}, 4, 1, 16),
+    ),
+    "a scalar longer than its bytes": Reduced(np.float64(0).__reduce__()[0], (FLOAT, b"\0")),
+    "a scalar of an object": Reduced(np.float64(0).__reduce__()[0], (np.dtype("O"), RUN)),
+    "bytes of a length": Reduced(bytes, (1 << 40,)),
+    "an encoding": Reduced(__import__("_codecs").encode, ("x", "rot13")),
+    "a size of texts": Reduced(torch.Size, (("a",),)),
+    "a device of a class": Reduced(torch.device, (RUN,)),
+    "an odd complex number": Reduced(complex, ("1",)),
+}
+
+
+def saved(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+def test_what_a_pickle_may_say_is_refused(value: object) -> None:
+    with pytest.raises(ValueDecodeError, match=r"rng\.python"):
+        decode_value("rng.python", saved(value))
+
+
+def test_a_bare_pickle_is_refused() -> None:
+    for protocol in range(6):
+        with pytest.raises(ValueDecodeError, match="k: "):
+            decode_value("k", pickle.dumps(RUN, protocol))
+
+
+def test_the_forbidden_name_is_in_the_error_and_no_word_on_reading_it_unchecked() -> None:
+    with pytest.raises(ValueDecodeError) as raised:
+        decode_value("k", saved(RUN))
+    assert "posix.mkdir" in str(raised.value)
+    assert "weights_only" not in str(raised.value)
+
+
+def test_what_others_declared_safe_is_not_safe_here() -> None:
+    with torch.serialization.safe_globals([Mine, os.mkdir]):
+        for value in (Mine(), RUN):
+            with pytest.raises(ValueDecodeError, match="k: "):
+                decode_value("k", saved(value))
+
+
+def changed(value: object, record: str, change: Any, **how: Any) -> bytes:
+    """A blob with one of its records changed."""
+    source = zipfile.ZipFile(io.BytesIO(saved(value)))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", **how) as target:
+        for entry in source.infolist():
+            content = source.read(entry)
+            name = entry.filename
+            target.writestr(name, change(content) if name.endswith(record) else content)
+    return buffer.getvalue()
+
+
+def storage_pickle(place: bytes, length: bytes = b"K\x02") -> bytes:
+    """A tensor of two stored floats, with the given opcodes for offset, sizes and strides."""
+    return (
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\x000X\3\0\0\0cpu"
+        + length
+        + b"tQ"
+        + place
+        + b"\x89ccollections\nOrderedDict\n)RtR."
+    )
+
+
+BIG = b"\x8a\x06\0\0\0\0\0\x01"  # 2**40
+TENSORS = {
+    "longer than its storage": b"K\0K\x03\x85K\x01\x85",
+    "much longer than its storage": b"K\0" + BIG + b"\x85K\x01\x85",
+    "repeating one element": b"K\0" + BIG + b"\x85K\0\x85",
+    "starting behind its storage": b"K\x02K\x01\x85K\x01\x85",
+    "starting before its storage": b"J\xff\xff\xff\xffK\x01\x85K\x01\x85",
+    "with strides that lead out": b"K\0K\x02\x85K\x02\x85",
+    "with strides that lead back": b"K\x01K\x02\x85J\xff\xff\xff\xff\x85",
+    "of a negative size": b"K\0J\xff\xff\xff\xff\x85K\x01\x85",
+    "of unlike sizes and strides": b"K\0K\x02\x85)",
+    "of sizes in a list": b"K\0]K\x01\x85",
+    "at no number": b"NK\x02\x85K\x01\x85",
+}
+
+
+def test_the_tensor_that_the_hostile_ones_differ_from_is_read() -> None:
+    data = changed((torch.ones(2),), "data.pkl", lambda _: storage_pickle(b"K\0K\x02\x85K\x01\x85"))
+    assert torch.equal(decode_value("k", data), torch.ones(2))  # type: ignore[arg-type]  # a tensor
+
+
+@pytest.mark.parametrize("place", TENSORS.values(), ids=TENSORS)
+def test_a_tensor_outside_of_its_storage_is_refused(place: bytes) -> None:
+    data = changed((torch.ones(2),), "data.pkl", lambda _: storage_pickle(place))
+    with pytest.raises(ValueDecodeError, match="k: "):
+        decode_value("k", data)
+
+
+@pytest.mark.parametrize("length", [b"K\x03", b"K\x01", BIG, b"N", b"J\xff\xff\xff\xff"], ids=repr)
+def test_a_storage_of_another_length_is_refused(length: bytes) -> None:
+    data = changed((torch.ones(2),), "data.pkl", lambda _: storage_pickle(b"K\0K\x01\x85K\x01\x85", length))
+    with pytest.raises(ValueDecodeError, match="k: "):
+        decode_value("k", data)
+
+
+def test_zip_tricks_are_refused() -> None:
+    value = (torch.zeros(1000), 1)
+    compressed = changed(value, "nothing", bytes, compression=zipfile.ZIP_DEFLATED)
+    for data in (
+        compressed,
+        changed(value, "byteorder", lambda _: b"big"),
+        changed(value, "data/0", lambda content: content[:-4]),
+        overlapping(),
+        encrypted(saved(value)),
+        saved(value)[:-1],
+        saved(value)[100:],
+        b"x" * 10 + b"PK\5\6" + b"\0" * 18,
+    ):
+        with pytest.raises(ValueDecodeError, match="k: "):
+            decode_value("k", data)
+
+
+def overlapping() -> bytes:
+    """Hundreds of records that are one and the same megabyte."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as target:
+        target.writestr("a/data.pkl", pickle.dumps(1, 2))
+        target.writestr("a/data/0", b"\0" * (1 << 20))
+        (entry,) = [e for e in target.infolist() if e.filename == "a/data/0"]
+        for number in range(1, 300):
+            twin = zipfile.ZipInfo(f"a/data/{number}")
+            for name in ("header_offset", "CRC", "compress_size", "file_size"):
+                setattr(twin, name, getattr(entry, name))
+            target.filelist.append(twin)
+    return buffer.getvalue()
+
+
+def encrypted(data: bytes) -> bytes:
+    start = data.index(b"PK\1\2")
+    return data[: start + 8] + struct.pack("<H", 1) + data[start + 10 :]
+
+
+def test_two_records_of_one_name_are_refused() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as target:
+        target.writestr("a/data.pkl", pickle.dumps(1, 2))
+        with pytest.warns(UserWarning, match="Duplicate"):
+            target.writestr("a/data.pkl", pickle.dumps(2, 2))
+    with pytest.raises(ValueDecodeError, match="one name"):
+        decode_value("k", buffer.getvalue())
+
+
+def test_truncated_anywhere_it_is_refused() -> None:
+    data = encode_value("k", {"a": (1, "x", np.arange(3)), "t": (torch.ones(2),)})
+    for end in range(len(data)):
+        with pytest.raises(ValueDecodeError, match="k: "):
+            decode_value("k", data[:end])
+
+
+def test_what_is_nested_without_end_is_refused() -> None:
+    for depth in (200, 100_000):
+        stacked = b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b"."
+        data = changed(1, "data.pkl", lambda _, stacked=stacked: stacked)
+        with pytest.raises(ValueDecodeError, match="nested more than 100 deep"):
+            decode_value("k", data)
+
+
+def test_what_would_take_ages_to_look_at_is_looked_at_once() -> None:
+    """Two times two times … a hundred times, in few bytes."""
+    value: list[object] = []
+    for _ in range(90):
+        value = [value, value]
+    back: Any = decode_value("k", saved(value))
+    assert back[0] is back[1]
