@@ -9,6 +9,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from stepkeeper_planners.balance import Group, level_shares
@@ -79,19 +80,27 @@ class _Piece:
 class Assignment:
     """All pieces of all tensors, each with the rank that writes it."""
 
-    pieces: tuple[_Piece, ...]
+    by_rank: tuple[tuple[_Piece, ...], ...]
     heaviest_bytes: int
     """No assignment, however finely cut, has a heaviest rank that writes less."""
 
+    @classmethod
+    def of(cls, pieces: Iterable[_Piece], world_size: int, heaviest_bytes: int) -> "Assignment":
+        """The pieces, by rank."""
+        by_rank: list[list[_Piece]] = [[] for _ in range(world_size)]
+        for piece in pieces:
+            by_rank[piece.rank].append(piece)
+        return cls(by_rank=tuple(map(tuple, by_rank)), heaviest_bytes=heaviest_bytes)
+
     def share(self, rank: int) -> tuple[TensorWrite, ...]:
         """What this rank writes, sorted by name and place."""
-        writes = [_write(piece) for piece in self.pieces if piece.rank == rank]
+        writes = map(_write, self.by_rank[rank])
         return tuple(sorted(writes, key=lambda write: (write.fqn, write.box)))
 
     def boxes(self) -> dict[str, list[Box]]:
         """What is written of each tensor by anyone, in order of place."""
         boxes: dict[str, list[Box]] = {}
-        for piece in self.pieces:
+        for piece in chain.from_iterable(self.by_rank):
             boxes.setdefault(piece.work.layout.fqn, []).append(piece.box)
         for those in boxes.values():
             those.sort()
@@ -133,7 +142,7 @@ def assign(
     loads = _loads(whole, world_size)
     even = -(-sum(loads) // world_size)
     if _is_even(loads, even, even):
-        return Assignment(pieces=whole, heaviest_bytes=even)
+        return Assignment.of(whole, world_size, even)
     shared = [group for group, ranks in enumerate(holders) if len(ranks) > 1]
     sizes = Counter[int]()
     for work in works:
@@ -141,11 +150,11 @@ def assign(
     level = level_shares([Group(holders=holders[i], size_bytes=sizes[i]) for i in shared], fixed)
     heaviest = level.heaviest_bytes
     if _is_even(loads, heaviest, even):
-        return Assignment(pieces=whole, heaviest_bytes=heaviest)
+        return Assignment.of(whole, world_size, heaviest)
     grain_bytes = max(min_slice_bytes, even // _PARTS_OF_A_SHARE)
     cut = tuple(_cut(works, dict(zip(shared, level.of_groups, strict=True)), holders, grain_bytes))
     best = min(whole, cut, key=lambda pieces: _unevenness(_loads(pieces, world_size), heaviest, even))
-    return Assignment(pieces=best, heaviest_bytes=heaviest)
+    return Assignment.of(best, world_size, heaviest)
 
 
 def _write(piece: _Piece) -> TensorWrite:

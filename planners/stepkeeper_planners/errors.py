@@ -95,7 +95,11 @@ class LostWritesError(PlannerError, RuntimeError):
 
 
 class WrongRanksError(PlannerError, ValueError):
-    """A save is planned for other ranks than those that take part in it, or for a writer that can't hold it."""
+    """A save is planned for other ranks than those that take part in it."""
+
+
+class UnsupportedWriterError(PlannerError, ValueError):
+    """The storage writer can't hold what is to be saved; it would lose some of it without a word."""
 
 
 class LoadMismatchError(PlannerError, ValueError):

@@ -16,11 +16,11 @@ from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.differences import Differences, mismatch
 from stepkeeper_planners.dtypes import dtype_name
+from stepkeeper_planners.groups import current_ranks
 from stepkeeper_planners.landing import Landing
 from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.matching import StateReads, Stored, compare
 from stepkeeper_planners.reshard import ChunkRead, StoredTensor, chunk_reads
-from stepkeeper_planners.save import current_ranks
 from stepkeeper_planners.selection import LoadRules
 from stepkeeper_planners.state import FlatState, gather_state, scatter_state
 from stepkeeper_planners.values import decode_value
@@ -66,6 +66,8 @@ class SPMDLoadPlanner(LoadPlanner):
         self.is_coordinator = False
         self.metadata: Metadata | None = None
         self.original_state_dict: dict[str, Any] = {}
+        self.mappings: dict[str, tuple[str | int, ...]] = {}
+        """The keys that lead to each flat name."""
         self.sharded_state_dict: dict[str, torch.Tensor] = {}
         """What lies in parts on several devices, by flat name."""
         self.unsharded_state_dict: dict[str, object] = {}
@@ -102,7 +104,8 @@ class SPMDLoadPlanner(LoadPlanner):
         self.original_state_dict = state_dict
         self._flat = gather_state(state_dict)
         tensors = self._flat.tensors
-        self.sharded_state_dict = {k: t for k, t in tensors.items() if adapters.is_sharded(t)}
+        self.mappings = dict(self._flat.paths)
+        self.sharded_state_dict = adapters.sharded_among(tensors)
         rest = {k: t for k, t in tensors.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
 

@@ -2,61 +2,96 @@
 
 import io
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from typing_extensions import override
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.assign import TensorWrite, plan_save
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.layout import Ranks, check_cover
+from stepkeeper_planners.agree import (
+    digest_small_tensor,
+    digest_value,
+    fingerprint,
+    name_differences,
+    name_digests,
+)
+from stepkeeper_planners.assign import Assignment, TensorWrite, assign
+from stepkeeper_planners.errors import RanksDifferError, UnsupportedWriterError, WrongRanksError
+from stepkeeper_planners.global_metadata import GlobalMetadata, tensor_metadata
+from stepkeeper_planners.groups import current_ranks, shared_by
+from stepkeeper_planners.items import LazyItems, OwnItems, tensor_item, value_item
+from stepkeeper_planners.join import join_layouts
+from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.per_rank import stored_name
 from stepkeeper_planners.state import FlatState, gather_state
 from stepkeeper_planners.values import encode_value
 
+_COMPARED: Final = 8
+"""States that are looked at by name where ranks differ: one of each kind, up to so many kinds."""
 
-def current_ranks() -> Ranks:
-    """This process among those of the default process group; alone where there is none."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return Ranks(rank=0, world_size=1)
-    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size())
+_SAFETENSORS_KEYS: Final = {"shard_index", "fqn_to_index_mapping"}
+"""By which torch's HuggingFaceStorageWriter is told: what it adds to a plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proposal:
+    """What a rank's plan tells the coordinator."""
+
+    rank: int
+    fingerprint: bytes
+    parts: tuple[TensorLayout, ...]
+    """Of tensors that no rank can describe alone, what this one holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Agreed:
+    """The coordinator's answer where all ranks have the same state."""
+
+    joined: tuple[TensorLayout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Differ:
+    """The coordinator's answer where they don't: the ranks of each fingerprint, the largest group first."""
+
+    groups: tuple[tuple[int, ...], ...]
 
 
 class SPMDSavePlanner(SavePlanner):
-    """Writes every chunk of every tensor once, over all ranks and copies. Pass one to `dcp.save`; for one save each.
+    """Writes every element of every tensor once, over all ranks and copies. Pass one to `dcp.save`; for one save each.
 
-    Works with torch's FileSystemWriter and others of its kind. Tied tensors stand under each of their names.
+    Every rank finds its own share without asking; what goes to the coordinator and back is a fingerprint, and only
+    where fingerprints differ are the names compared, and nothing is written. Works with torch's storage writers.
+    Tied tensors are written once, and can be read under each of their names.
+
+    Ranks are those of `process_group`, by default of all processes: give the group that `dcp.save` is given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, process_group: dist.ProcessGroup | None = None) -> None:
         self.is_coordinator = False
+        self.mappings: dict[str, tuple[str | int, ...]] = {}
+        """The keys that lead to each flat name."""
         self.sharded_state_dict: dict[str, torch.Tensor] = {}
         """What lies in parts on several devices, by flat name."""
         self.unsharded_state_dict: dict[str, Any] = {}
         """All the rest, values too."""
+        self._group = process_group
+        self._ranks = Ranks(rank=0, world_size=1)
         self._flat = FlatState(tensors={}, values={})
         self._tensors: dict[str, torch.Tensor] = {}
+        self._digests: dict[str, bytes] = {}
+        self._layouts: dict[str, TensorLayout] = {}
+        self._assignment = Assignment(by_rank=((),), heaviest_bytes=0)
+        self._metadata = GlobalMetadata({})
         self._writes: dict[MetadataIndex, TensorWrite] = {}
-        self._open_items: dict[str, int] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._open_items: Counter[str] = Counter()
         self._shards: dict[str, list[torch.Tensor]] = {}
         self._lock = threading.Lock()
 
@@ -74,16 +109,14 @@ class SPMDSavePlanner(SavePlanner):
         """
         self.is_coordinator = is_coordinator
         self._flat = gather_state(state_dict)
-        adapters.materialize(self._flat.tensors)
-        self._tensors = self._with_aliases(self._flat.tensors)
-        self.sharded_state_dict = {k: t for k, t in self._tensors.items() if adapters.is_sharded(t)}
-        rest = {k: t for k, t in self._tensors.items() if k not in self.sharded_state_dict}
-        moved = adapters.without_copies(self._flat.tensors)
-        self._tensors = self._with_aliases({**self._flat.tensors, **moved})
+        tensors = self._flat.tensors
+        adapters.materialize(tensors)
+        named = {**tensors, **{name: tensors[first] for name, first in self._flat.aliases.items()}}
+        self.mappings = dict(self._flat.paths)
+        self.sharded_state_dict = adapters.sharded_among(named)
+        rest = {k: t for k, t in named.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
-
-    def _with_aliases(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {**tensors, **{name: tensors[first] for name, first in self._flat.aliases.items()}}
+        self._tensors = {**tensors, **adapters.without_copies(tensors)}
 
     @override
     def create_local_plan(self) -> SavePlan:
@@ -91,50 +124,72 @@ class SPMDSavePlanner(SavePlanner):
 
         Raises:
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+            UnsupportedValueError: a value is of a type that isn't stored.
             LayoutError: chunks overlap or leave a gap.
         """
-        ranks = current_ranks()
-        layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in self._tensors.items()]
-        plan = plan_save(layouts, list(self._flat.values), ranks)
-        items = [_tensor_item(write) for write in plan.tensors]
-        self._writes = {item.index: write for item, write in zip(items, plan.tensors, strict=True)}
-        self._open_items = {}
-        for write in plan.tensors:
-            self._open_items[write.fqn] = self._open_items.get(write.fqn, 0) + 1
-        items += [WriteItem(index=MetadataIndex(fqn), type=WriteItemType.BYTE_IO) for fqn in plan.values]
-        return SavePlan(items=items, planner_data=dict(self._flat.paths))
+        self._describe(current_ranks(self._group))
+        if self._ranks.world_size == 1:
+            self._join([self._incomplete()])
+        return SavePlan(items=self._own_items(), planner_data=self._proposal())
 
     @override
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """The ranks' own plans and the metadata of the whole.
+        """The coordinator's answer for each rank, and the metadata of the whole, both from its own state.
 
         Raises:
-            LayoutError: taken together the plans write something twice or not at all.
+            WrongRanksError: these are not the plans of the ranks that the planner knows of.
+            LayoutError: parts of a tensor that only the ranks together can describe don't fit together.
         """
-        plans, metadata = create_default_global_save_plan(all_plans)
-        for fqn, stored in metadata.state_dict_metadata.items():
-            if isinstance(stored, TensorStorageMetadata):
-                boxes = [Box(offsets=tuple(c.offsets), sizes=tuple(c.sizes)) for c in stored.chunks]
-                check_cover(fqn, tuple(stored.size), boxes)
-        paths = {fqn: path for plan in plans for fqn, path in (plan.planner_data or {}).items()}
-        metadata.planner_data = paths
-        return plans, metadata
+        if len(all_plans) == 1 != self._ranks.world_size:
+            # Saved with no_dist: what the other processes do is of no concern.
+            self._describe(Ranks(rank=0, world_size=1))
+            proposals = [self._proposal()]
+        else:
+            proposals = self._proposals(all_plans)
+        groups: dict[bytes, list[int]] = {}
+        for proposal in proposals:
+            groups.setdefault(proposal.fingerprint, []).append(proposal.rank)
+        if len(groups) > 1:
+            largest_first = sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks))
+            differ = _Differ(groups=tuple(largest_first))
+            return [
+                replace(plan, items=OwnItems(), planner_data=differ) for plan in all_plans
+            ], self._metadata
+        agreed = _Agreed(joined=self._join([proposal.parts for proposal in proposals]))
+        self._metadata = self._whole_metadata()
+        return [
+            replace(plan, items=cast("list[WriteItem]", self._lazy_items(rank)), planner_data=agreed)
+            for rank, plan in enumerate(all_plans)
+        ], self._metadata
 
     @override
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """The plan, unchanged."""
-        return new_plan
+        """This rank's plan, with its own items.
+
+        Raises:
+            RanksDifferError: what all ranks should save alike differs. On all ranks.
+            UnsupportedWriterError: the storage writer would lose something. On all ranks.
+        """
+        answer = new_plan.planner_data
+        if isinstance(answer, _Differ):
+            raise self._differences(answer.groups)
+        if isinstance(answer, _Agreed) and not self.is_coordinator:
+            self._take(answer.joined)
+        self._check_writer(new_plan.storage_data)
+        if not isinstance(new_plan.items, OwnItems | LazyItems):
+            return new_plan
+        return replace(new_plan, items=self._own_items(), planner_data=None)
 
     @override
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """The item's bytes. A tensor's shards are moved from the devices together, and let go after the last one.
+        """The item's bytes. A tensor's shards are moved from the devices together, and let go after the last item.
 
         Raises:
             UnsupportedValueError: a value is of a type that isn't stored.
         """
         if write_item.type == WriteItemType.BYTE_IO:
-            fqn = write_item.index.fqn
-            return io.BytesIO(encode_value(fqn, self._flat.values[fqn]))
+            name = write_item.index.fqn
+            return io.BytesIO(self._blobs.get(name) or encode_value(name, self._flat.values[name]))
         write = self._writes[write_item.index]
         # Writers call from several threads.
         with self._lock:
@@ -142,19 +197,123 @@ class SPMDSavePlanner(SavePlanner):
                 self._shards[write.fqn] = adapters.local_shards(self._tensors[write.fqn])
             shard = self._shards[write.fqn][write.local_index]
             self._open_items[write.fqn] -= 1
-            if not self._open_items[write.fqn]:
+            if self._open_items[write.fqn] <= 0:
                 del self._shards[write.fqn]
-        return shard
+        # A part must not bring the memory of the whole with it into what is written.
+        return shard if write.box.sizes == tuple(shard.shape) else shard[write.shard_box.slices].clone()
 
+    def _describe(self, ranks: Ranks) -> None:
+        """All that follows from the state alone, for these ranks."""
+        self._ranks = ranks
+        layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in self._tensors.items()]
+        self._layouts = {layout.fqn: layout for layout in layouts}
+        small = {fqn: digest_small_tensor(tensor) for fqn, tensor in self._flat.tensors.items()}
+        self._digests = name_digests(
+            layouts,
+            values={fqn: digest_value(fqn, value) for fqn, value in self._flat.values.items()},
+            contents={fqn: digest for fqn, digest in small.items() if digest is not None},
+            aliases=self._flat.aliases,
+            per_rank_keys=self._flat.per_rank,
+        )
+        self._blobs = {stored_name(n, ranks): encode_value(n, v) for n, v in self._flat.per_rank.items()}
+        self._assignment = assign([layout for layout in layouts if layout.complete], ranks.world_size)
 
-def _tensor_item(write: TensorWrite) -> WriteItem:
-    offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
-    return WriteItem(
-        index=MetadataIndex(write.fqn, offsets),
-        type=WriteItemType.SHARD,
-        tensor_data=TensorWriteData(
-            chunk=ChunkStorageMetadata(offsets=offsets, sizes=sizes),
-            properties=TensorProperties(dtype=dtype_of(write.dtype)),
-            size=torch.Size(write.global_shape),
-        ),
-    )
+    def _proposal(self) -> _Proposal:
+        return _Proposal(
+            rank=self._ranks.rank, fingerprint=fingerprint(self._digests), parts=self._incomplete()
+        )
+
+    def _incomplete(self) -> tuple[TensorLayout, ...]:
+        return tuple(layout for layout in self._layouts.values() if not layout.complete)
+
+    def _join(self, parts_by_rank: Sequence[Sequence[TensorLayout]]) -> tuple[TensorLayout, ...]:
+        """The tensors that no rank knows alone are known, and who writes what of them."""
+        by_name: dict[str, dict[int, TensorLayout]] = {}
+        for rank, parts in enumerate(parts_by_rank):
+            for part in parts:
+                by_name.setdefault(part.fqn, {})[rank] = part
+        joined = tuple(join_layouts(parts) for parts in by_name.values())
+        self._take(joined)
+        return joined
+
+    def _take(self, joined: Sequence[TensorLayout]) -> None:
+        if joined:
+            self._layouts.update((layout.fqn, layout) for layout in joined)
+            self._assignment = assign(list(self._layouts.values()), self._ranks.world_size)
+
+    def _proposals(self, plans: Sequence[SavePlan]) -> list[_Proposal]:
+        proposals = [plan.planner_data for plan in plans]
+        n_known = self._ranks.world_size
+        if [proposal.rank for proposal in proposals] != list(range(n_known)):
+            raise WrongRanksError(
+                f"this save is of {len(plans)} ranks, the planner knows of {n_known}: give it the group that the save "
+                "is given, SPMDSavePlanner(process_group=…)"
+            )
+        return proposals
+
+    def _items_of(self, rank: int) -> tuple[list[WriteItem], tuple[TensorWrite, ...]]:
+        """What this rank writes: tensors by name and place, then values."""
+        writes = self._assignment.share(rank)
+        names = sorted(self._flat.values) if rank == 0 else []
+        of_rank = Ranks(rank=rank, world_size=self._ranks.world_size)
+        names += [stored_name(name, of_rank) for name in self._flat.per_rank]
+        return [tensor_item(write) for write in writes] + [value_item(name) for name in names], writes
+
+    def _lazy_items(self, rank: int) -> LazyItems:
+        return LazyItems(lambda: self._items_of(rank)[0])
+
+    def _own_items(self) -> OwnItems:
+        """This rank's items, which can be resolved from now on."""
+        items, writes = self._items_of(self._ranks.rank)
+        self._writes = {item.index: write for item, write in zip(items, writes, strict=False)}
+        self._open_items = Counter(write.fqn for write in writes)
+        self._shards = {}
+        return OwnItems(items)
+
+    def _whole_metadata(self) -> GlobalMetadata:
+        flat, boxes = self._flat, self._assignment.boxes()
+        stored: dict[str, Any] = {
+            fqn: tensor_metadata(layout, boxes[fqn]) for fqn, layout in self._layouts.items()
+        }
+        stored.update((name, stored[first]) for name, first in flat.aliases.items())
+        of_ranks = [
+            stored_name(name, Ranks(rank=rank, world_size=self._ranks.world_size))
+            for name in flat.per_rank
+            for rank in range(self._ranks.world_size)
+        ]
+        stored.update((name, BytesStorageMetadata()) for name in (*flat.values, *of_ranks))
+        paths = {**flat.paths, **{name: (name,) for name in of_ranks}}
+        return GlobalMetadata(state_dict_metadata=stored, planner_data=paths, aliases=dict(flat.aliases))
+
+    def _differences(self, groups: Sequence[tuple[int, ...]]) -> RanksDifferError:
+        """What to raise. Ranks: collective."""
+        reports = []
+        for ranks in groups[:_COMPARED]:
+            digests = shared_by(
+                ranks[0], self._digests if self._ranks.rank == ranks[0] else None, self._group
+            )
+            reports.append((ranks, cast("Mapping[str, bytes]", digests)))
+        return name_differences(reports, sum(map(len, groups[_COMPARED:])))
+
+    def _check_writer(self, storage_data: object) -> None:
+        """Raises UnsupportedWriterError if this is torch's safetensors writer, and it would lose something."""
+        if not isinstance(storage_data, dict) or set(storage_data) - _SAFETENSORS_KEYS:
+            return
+        self._metadata.leave_out_aliases()
+        world_size = self._ranks.world_size
+        if world_size > 1 and "shard_index" not in storage_data:
+            raise UnsupportedWriterError(
+                f"{world_size} ranks would write one file of HuggingFaceStorageWriter: give it save_distributed=True"
+            )
+        if names := sorted((*self._flat.values, *self._flat.per_rank)):
+            raise UnsupportedWriterError(
+                f"safetensors files hold tensors only; leave out of this save: {', '.join(names)}"
+            )
+        for rank in range(world_size):
+            pieces = Counter(write.fqn for write in self._assignment.share(rank))
+            twice = next((fqn for fqn, n_pieces in pieces.items() if n_pieces > 1), None)
+            if twice is not None:
+                raise UnsupportedWriterError(
+                    f"{twice}: rank {rank} writes {pieces[twice]} parts of it, and HuggingFaceStorageWriter keeps one "
+                    "of a tensor in a file: save with FileSystemWriter, and convert"
+                )

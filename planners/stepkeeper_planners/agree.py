@@ -1,0 +1,174 @@
+"""Whether all ranks are about to save the same: a digest for each name, and one fingerprint of them all. Pure."""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from stepkeeper_planners.errors import RanksDifferError
+from stepkeeper_planners.layout import Owner, TensorLayout
+from stepkeeper_planners.values import encode_value
+
+__all__ = ["digest_small_tensor", "digest_value", "fingerprint", "name_differences", "name_digests"]
+
+_DIGEST_BYTES: Final = 16
+_SMALL_BYTES: Final = 65_536
+_NO_CONTENT: Final = bytes(_DIGEST_BYTES)
+_TENSOR, _VALUE, _PER_RANK, _ALIAS = b"t", b"v", b"p", b"a"
+_KINDS: Final = {_TENSOR: "a tensor", _VALUE: "a value", _PER_RANK: "a PerRank", _ALIAS: "a tied tensor"}
+
+
+def name_digests(
+    layouts: Sequence[TensorLayout],
+    *,
+    values: Mapping[str, bytes] | None = None,
+    contents: Mapping[str, bytes] | None = None,
+    aliases: Mapping[str, str] | None = None,
+    per_rank_keys: Collection[str] = (),
+) -> dict[str, bytes]:
+    """For each name what must be equal on all ranks: one byte of kind, a digest of the form, one of the content.
+
+    `values` are digests of values, `contents` those of tensors that are compared too. Of a layout that isn't complete
+    the chunks are left out: they differ between ranks by design.
+    """
+    digests: dict[str, bytes] = {}
+    contents = contents or {}
+    known: dict[int, bytes] = {}
+    for layout in layouts:
+        digests[layout.fqn] = _TENSOR + _form(layout, known) + contents.get(layout.fqn, _NO_CONTENT)
+    for name, digest in (values or {}).items():
+        digests[name] = _VALUE + _NO_CONTENT + digest
+    for name in per_rank_keys:
+        digests[name] = _PER_RANK + _NO_CONTENT + _NO_CONTENT
+    for name, first in (aliases or {}).items():
+        digests[name] = _ALIAS + _hashed(first.encode()) + _NO_CONTENT
+    return digests
+
+
+def fingerprint(digests: Mapping[str, bytes]) -> bytes:
+    """Equal where the digests are, in whatever order; one hash to exchange in place of them."""
+    whole = blake2b(digest_size=_DIGEST_BYTES)
+    for name in sorted(digests):
+        encoded = name.encode()
+        whole.update(len(encoded).to_bytes(4, "big") + encoded + digests[name])
+    return whole.digest()
+
+
+def digest_value(fqn: str, value: object) -> bytes:
+    """Equal for equal values: of the same types, with the same content, dicts in any order.
+
+    Raises:
+        UnsupportedValueError: the value, or something in it, is of a type that isn't stored.
+    """
+    return _value(fqn, value)
+
+
+def digest_small_tensor(tensor: torch.Tensor) -> bytes | None:
+    """Of whole numbers in the host's memory, such as the state of a random number generator; None of other tensors.
+
+    Ranks may well differ in the last bits of what they compute, or in the statistics of their own batches, and one
+    is as good as the other; but one rank's random numbers or positions in the data are no other's.
+    """
+    if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
+        return None
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return None
+    return _tensor(tensor) if tensor.numel() * tensor.itemsize <= _SMALL_BYTES else None
+
+
+def name_differences(
+    reports: Sequence[tuple[Sequence[int], Mapping[str, bytes]]], n_unseen: int = 0
+) -> RanksDifferError:
+    """The error that says which names differ on which ranks. Each report is of all ranks that have those digests.
+
+    `n_unseen` ranks differ from all of these, and their digests aren't known.
+    """
+    reasons: dict[str, str] = {}
+    strangers: dict[str, tuple[int, ...]] = {}
+    for name in sorted({name for _, digests in reports for name in digests}):
+        ranks_of: dict[bytes | None, list[int]] = {}
+        for ranks, digests in reports:
+            ranks_of.setdefault(digests.get(name), []).extend(ranks)
+        if len(ranks_of) == 1:
+            continue
+        usual = min(ranks_of, key=lambda digest: (-len(ranks_of[digest]), min(ranks_of[digest])))
+        strangers[name] = tuple(sorted(r for digest in ranks_of if digest != usual for r in ranks_of[digest]))
+        reasons[name] = _reason(usual, [digest for digest in ranks_of if digest != usual])
+    return RanksDifferError(reasons=reasons, ranks=strangers, n_unseen=n_unseen)
+
+
+def _reason(usual: bytes | None, others: Sequence[bytes | None]) -> str:
+    if usual is None:
+        return "the other ranks have no such name"
+    if None in others:
+        return "missing there"
+    found = [other for other in others if other is not None]
+    kinds = Counter(other[:1] for other in found if other[:1] != usual[:1])
+    if kinds:
+        return f"{_KINDS[min(kinds)]} there, {_KINDS[usual[:1]]} on the others"
+    if any(other[1 : 1 + _DIGEST_BYTES] != usual[1 : 1 + _DIGEST_BYTES] for other in found):
+        if usual[:1] == _ALIAS:
+            return "tied there to another tensor than on the others"
+        return "of another dtype, shape or placement there than on the others"
+    return "another value there than on the others; what each rank has of its own is saved as PerRank(value)"
+
+
+def _form(layout: TensorLayout, known: dict[int, bytes]) -> bytes:
+    form = blake2b(digest_size=_DIGEST_BYTES)
+    form.update(repr((layout.dtype, layout.global_shape, layout.complete)).encode())
+    if layout.complete:
+        for chunk in layout.chunks:
+            owners = known.get(id(chunk.owners))
+            if owners is None:
+                owners = known[id(chunk.owners)] = _owners(chunk.owners)
+            form.update(repr((chunk.box.offsets, chunk.box.sizes)).encode() + owners)
+    return form.digest()
+
+
+def _owners(owners: Sequence[Owner]) -> bytes:
+    numbers = array("q")
+    for owner in owners:
+        numbers.append(owner.rank)
+        numbers.append(owner.local_index)
+    return _hashed(numbers.tobytes())
+
+
+def _hashed(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def _value(fqn: str, value: object) -> bytes:
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        assert isinstance(value, dict)
+        items = [_value(f"{fqn} (a key)", k) + _value(f"{fqn}[{k!r}]", v) for k, v in value.items()]
+        return _hashed(b"dict" + b"".join(sorted(items)))
+    if kind in (list, tuple):
+        assert isinstance(value, list | tuple)
+        parts = [_value(f"{fqn}[{index}]", item) for index, item in enumerate(value)]
+        return _hashed(kind.__name__.encode() + b"".join(parts))
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return _array(fqn, value)
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
+        return _tensor(value)
+    if kind in (bool, int, float, complex, str, bytes, type(None)):
+        return _hashed(f"{kind.__name__} {value!r}".encode("utf-8", "surrogatepass"))
+    # Rare types, and those that are refused.
+    return _hashed(encode_value(fqn, value))
+
+
+def _array(fqn: str, value: Any) -> bytes:
+    if value.dtype.hasobject:
+        return _hashed(encode_value(fqn, value))
+    form = (type(value).__name__, value.dtype.descr if value.dtype.names else value.dtype.str, value.shape)
+    return _hashed(repr(form).encode() + value.tobytes())
+
+
+def _tensor(value: torch.Tensor) -> bytes:
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    form = (type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad)
+    return _hashed(repr(form).encode() + plain.reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -1,0 +1,25 @@
+"""The processes that save and load together."""
+
+import torch.distributed as dist
+
+from stepkeeper_planners.layout import Ranks
+
+__all__ = ["current_ranks", "shared_by"]
+
+
+def current_ranks(group: dist.ProcessGroup | None = None) -> Ranks:
+    """This process among those of the group, by default of all; alone where there is no group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Ranks(rank=0, world_size=1)
+    return Ranks(rank=dist.get_rank(group), world_size=dist.get_world_size(group))
+
+
+def shared_by(rank: int, value: object, group: dist.ProcessGroup | None = None) -> object:
+    """What that rank of the group gave as `value`.
+
+    Ranks: collective; all of the group call it with the same rank.
+    """
+    holder = [value]
+    source = rank if group is None else dist.get_global_rank(group, rank)
+    dist.broadcast_object_list(holder, src=source, group=group)
+    return holder[0]
