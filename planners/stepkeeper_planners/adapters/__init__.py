@@ -130,17 +130,27 @@ def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
     return plain.in_place(tensor) if adapter is plain else None
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether the tensor lies in parts on several devices."""
-    if _is_dtensor(tensor):
-        return dtensor.is_sharded(tensor)
-    if checkpointable.is_checkpointable(tensor):
-        return True
-    if tensor.device.type != "xla":
-        return False
-    from stepkeeper_planners.adapters import xla
+def sharded_among(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that lie in parts on several devices; of torch_xla, wrapped as its own planners have them.
 
-    return xla.is_sharded(tensor)
+    Raises:
+        UnsupportedShardingError: as `describe`.
+    """
+    found = {}
+    for fqn, tensor in tensors.items():
+        if _is_dtensor(tensor):
+            sharded = tensor if dtensor.is_sharded(tensor) else None
+        elif checkpointable.is_checkpointable(tensor):
+            sharded = tensor
+        elif tensor.device.type == "xla":
+            from stepkeeper_planners.adapters import xla
+
+            sharded = xla.as_sharded(fqn, tensor)
+        else:
+            continue
+        if sharded is not None:
+            found[fqn] = sharded
+    return found
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
-from torch_xla.distributed.spmd import ShardingType, XLAShardedTensor
+from torch_xla.distributed.spmd import ShardingType, XLAShardedTensor, wrap_if_sharded
 
 from stepkeeper_planners.adapters import plain
 from stepkeeper_planners.adapters.devices import device_owners
@@ -161,9 +161,12 @@ def identity(tensor: torch.Tensor) -> object:
     return ("xla", _C._xla_get_tensor_id(_bare(tensor)))
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether different devices hold different parts."""
-    return _tiling(_bare(tensor)) is not None
+def as_sharded(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor wrapped as torch_xla's, if different devices hold different parts."""
+    if _tiling(_bare(tensor), fqn) is None:
+        return None
+    sharded: torch.Tensor = wrap_if_sharded(tensor)
+    return sharded
 
 
 def _bare(tensor: torch.Tensor) -> torch.Tensor:

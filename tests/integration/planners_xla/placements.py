@@ -176,7 +176,7 @@ def sharded_by_the_compiler() -> None:
     torch_xla.sync()
     left.add_((a @ a).sum(0) + torch.arange(8).to("xla"))
     adapters.materialize({"left": left})
-    assert adapters.is_sharded(left)
+    assert adapters.sharded_among({"t": left})
     check(left, torch.arange(8.0) + 64)
 
 

@@ -1,0 +1,199 @@
+"""What a user of 4 devices sees, through torch_xla's planners and through ours: the same code for both."""
+
+import json
+import random
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch_xla
+import torch_xla.debug.metrics as met
+import torch_xla.distributed.spmd as xs
+import torch_xla.experimental.distributed_checkpoint as theirs
+import torch_xla.runtime as xr
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch_xla.experimental.distributed_checkpoint._helpers import _sharded_cpu_state_dict
+
+import stepkeeper as ours
+from stepkeeper_planners import adapters
+
+Spec = tuple[Any, ...]
+MESH_SHAPE: Final = (2, 2)
+
+
+def sharded(tensor: torch.Tensor, *spec: Any) -> torch.Tensor:
+    placed = tensor.to("xla")
+    xs.mark_sharding(placed, xs.Mesh(np.arange(4), MESH_SHAPE), spec)
+    return placed
+
+
+def saved(xc: ModuleType, folder: Path, state: dict[str, Any]) -> None:
+    save(state, storage_writer=FileSystemWriter(folder), planner=xc.SPMDSavePlanner())
+
+
+def loaded(xc: ModuleType, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+    load(state, storage_reader=FileSystemReader(folder), planner=xc.SPMDLoadPlanner())
+    return state
+
+
+def partial_replication_is_stored(xc: ModuleType, folder: Path) -> str:
+    state = {"full": sharded(torch.ones(8, 8), 0, 1), "partial": sharded(torch.ones(8, 8), 0, None)}
+    saved(xc, folder, state)
+    return " ".join(sorted(FileSystemReader(folder).read_metadata().state_dict_metadata))
+
+
+def partial_replication_is_restored(xc: ModuleType, folder: Path) -> str:
+    source = torch.arange(64.0).reshape(8, 8)
+    saved(xc, folder, {"w": sharded(source, None, 1)})
+    got = loaded(xc, folder, {"w": sharded(torch.zeros(8, 8), None, 1)})
+    return str(torch.equal(got["w"].cpu(), source))
+
+
+def copies_are_not_moved(xc: ModuleType, _folder: Path) -> str:
+    """What comes from the devices of a tensor that two devices each have half of, in its own size."""
+    tensor = sharded(torch.ones(1024, 256), 0, None)
+    torch_xla.sync()
+    met.clear_all()
+    if xc is theirs:
+        _sharded_cpu_state_dict({"w": tensor})
+    else:
+        adapters.local_shards(adapters.without_copies({"w": tensor})["w"])
+    return str(met.metric_data("InboundData")[1] / (tensor.numel() * tensor.itemsize))
+
+
+def random_number_generators(xc: ModuleType, folder: Path) -> str:
+    state = {"numpy": np.random.RandomState(3).get_state(), "python": random.Random(3).getstate()}
+    saved(xc, folder, state)
+    got = loaded(xc, folder, {"numpy": None, "python": None})
+    first, second = np.random.RandomState(1), random.Random(1)
+    first.set_state(got["numpy"])
+    second.setstate(got["python"])
+    return str(
+        first.rand() == np.random.RandomState(3).rand() and second.random() == random.Random(3).random()
+    )
+
+
+def another_shape(xc: ModuleType, folder: Path) -> str:
+    saved(xc, folder, {"w": sharded(torch.arange(8.0), (0, 1))})
+    got = loaded(xc, folder, {"w": sharded(torch.zeros(4), (0, 1))})
+    return str(got["w"].cpu().tolist())
+
+
+def another_dtype(xc: ModuleType, folder: Path) -> str:
+    saved(xc, folder, {"w": sharded(torch.arange(4.0) + 0.75, (0, 1))})
+    got = loaded(xc, folder, {"w": sharded(torch.zeros(4, dtype=torch.int32), (0, 1))})
+    return str(got["w"].cpu().tolist())
+
+
+def two_names_are_missing(xc: ModuleType, folder: Path) -> str:
+    saved(xc, folder, {"w": torch.ones(2)})
+    return str(loaded(xc, folder, {"first": torch.ones(2), "second": sharded(torch.ones(8), 0)}))
+
+
+def names_of_stock(xc: ModuleType, folder: Path) -> str:
+    save({"a": {"f": 1.0}, "w": torch.ones(2)}, storage_writer=FileSystemWriter(folder))
+    return str(loaded(xc, folder, {"a": {"f": 0.0}, "w": torch.zeros(2)})["a"])
+
+
+def documented_loop(xc: ModuleType, folder: Path) -> str:
+    """Trained, saved, and resumed in new objects, as torch_xla's documentation has it."""
+    for resume in (False, True):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)).to("xla")
+        layers: Any = model
+        for layer in layers:
+            xs.mark_sharding(layer.weight, xs.Mesh(np.arange(4), MESH_SHAPE), (0, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if resume:
+            xc.prime_optimizer(optimizer)
+            state = loaded(xc, folder, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+            model.load_state_dict(state["model"])
+            break
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8).to("xla")).sum().backward()
+            optimizer.step()
+            torch_xla.sync()
+        saved(xc, folder, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        want = model.state_dict()["0.bias"].cpu()
+    return str(torch.equal(model.state_dict()["0.bias"].cpu(), want))
+
+
+def manual_sharding(xc: ModuleType, folder: Path) -> str:
+    manual = xs.enable_manual_sharding(
+        torch.ones(8, 8).to("xla"), (0, 1), mesh=xs.Mesh(np.arange(4), MESH_SHAPE)
+    )
+    saved(xc, folder, {"w": manual})
+    return "stored"
+
+
+def fewer_rows_than_devices(xc: ModuleType, folder: Path) -> str:
+    saved(xc, folder, {"w": sharded(torch.arange(3.0), (0, 1)), "v": sharded(torch.arange(1.0), 0)})
+    got = loaded(xc, folder, {"w": sharded(torch.zeros(3), (1, 0)), "v": sharded(torch.zeros(1), (0, 1))})
+    return str([got["w"].cpu().tolist(), got["v"].cpu().tolist()])
+
+
+def tied_tensors_are_written_once(xc: ModuleType, folder: Path) -> str:
+    tensor = torch.ones(1 << 20)
+    saved(xc, folder, {"embedding": tensor, "head": tensor})
+    return str(round(sum(path.stat().st_size for path in folder.glob("*.distcp")) / 2**22))
+
+
+def primed_parameters_stay(xc: ModuleType, folder: Path) -> str:
+    model = torch.nn.Linear(4, 4).to("xla")
+    before = model.weight.detach().cpu().clone()
+    torch_xla.sync()
+    xc.prime_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5))
+    return str(torch.equal(model.weight.detach().cpu(), before))
+
+
+OBSERVED: Final[tuple[Callable[[ModuleType, Path], str], ...]] = (
+    partial_replication_is_stored,
+    partial_replication_is_restored,
+    copies_are_not_moved,
+    random_number_generators,
+    another_shape,
+    another_dtype,
+    two_names_are_missing,
+    names_of_stock,
+    documented_loop,
+    manual_sharding,
+    fewer_rows_than_devices,
+    tied_tensors_are_written_once,
+    primed_parameters_stay,
+)
+
+
+def cause_of(error: BaseException) -> str:
+    """The error inside the one that torch makes of it."""
+    if isinstance(error, CheckpointException):
+        error = next(failure[0] for failure in error.failures.values())
+    return f"{type(error).__name__}: {error}"
+
+
+def main(folder: Path) -> None:
+    results: dict[str, dict[str, str]] = {}
+    for look in OBSERVED:
+        results[look.__name__] = {}
+        for name, xc in (("theirs", theirs), ("ours", ours)):
+            try:
+                seen = look(xc, folder / name / look.__name__)
+            except (Exception, CheckpointException) as error:
+                # What is raised is what is seen.
+                seen = cause_of(error)
+            results[look.__name__][name] = seen
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    xr.use_spmd()
+    main(Path(sys.argv[1]))
