@@ -1,18 +1,21 @@
 """A tree of state, flat and back. Names are those that torch.distributed.checkpoint gives: keys joined with dots."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.nn.parameter import is_lazy
 
 from stepkeeper_planners.adapters import identity
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
 from stepkeeper_planners.per_rank import PerRank, Resize, parse_stored_name
 
 Path = tuple[str | int, ...]
+
+_MAX_DEPTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,14 @@ def scatter_state(state: Mapping[str, object], flat: FlatState, values: Mapping[
     Raises:
         UnsupportedValueError: a value would have to be put into a container that can't be changed.
     """
-    _scatter(state, flat.tree, (), values)
+    if _is_stateful(state):
+        _give(state, flat.tree, (), values)
+        return
+    places = list(_places(state, flat.tree, ()))
+    for place in places:
+        place.check(values)
+    for place in places:
+        place.give(values)
 
 
 def _name(path: Path) -> str:
@@ -87,8 +97,10 @@ def _name(path: Path) -> str:
 
 def _resolve(node: object, path: Path) -> object:
     """Statefuls replaced by their state, containers copied, leaves kept."""
-    if len(path) > 100:
-        raise UnsupportedValueError(f"{_name(path[:5])}…: nested more than 100 deep, or holding itself")
+    if len(path) > _MAX_DEPTH:
+        raise UnsupportedValueError(
+            f"{_name(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
+        )
     if _is_stateful(node):
         assert isinstance(node, Stateful)
         return _resolve(node.state_dict(), path)
@@ -96,11 +108,35 @@ def _resolve(node: object, path: Path) -> object:
         return PerRank(_resolve(node.value, path), node.resize)
     if isinstance(node, Mapping):
         resolved = _empty_like(node)
-        resolved.update({key: _resolve(value, (*path, str(key))) for key, value in node.items()})
+        for key, value in node.items():
+            resolved[key] = _resolve(value, (*path, str(key)))
         return resolved
     if isinstance(node, list):
         return [_resolve(value, (*path, index)) for index, value in enumerate(node)]
+    if isinstance(node, tuple):
+        _refuse_objects(node, path)
+    if isinstance(node, torch.Tensor) and is_lazy(node):
+        raise UnsupportedValueError(
+            f"{_name(path)}: a lazy parameter has no shape before the model's first run"
+        )
     return node
+
+
+def _refuse_objects(node: object, path: Path) -> None:
+    """A tuple is one value, as stock torch has it: what would have to be called can't be in it."""
+    if len(path) > _MAX_DEPTH:
+        raise UnsupportedValueError(
+            f"{_name(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
+        )
+    if _is_stateful(node) or isinstance(node, PerRank):
+        kind = type(node).__name__
+        raise UnsupportedValueError(f"{_name(path)}: a {kind} can't stand in a tuple; use a list or a dict")
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            _refuse_objects(value, (*path, str(key)))
+    elif isinstance(node, list | tuple):
+        for index, value in enumerate(node):
+            _refuse_objects(value, (*path, index))
 
 
 def _is_stateful(node: object) -> bool:
@@ -142,30 +178,52 @@ def _is_leaf(node: object) -> bool:
     )
 
 
-def _scatter(node: object, tree: object, path: Path, values: Mapping[str, object]) -> None:
-    if _is_stateful(node):
-        assert isinstance(node, Stateful)
-        node.load_state_dict(_rebuilt(tree, path, values))
-        return
-    items: Iterator[tuple[Any, Any]]
-    if isinstance(node, Mapping):
-        assert isinstance(tree, Mapping)
-        items = iter([(key, tree[key]) for key in node])
-    elif isinstance(node, list):
-        assert isinstance(tree, list)
-        items = iter(enumerate(tree))
-    else:
-        return
-    container: Any = node
-    for key, part in items:
-        below = (*path, key if isinstance(node, list) else str(key))
-        if _is_stateful(container[key]) or not _is_leaf(part):
-            _scatter(container[key], part, below, values)
-        elif isinstance(container[key], PerRank):
-            if _name(below) in values:
-                container[key].value = _with_loaded(container[key].value, values[_name(below)])
-        elif _name(below) in values:
-            _put(container, key, below, values[_name(below)])
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the user's own containers something stands that a load may change."""
+
+    container: Any
+    key: Any
+    path: Path
+    tree: Any
+
+    def check(self, values: Mapping[str, object]) -> None:
+        """What is going to be given can be."""
+        item = self.container[self.key]
+        if _is_stateful(item) or isinstance(item, PerRank) or _name(self.path) not in values:
+            return
+        if not isinstance(self.container, MutableMapping | list):
+            raise UnsupportedValueError(
+                f"{_name(self.path)}: a {type(self.container).__name__} can't be changed in place; use a dict or a list"
+            )
+
+    def give(self, values: Mapping[str, object]) -> None:
+        """The object has its state, the box or the container its value."""
+        item, name = self.container[self.key], _name(self.path)
+        if _is_stateful(item):
+            _give(item, self.tree, self.path, values)
+        elif name not in values:
+            return
+        elif isinstance(item, PerRank):
+            item.value = _with_loaded(item.value, values[name])
+        else:
+            self.container[self.key] = values[name]
+
+
+def _places(node: Any, tree: Any, path: Path) -> Iterator[_Place]:
+    is_list = isinstance(node, list)
+    for key in range(len(node)) if is_list else list(node):
+        below = (*path, key if is_list else str(key))
+        item, part = node[key], tree[key]
+        if _is_stateful(item) or isinstance(item, PerRank) or _is_leaf(part):
+            yield _Place(node, key, below, part)
+        else:
+            yield from _places(item, part, below)
+
+
+def _give(node: object, tree: Any, path: Path, values: Mapping[str, object]) -> None:
+    assert isinstance(node, Stateful)
+    node.load_state_dict(_rebuilt(tree, path, values))
 
 
 def _with_loaded(node: object, loaded: object) -> object:
@@ -179,19 +237,12 @@ def _with_loaded(node: object, loaded: object) -> object:
     return loaded
 
 
-def _put(container: Any, key: Any, path: Path, value: object) -> None:
-    if not isinstance(container, MutableMapping | list):
-        raise UnsupportedValueError(
-            f"{_name(path)}: a {type(container).__name__} can't be changed in place; use a dict or a list"
-        )
-    container[key] = value
-
-
 def _rebuilt(tree: object, path: Path, values: Mapping[str, object]) -> Any:
     """The sub-tree with its stored values: what load_state_dict() gets, keys of their first types."""
     if isinstance(tree, Mapping):
         rebuilt = _empty_like(tree)
-        rebuilt.update({key: _rebuilt(part, (*path, str(key)), values) for key, part in tree.items()})
+        for key, part in tree.items():
+            rebuilt[key] = _rebuilt(part, (*path, str(key)), values)
         return rebuilt
     if isinstance(tree, PerRank):
         return values.get(_name(path), tree.value)
@@ -202,9 +253,15 @@ def _rebuilt(tree: object, path: Path, values: Mapping[str, object]) -> Any:
 
 
 def _empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A dict to be filled; with the versions that torch.nn.Module.load_state_dict() looks for on a state dict."""
-    if not hasattr(mapping, "_metadata"):
+    """A dict of the same kind, to be filled: objects get back what they gave, whether they count on it or not."""
+    if isinstance(mapping, Counter):
+        return Counter()
+    if isinstance(mapping, defaultdict):
+        return defaultdict(mapping.default_factory)
+    if not isinstance(mapping, OrderedDict):
         return {}
     empty: OrderedDict[Any, Any] = OrderedDict()
-    vars(empty)["_metadata"] = mapping._metadata  # noqa: SLF001 — where nn.Module.state_dict() puts it
+    if hasattr(mapping, "_metadata"):
+        # The versions that torch.nn.Module.load_state_dict() looks for on a state dict.
+        vars(empty)["_metadata"] = mapping._metadata  # noqa: SLF001 — where nn.Module.state_dict() puts it
     return empty

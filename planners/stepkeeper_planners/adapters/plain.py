@@ -87,6 +87,8 @@ def checked_piece(
 
 def identity(tensor: torch.Tensor) -> object:
     """Which memory, seen how; None for a tensor without any."""
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.data_ptr():
         return None
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+    # A lazy conjugate or negation lies where its original does.
+    seen = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    return (tensor.device, tensor.data_ptr(), seen)

@@ -1,7 +1,9 @@
 """A nested state, flat and back, with the names that torch.distributed.checkpoint gives."""
 
+import collections
 import random
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -9,9 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.optim import lr_scheduler as lrs
+from typing_extensions import override
 
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
+from stepkeeper_planners.per_rank import PerRank
 from stepkeeper_planners.state import gather_state, scatter_state
+from stepkeeper_planners.values import decode_value, encode_value
 
 
 class Counter:
@@ -109,6 +115,42 @@ def test_tied_tensors_stand_once() -> None:
     assert set(flat.tensors) == {"m.a.weight", "m.a.bias", "m.b.bias", "view", "turned", "e", "f"}
 
 
+def test_views_of_one_storage_are_not_tied() -> None:
+    storage = torch.arange(8.0)
+    number = torch.view_as_complex(storage.view(4, 2))
+    views = {
+        "all": storage,
+        "first": storage[:4],
+        "last": storage[4:],
+        "every": storage[::2],
+        "bits": storage.view(torch.int32),
+        "grid": storage.view(2, 4),
+        "number": number,
+        "conjugate": number.conj(),
+        "imaginary": number.imag,
+        "negated": number.conj().imag,
+        "same": storage.detach(),
+        "same first": storage[0:4],
+    }
+    assert gather_state(views).aliases == {"same": "all", "same first": "first"}
+
+
+def test_tensors_without_memory_are_not_tied() -> None:
+    """Their addresses are all alike."""
+    assert not gather_state({"a": torch.empty(0, 2), "b": torch.empty(2, 0)}).aliases
+    assert not gather_state({"a": torch.empty(3, device="meta"), "b": torch.empty(3, device="meta")}).aliases
+
+
+def test_a_tensor_that_fills_one_name_fills_all() -> None:
+    weight = torch.zeros(2)
+    state: dict[str, Any] = {"a": weight, "list": [weight], "deep": {"b": weight.detach()}}
+    flat = gather_state(state)
+    assert flat.aliases == {"list.0": "a", "deep.b": "a"}
+    flat.tensors["a"].fill_(3)
+    scatter_state(state, flat, {})
+    assert state["deep"]["b"].tolist() == [3, 3]
+
+
 def test_module_state_keeps_its_versions() -> None:
     model, *_ = trained(1)
     flat = gather_state({"m": model})
@@ -121,11 +163,154 @@ def test_two_entries_of_one_name_are_refused() -> None:
         gather_state({"a": {"b": 1}, "a.b": 2})
 
 
-def test_a_container_that_cant_be_changed_is_named() -> None:
-    state = {"frozen": MappingProxyType({"x": 1})}
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a": {"b": 1}, "a.b": 2},
+        {"a": torch.ones(1), "b": {"": {}}, "": {"a": 1}, ".a": 2},
+        {1: 2, "1": 3},
+        {"a": [torch.ones(1)], "a.0": 1},
+    ],
+    ids=str,
+)
+def test_names_that_collide_are_refused_as_by_stock(state: dict[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="duplicated"):
+        flatten_state_dict(state)
+    with pytest.raises(DuplicateNameError):
+        gather_state(state)
+
+
+def test_keys_of_unlike_types_whose_parts_have_other_names_do_not_collide() -> None:
+    state: dict[Any, Any] = {1: {"a": 1}, "1": {"b": 2}}
+    assert gather_state(state).values == {"1.a": 1, "1.b": 2}
+
+
+def test_a_container_that_cant_be_changed_is_named_before_anything_is() -> None:
+    counter = Counter(1)
+    state = {"first": 0, "counter": counter, "frozen": MappingProxyType({"x": 1})}
     flat = gather_state(state)
     with pytest.raises(UnsupportedValueError, match=r"frozen\.x.*mappingproxy"):
-        scatter_state(state, flat, {"frozen.x": 2})
+        scatter_state(state, flat, {"first": 1, "frozen.x": 2})
+    assert (state["first"], counter.loads) == (0, 0)
+    scatter_state(state, flat, {"first": 1})
+    assert (state["first"], counter.loads) == (1, 1)
+
+
+@pytest.mark.parametrize("item", [Counter(1), PerRank(1)], ids=lambda i: type(i).__name__)
+def test_what_would_have_to_be_called_cant_stand_in_a_tuple(item: object) -> None:
+    for value in ((item,), (1, [{"deep": item}])):
+        with pytest.raises(UnsupportedValueError, match=r"a\.b.* tuple; use a list"):
+            gather_state({"a": {"b": value}})
+
+
+def test_a_class_is_no_object_with_a_state() -> None:
+    assert gather_state({"kind": Counter}).values == {"kind": Counter}
+
+
+def test_a_lazy_parameter_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedValueError, match=r"m\.weight: a lazy parameter"):
+        gather_state({"m": {"weight": torch.nn.UninitializedParameter()}})
+
+
+class Keeper:
+    """Gives one thing, and remembers what it got."""
+
+    def __init__(self, gives: object) -> None:
+        self.gives = gives
+        self.got: Any = None
+
+    def state_dict(self) -> Any:
+        return self.gives
+
+    def load_state_dict(self, state: Any) -> None:
+        self.got = state
+
+
+class Sized(Mapping[str, int]):
+    """A mapping of somebody's own."""
+
+    @override
+    def __getitem__(self, key: str) -> int:
+        return {"x": 1}[key]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(["x"])
+
+    @override
+    def __len__(self) -> int:
+        return 1
+
+
+def test_an_object_gets_back_containers_of_the_kind_that_it_gave() -> None:
+    gives = {
+        "plain": {1: 1, "2": 2},
+        "ordered": OrderedDict(b=1, a=2),
+        "counts": collections.Counter({30: 2, 80: 1}),
+        "lists": defaultdict(list, {3: [1]}),
+        "sized": Sized(),
+        "empty": [{}, [], OrderedDict()],
+        "objects": [Keeper({"n": 5}), {"k": Keeper(None)}],
+        "tuple": (1, [2]),
+    }
+    keeper = Keeper(gives)
+    flat = gather_state({"k": keeper})
+    scatter_state(
+        {"k": keeper}, flat, {"k.plain.1": 10, "k.counts.30": 3, "k.objects.0.n": 6, "k.sized.x": 7}
+    )
+    got = keeper.got
+    assert {key: type(part) for key, part in got.items()} == {
+        key: type(part) for key, part in (gives | {"sized": {}}).items()
+    }
+    assert got["plain"] == {1: 10, "2": 2}
+    assert [*got["ordered"]] == ["b", "a"]
+    assert got["counts"] == collections.Counter({30: 3, 80: 1})
+    assert got["lists"]["new"] == []
+    assert got["sized"] == {"x": 7}
+    assert got["empty"] == [{}, [], {}]
+    assert got["objects"] == [{"n": 6}, {"k": None}]
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "LinearLR": lrs.LinearLR,
+    "ConstantLR": lrs.ConstantLR,
+    "StepLR": lambda o: lrs.StepLR(o, 2),
+    "MultiStepLR": lambda o: lrs.MultiStepLR(o, [2, 3, 3, 40]),
+    "ExponentialLR": lambda o: lrs.ExponentialLR(o, 0.9),
+    "PolynomialLR": lrs.PolynomialLR,
+    "CosineAnnealingLR": lambda o: lrs.CosineAnnealingLR(o, 10),
+    "CosineAnnealingWarmRestarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 10),
+    "CyclicLR": lambda o: lrs.CyclicLR(o, 0.1, 1.0, cycle_momentum=False),
+    "OneCycleLR": lambda o: lrs.OneCycleLR(o, 1.0, 100),
+    "LambdaLR": lambda o: lrs.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "MultiplicativeLR": lambda o: lrs.MultiplicativeLR(o, lambda _: 0.9),
+    "ReduceLROnPlateau": lrs.ReduceLROnPlateau,
+    "SequentialLR": lambda o: lrs.SequentialLR(o, [lrs.ConstantLR(o), lrs.StepLR(o, 1)], [2]),
+    "ChainedScheduler": lambda o: lrs.ChainedScheduler([lrs.ConstantLR(o), lrs.StepLR(o, 1)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+def test_schedules_resume(make: Callable[[torch.optim.Optimizer], Any]) -> None:
+    def fresh() -> tuple[torch.optim.Optimizer, Any]:
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+        return optimizer, make(optimizer)
+
+    def steps(schedule: Any, number: int) -> None:
+        for _ in range(number):
+            schedule.step(*([1.0] if isinstance(schedule, lrs.ReduceLROnPlateau) else []))
+
+    first, second = fresh(), fresh()
+    steps(first[1], 3)
+    saved = gather_state({"o": first[0], "s": first[1]})
+    stored = {fqn: decode_value(fqn, encode_value(fqn, value)) for fqn, value in saved.values.items()}
+    state = {"o": second[0], "s": second[1]}
+    scatter_state(state, gather_state(state), stored)
+    steps(first[1], 4)
+    steps(second[1], 4)
+    assert first[0].param_groups[0]["lr"] == second[0].param_groups[0]["lr"]
+    assert first[1].state_dict() == second[1].state_dict()
 
 
 def test_a_state_that_holds_itself_is_refused() -> None:
@@ -133,3 +318,12 @@ def test_a_state_that_holds_itself_is_refused() -> None:
     state["me"] = state
     with pytest.raises(UnsupportedValueError, match="holding itself"):
         gather_state(state)
+
+
+def test_a_list_that_holds_itself_is_refused() -> None:
+    endless: list[Any] = [1]
+    endless.append(endless)
+    within: tuple[Any, ...] = (endless,)
+    for value in (endless, within, [within]):
+        with pytest.raises(UnsupportedValueError, match="holding itself"):
+            gather_state({"a": value})
