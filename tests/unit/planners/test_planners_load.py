@@ -1,0 +1,302 @@
+"""`load` in one process with our planner: torch's own readers, what torch and older writers left, what goes wrong."""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint import _version
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from typing_extensions import override
+
+from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
+from stepkeeper_planners.errors import CastError, LoadMismatchError
+from stepkeeper_planners.load import OwnItems
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    # torch's own, in its reader and writer.
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+
+
+class Counter:
+    """An object with a state of its own."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.history = n, torch.full((3,), float(n))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": self.n, "history": self.history}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.n = state["n"]
+        self.history = state["history"]
+
+
+def make_state(seed: int) -> dict[str, Any]:
+    shared = torch.arange(6.0) + seed
+    return {
+        "model": {
+            "w": torch.arange(12.0).reshape(3, 4) + seed,
+            "half": torch.full((5,), seed, dtype=torch.bfloat16),
+        },
+        "turned": (torch.arange(12.0).reshape(3, 4) + seed).t(),
+        "tied": {"embed": shared, "head": shared},
+        "scalar": torch.tensor(float(seed)),
+        "empty": torch.empty(0, 3),
+        "counter": Counter(seed),
+        "nested": {"groups": [{"lr": 0.1 * seed}], "betas": (0.9, seed), "none": None},
+        "step": seed,
+    }
+
+
+def assert_loaded(state: dict[str, Any], seed: int) -> None:
+    want = make_state(seed)
+    for name in ("turned", "scalar", "empty"):
+        assert torch.equal(state[name], want[name])
+    for group in ("model", "tied"):
+        for name in want[group]:
+            assert torch.equal(state[group][name], want[group][name])
+    assert state["counter"].n == seed
+    assert torch.equal(state["counter"].history, want["counter"].history)
+    assert state["nested"] == want["nested"]
+    assert state["step"] == seed
+
+
+def load(state: dict[str, Any], folder: Path, reader: Any = None, **rules: Any) -> SPMDLoadPlanner:
+    planner = SPMDLoadPlanner(**rules)
+    dcp_load(state, storage_reader=reader or FileSystemReader(folder), planner=planner, no_dist=True)
+    return planner
+
+
+def cause(error: CheckpointException) -> BaseException:
+    ((failure, _trace),) = error.failures.values()
+    return failure
+
+
+def refused(state: dict[str, Any], folder: Path, **rules: Any) -> LoadMismatchError:
+    with pytest.raises(CheckpointException) as caught:
+        load(state, folder, **rules)
+    found = cause(caught.value)
+    assert isinstance(found, LoadMismatchError)
+    return found
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path: Path) -> Path:
+    dcp_save(
+        make_state(7), storage_writer=FileSystemWriter(tmp_path), planner=SPMDSavePlanner(), no_dist=True
+    )
+    return tmp_path
+
+
+def test_what_torch_wrote_and_what_we_wrote(tmp_path: Path, folder: Path) -> None:
+    stock = tmp_path / "stock"
+    dcp_save(make_state(7), checkpoint_id=stock, no_dist=True)
+    for place in (stock, folder):
+        state = make_state(1)
+        addresses = state["model"]["w"].data_ptr(), state["turned"].data_ptr()
+        load(state, place)
+        assert_loaded(state, 7)
+        assert addresses == (state["model"]["w"].data_ptr(), state["turned"].data_ptr())
+    state = make_state(1)
+    dcp_load(state, checkpoint_id=folder, no_dist=True)
+    assert_loaded(state, 7)
+
+
+def test_what_torch_before_2_4_and_torch_xla_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They store a dict without tensors as one value."""
+    with monkeypatch.context() as patch:
+        patch.setattr(_version, "_derived_version", "2_3")
+        dcp_save({**make_state(7), "sgd": {"state": {}}}, checkpoint_id=tmp_path, no_dist=True)
+    names = FileSystemReader(tmp_path).read_metadata().state_dict_metadata
+    assert "nested" in names
+    assert "nested.none" not in names
+    state = {**make_state(1), "sgd": {"state": {}}}
+    load(state, tmp_path)
+    assert_loaded(state, 7)
+    del state["nested"]["none"]
+    state["nested"]["new"] = 1
+    with pytest.raises(CheckpointException, match=r"not in the checkpoint \(1\): nested.new"):
+        load(state, tmp_path)
+
+
+def test_part_of_a_checkpoint(folder: Path) -> None:
+    state = {"model": make_state(1)["model"]}
+    error = refused(state, folder)
+    assert not any(name.startswith("model") for name in error.unexpected)
+    assert "exclude=('counter', 'empty', " in str(error)
+    planner = load(state, folder, items=["model"])
+    assert torch.equal(state["model"]["w"], make_state(7)["model"]["w"])
+    assert planner.unread == ()
+    state = make_state(1)
+    planner = load(state, folder, items=["model.w"])
+    assert "step" in planner.skipped
+    assert torch.equal(state["model"]["w"], make_state(7)["model"]["w"])
+    assert torch.equal(state["model"]["half"], make_state(1)["model"]["half"])
+    assert (state["step"], state["counter"].n) == (1, 1)
+
+
+def test_what_both_have(folder: Path) -> None:
+    state = make_state(1)
+    del state["scalar"]
+    state["new"] = {"w": torch.ones(2), "v": 3}
+    planner = load(state, folder, strict=False)
+    assert (planner.skipped, planner.unread) == (("new.w", "new.v"), ("scalar",))
+    assert torch.equal(state["new"]["w"], torch.ones(2))
+    assert_loaded({**state, "scalar": torch.tensor(7.0)}, 7)
+
+
+def test_other_dtypes_on_request(folder: Path) -> None:
+    state = make_state(1)
+    state["model"] = {
+        "w": torch.zeros(3, 4, dtype=torch.bfloat16),
+        "half": torch.zeros(5, dtype=torch.float64),
+    }
+    assert refused(state, folder).mismatched.keys() == {"model.w", "model.half"}
+    load(state, folder, cast=True)
+    assert torch.equal(state["model"]["w"], make_state(7)["model"]["w"].to(torch.bfloat16))
+    assert torch.equal(state["model"]["half"], torch.full((5,), 7.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [
+        (torch.tensor([1, 300]), torch.int8),
+        (torch.tensor([-1]), torch.uint8),
+        (torch.tensor([1e30]), torch.float16),
+    ],
+)
+def test_numbers_that_the_other_dtype_cant_say_are_refused(
+    tmp_path: Path, stored: torch.Tensor, dtype: torch.dtype
+) -> None:
+    dcp_save({"w": stored}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"w": torch.zeros(stored.shape, dtype=dtype)}
+    with pytest.raises(CheckpointException, match=f"w: an element stored as .* is beyond {dtype}") as caught:
+        load(state, tmp_path, cast=True)
+    assert isinstance(cause(caught.value), CastError)
+    assert not state["w"].any()
+    load(
+        {"w": torch.zeros(1, dtype=dtype)},
+        write(tmp_path, torch.tensor([float("inf")]).to(stored.dtype)),
+        cast=True,
+    )
+
+
+def write(folder: Path, tensor: torch.Tensor) -> Path:
+    tensor = torch.ones_like(tensor) if not tensor.dtype.is_floating_point else tensor
+    dcp_save({"w": tensor}, checkpoint_id=folder / "fits", no_dist=True)
+    return folder / "fits"
+
+
+def test_a_mismatch_changes_nothing(folder: Path) -> None:
+    state = {**make_state(1), "scalar": torch.zeros(2), "more": 1}
+    refused(state, folder)
+    assert_loaded({**state, "scalar": torch.tensor(1.0)}, 1)
+
+
+def test_tied_tensors_are_read_once_under_either_name(tmp_path: Path) -> None:
+    shared = torch.arange(4.0)
+    for name, saved in {
+        "both": {"embed": shared, "head": shared},
+        "first": {"embed": shared},
+        "second": {"head": shared},
+    }.items():
+        dcp_save(dict(saved), checkpoint_id=tmp_path / name, no_dist=True)
+        tied = torch.zeros(4)
+        planner = load({"embed": tied, "head": tied}, tmp_path / name)
+        assert torch.equal(tied, shared)
+        assert len(planner._items) == 1
+
+
+def test_one_process_after_one_gets_its_own(tmp_path: Path) -> None:
+    dcp_save(
+        {"loader": PerRank(Counter(7)), "rng": PerRank([1, 2])}, checkpoint_id=tmp_path,
+        planner=SPMDSavePlanner(), no_dist=True,
+    )  # fmt: skip
+    state = {"loader": PerRank(Counter(1)), "rng": PerRank([0])}
+    load(state, tmp_path)
+    assert state["rng"].value == [1, 2]
+    loader = state["loader"].value
+    assert isinstance(loader, Counter)
+    assert loader.n == 7
+    with pytest.raises(CheckpointException, match="each rank's own in the checkpoint"):
+        load({"loader": 1, "rng": 2}, tmp_path)
+
+
+class Breaking(FileSystemReader):
+    """A disk that fails after some reads."""
+
+    def __init__(self, folder: Path, n_good: int) -> None:
+        super().__init__(folder)
+        self.n_good = n_good
+
+    @override
+    def read_data(self, plan: LoadPlan, planner: Any) -> Any:
+        tensors = [item for item in plan.items if item.type == LoadItemType.TENSOR]
+        values = [item for item in plan.items if item.type == LoadItemType.BYTE_IO]
+        super().read_data(LoadPlan([*values, *tensors[: self.n_good]]), planner)
+        raise OSError("the disk is gone")
+
+
+def test_after_a_read_that_fails_values_and_objects_are_as_before(folder: Path) -> None:
+    state = make_state(1)
+    with pytest.raises(CheckpointException, match="the disk is gone"):
+        load(state, folder, Breaking(folder, 3))
+    assert (state["step"], state["counter"].n, state["nested"]) == (1, 1, make_state(1)["nested"])
+
+
+def test_a_value_that_would_run_code_is_refused_by_name(tmp_path: Path) -> None:
+    dcp_save({"where": Path("a")}, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(CheckpointException, match="where: the stored value can't be read: it names pathlib"):
+        load({"where": 0}, tmp_path)
+
+
+def test_items_are_not_sent_to_other_ranks(folder: Path) -> None:
+    planner = SPMDLoadPlanner()
+    planner.set_up_planner(make_state(1), FileSystemReader(folder).read_metadata(), is_coordinator=True)
+    plan = planner.create_local_plan()
+    assert len(plan.items) == 11
+    sent = pickle.dumps(plan)
+    assert len(sent) < 300
+    (answer,) = planner.create_global_plan([pickle.loads(sent)])
+    assert isinstance(answer.items, OwnItems)
+    assert planner.finish_plan(answer).items == plan.items
+    # A reader that made items of its own keeps them.
+    assert planner.finish_plan(LoadPlan(items=plan.items[:2])).items == plan.items[:2]
+
+
+def test_a_mismatch_is_not_lost_where_there_is_no_global_plan(folder: Path) -> None:
+    planner = SPMDLoadPlanner()
+    planner.set_up_planner({}, FileSystemReader(folder).read_metadata(), is_coordinator=True)
+    plan = planner.create_local_plan()
+    with pytest.raises(LoadMismatchError):
+        planner.finish_plan(plan)
+
+
+def test_an_empty_state_of_an_empty_checkpoint(tmp_path: Path) -> None:
+    dcp_save({}, checkpoint_id=tmp_path, no_dist=True)
+    load({}, tmp_path)
+
+
+def test_values_wait_for_the_last_read(folder: Path) -> None:
+    state: dict[str, Any] = {"step": 1, "scalar": torch.tensor(1.0)}
+    planner = SPMDLoadPlanner(items=["step", "scalar"])
+    planner.set_up_planner(state, FileSystemReader(folder).read_metadata(), is_coordinator=True)
+    tensor, value = planner.finish_plan(planner.create_local_plan()).items
+    buffer = io.BytesIO()
+    torch.save(7, buffer)
+    planner.load_bytes(value, io.BytesIO(buffer.getvalue()))
+    assert state["step"] == 1
+    target = planner.resolve_tensor(tensor)
+    target.fill_(7.0)
+    planner.commit_tensor(tensor, target)
+    assert state["step"] == 7
+    assert state["scalar"] == 7.0
