@@ -1,9 +1,12 @@
 """The cluster's processes: one tree in namespaces of its own, so that its first process takes all others with it."""
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,9 @@ NODE_MARK = "STEPKEEPER_NODE"
 """In the environment of each process of a node, containers apart: the node's folder."""
 PROGRAM_MARK = "STEPKEEPER_PROGRAM"
 """In the environment of each program that was started inside a cluster: its name."""
+
+_END_S = 10.0
+"""How long a killed process may take to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +55,12 @@ class Launcher:
         return log
 
     def kill(self, name: str) -> None:
-        """No program of this name is running any more."""
-        kill_marked(PROGRAM_MARK, name, within=str(self.folder))
+        """No program of this name is running any more, and its ports are free."""
+        kill_marked(PROGRAM_MARK, name, within=str(self.folder), wait_s=_END_S)
         wait_until(
             lambda: not any(marked(PROGRAM_MARK, name, within=str(self.folder))),
             f"the end of {name}",
-            timeout_s=10,
+            timeout_s=_END_S,
         )
 
 
@@ -117,21 +123,24 @@ def marked(mark: str, value: str, *, within: str = "") -> Iterator[int]:
             yield int(path.name)
 
 
-def kill_marked(mark: str, value: str, *, within: str = "") -> None:
-    """Every marked process was sent SIGKILL."""
-    for pid in marked(mark, value, within=within):
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            # The number may have gone to another process since it was listed; the handle can't.
-            if _is_marked(pid, mark, value, within):
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        finally:
-            os.close(handle)
+def kill_marked(mark: str, value: str, *, within: str = "", wait_s: float = 0.0) -> None:
+    """Every marked process was sent SIGKILL, and has ended if that took less than `wait_s`.
+
+    A dying process loses its environment, and so its mark, before it closes its sockets: only the handle says the end.
+    """
+    killed: list[int] = []
+    with contextlib.ExitStack() as handles:
+        for pid in marked(mark, value, within=within):
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(pid)
+                handles.callback(os.close, handle)
+                # The number may have gone to another process since it was listed; the handle can't.
+                if _is_marked(pid, mark, value, within):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    killed.append(handle)
+        deadline = time.monotonic() + wait_s
+        for handle in killed:
+            select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
 
 
 def _is_marked(pid: int, mark: str, value: str, within: str) -> bool:
