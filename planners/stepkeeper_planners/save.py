@@ -207,7 +207,9 @@ class SPMDSavePlanner(SavePlanner):
         self._ranks = ranks
         layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in self._tensors.items()]
         self._layouts = {layout.fqn: layout for layout in layouts}
-        small = {fqn: digest_small_tensor(tensor) for fqn, tensor in self._flat.tensors.items()}
+        # Of a layout that isn't complete each rank has other elements.
+        alike = [layout.fqn for layout in layouts if layout.complete]
+        small = {fqn: digest_small_tensor(self._flat.tensors[fqn]) for fqn in alike}
         self._digests = name_digests(
             layouts,
             values={fqn: digest_value(fqn, value) for fqn, value in self._flat.values.items()},
