@@ -2,11 +2,13 @@
 
 from stepkeeper_planners.formats.conversion import Conversion, Progress
 from stepkeeper_planners.formats.hugging_face import checkpoint_to_safetensors, safetensors_to_checkpoint
+from stepkeeper_planners.formats.torch_reader import TorchSaveReader
 from stepkeeper_planners.formats.torch_save import checkpoint_to_torch_save, torch_save_to_checkpoint
 
 __all__ = [
     "Conversion",
     "Progress",
+    "TorchSaveReader",
     "checkpoint_to_safetensors",
     "checkpoint_to_torch_save",
     "safetensors_to_checkpoint",

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.formats.blobs import Elements, Window, find_elements
 from stepkeeper_planners.formats.conversion import BUFFER_BYTES
+from stepkeeper_planners.formats.elements import Elements, Window, find_elements
 from stepkeeper_planners.metadata import check_metadata, read_metadata
 from stepkeeper_planners.state import Path as KeyPath
 from stepkeeper_planners.values import decode_value

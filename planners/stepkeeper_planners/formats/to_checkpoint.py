@@ -35,7 +35,7 @@ def write_checkpoint(
             "convert in a process of its own, or before init_process_group"
         )
     flat = gather_state(state)
-    total_bytes = sum(tensor.nbytes for tensor in flat.tensors.values())
+    total_bytes = sum(tensor.numel() * tensor.element_size() for tensor in flat.tensors.values())
     with new_folder(
         dst, overwrite=overwrite, replaceable=lambda folder: (folder / ".metadata").is_file()
     ) as new:

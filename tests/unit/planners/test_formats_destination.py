@@ -1,0 +1,83 @@
+"""A result is there whole or not at all, even where the disk is full."""
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from stepkeeper_planners import formats
+
+pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+
+SIZE_BYTES = 4 << 20
+
+
+@contextmanager
+def room_for(n_bytes: int) -> Iterator[None]:
+    """No file of this process can get larger: writing more fails as it does on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, Path]:
+    tensor = torch.arange(SIZE_BYTES // 8)
+    torch.save({"a": tensor}, tmp_path / "a.pt")
+    save_file({"a": tensor}, tmp_path / "a.safetensors")
+    formats.torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "a")
+    return {
+        "torch": tmp_path / "a.pt",
+        "safetensors": tmp_path / "a.safetensors",
+        "checkpoint": tmp_path / "a",
+    }
+
+
+@pytest.mark.parametrize(
+    ("convert", "source", "dst"),
+    [
+        (formats.torch_save_to_checkpoint, "torch", "b"),
+        (formats.checkpoint_to_torch_save, "checkpoint", "b.pt"),
+        (formats.safetensors_to_checkpoint, "safetensors", "b"),
+        (formats.checkpoint_to_safetensors, "checkpoint", "b"),
+        (formats.checkpoint_to_safetensors, "checkpoint", "b.safetensors"),
+    ],
+)
+def test_a_full_disk_leaves_nothing_behind(
+    convert: Callable[..., formats.Conversion],
+    source: str,
+    dst: str,
+    sources: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    with room_for(SIZE_BYTES // 2), pytest.raises((OSError, RuntimeError)):
+        convert(sources[source], tmp_path / dst)
+    assert sorted(tmp_path.rglob("*")) == before
+    convert(sources[source], tmp_path / dst)
+    with room_for(SIZE_BYTES // 2), pytest.raises((OSError, RuntimeError)):
+        convert(sources[source], tmp_path / dst, overwrite=True)
+    assert (tmp_path / dst).exists(), "what was there stays"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_whoever_asks_to_be_told_may_stop_it(sources: dict[str, Path], tmp_path: Path) -> None:
+    def stop(_: int, __: int) -> None:
+        raise KeyboardInterrupt
+
+    before = sorted(tmp_path.rglob("*"))
+    for convert, source in (
+        (formats.torch_save_to_checkpoint, "torch"),
+        (formats.checkpoint_to_torch_save, "checkpoint"),
+        (formats.checkpoint_to_safetensors, "checkpoint"),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            convert(sources[source], tmp_path / "b", progress=stop)
+    assert sorted(tmp_path.rglob("*")) == before

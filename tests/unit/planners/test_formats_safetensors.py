@@ -1,0 +1,247 @@
+"""safetensors files, in Hugging Face's layout, as checkpoints and back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from stepkeeper_planners import SPMDLoadPlanner
+from stepkeeper_planners.errors import (
+    DestinationExistsError,
+    DuplicateNameError,
+    SourceError,
+    UnsupportedValueError,
+)
+from stepkeeper_planners.formats import (
+    checkpoint_to_safetensors,
+    checkpoint_to_torch_save,
+    safetensors_to_checkpoint,
+)
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+
+pytestmark = pytest.mark.filterwarnings(
+    # torch's own words where there is one process only, and in its pickles of storages.
+    "ignore:torch.distributed is disabled:UserWarning",
+    "ignore:TypedStorage is deprecated:UserWarning",
+)
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """Of every dtype that safetensors has, of odd sizes, 0-dim and empty."""
+    by_dtype = {str(dtype): (torch.arange(15) % 7).to(dtype).reshape(3, 5) for dtype in DTYPES}
+    return {**by_dtype, "scalar": torch.tensor(2.5), "empty": torch.empty(0, 3), "ümlaut": torch.ones(1)}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert (tensor.dtype, tensor.shape) == (right[name].dtype, right[name].shape), name
+        if tensor.numel():
+            bits = (tensor.reshape(-1).view(torch.uint8), right[name].reshape(-1).view(torch.uint8))
+            assert torch.equal(*bits), name
+
+
+def write_checkpoint(state: dict[str, Any], folder: Path) -> Path:
+    save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+    return folder
+
+
+@pytest.mark.parametrize("max_shard_bytes", [None, 150, 1])
+def test_there_and_back_is_the_same(max_shard_bytes: int | None, tmp_path: Path) -> None:
+    save_file(weights(), tmp_path / "first.safetensors")
+    safetensors_to_checkpoint(tmp_path / "first.safetensors", tmp_path / "one", prefix="model")
+    checkpoint_to_safetensors(
+        tmp_path / "one", tmp_path / "files", prefix="model", max_shard_bytes=max_shard_bytes
+    )
+    safetensors_to_checkpoint(tmp_path / "files", tmp_path / "two")
+    done = checkpoint_to_safetensors(tmp_path / "two", tmp_path / "last.safetensors")
+    same(weights(), load_file(tmp_path / "last.safetensors"))
+    assert done.tensor_bytes == sum(tensor.nbytes for tensor in weights().values())
+
+
+def test_the_library_and_stock_read_what_is_written(tmp_path: Path) -> None:
+    state = write_checkpoint({"model": weights()}, tmp_path / "checkpoint")
+    done = checkpoint_to_safetensors(state, tmp_path / "files", prefix="model", max_shard_bytes=200)
+    index = json.loads((tmp_path / "files" / "model.safetensors.index.json").read_text(encoding="utf-8"))
+    n_files = len(done.files) - 1
+    assert n_files > 2
+    assert index["metadata"]["total_size"] == done.tensor_bytes
+    read: dict[str, torch.Tensor] = {}
+    for number in range(1, n_files + 1):
+        path = tmp_path / "files" / f"model-{number:05}-of-{n_files:05}.safetensors"
+        with safe_open(path, framework="pt") as file:
+            assert file.metadata() == {"format": "pt"}
+        part = load_file(path)
+        assert {index["weight_map"][name] for name in part} == {path.name}
+        assert sum(tensor.nbytes for tensor in part.values()) <= 200
+        read.update(part)
+    same(weights(), read)
+    for planner in (None, SPMDLoadPlanner()):
+        got = {name: torch.zeros_like(tensor) for name, tensor in weights().items()}
+        reader = HuggingFaceStorageReader(str(tmp_path / "files"))
+        load(got, storage_reader=reader, planner=planner, no_dist=True)
+        same(weights(), got)
+
+
+def test_elements_start_where_their_dtype_may(tmp_path: Path) -> None:
+    write_checkpoint(
+        {"a": torch.ones(3, dtype=torch.bool), "b": torch.ones(3, dtype=torch.float64)}, tmp_path / "c"
+    )
+    checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors")
+    data = (tmp_path / "c.safetensors").read_bytes()
+    header_bytes = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + header_bytes])
+    assert (8 + header_bytes) % 8 == 0
+    assert header["b"]["data_offsets"] == [0, 24]
+
+
+def test_names_are_selected_and_changed(tmp_path: Path) -> None:
+    state = {
+        "model": {"a.w": torch.ones(1), "b.w": torch.zeros(2)},
+        "models": {"x": torch.ones(3)},
+        "step": 5,
+    }
+    write_checkpoint(state, tmp_path / "c")
+    done = checkpoint_to_safetensors(
+        tmp_path / "c",
+        tmp_path / "c.safetensors",
+        prefix="model",
+        rename=lambda name: None if name.startswith("b") else f"net.{name}",
+    )
+    same({"net.a.w": torch.ones(1)}, load_file(tmp_path / "c.safetensors"))
+    assert done.tensors == ("model.a.w",)
+    assert set(done.left_out) == {"model.b.w", "models.x", "step"}
+    back = safetensors_to_checkpoint(
+        tmp_path / "c.safetensors",
+        tmp_path / "d",
+        prefix="model",
+        rename=lambda name: name.removeprefix("net."),
+    )
+    assert back.tensors == ("net.a.w",)
+    checkpoint_to_torch_save(tmp_path / "d", tmp_path / "d.pt")
+    same({"a.w": torch.ones(1)}, torch.load(tmp_path / "d.pt")["model"])
+    with pytest.raises(DuplicateNameError, match=r"'model\.a\.w' and 'model\.b\.w' both become 'same'"):
+        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "e", prefix="model", rename=lambda _: "same")
+    with pytest.raises(SourceError, match=r"no tensor below 'nothing'; it has model\.a\.w"):
+        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "e", prefix="nothing")
+    assert not (tmp_path / "e").exists()
+
+
+def test_values_are_left_out_on_request_only(tmp_path: Path) -> None:
+    write_checkpoint({"w": torch.ones(1), "step": 5, "lr": [0.1]}, tmp_path / "c")
+    with pytest.raises(UnsupportedValueError, match=r'step, lr.*values="leave_out"'):
+        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors")
+    done = checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors", values="leave_out")
+    assert done.left_out == ("step", "lr")
+
+
+def test_a_dtype_that_the_format_lacks_is_named(tmp_path: Path) -> None:
+    write_checkpoint({"fine": torch.ones(1), "wide": torch.ones(1, dtype=torch.complex128)}, tmp_path / "c")
+    for dst in ("c.safetensors", "folder"):
+        with pytest.raises(UnsupportedValueError, match=r"^wide: safetensors has no complex128"):
+            checkpoint_to_safetensors(tmp_path / "c", tmp_path / dst)
+        assert not (tmp_path / dst).exists()
+
+
+def test_one_file_is_not_cut_into_several(tmp_path: Path) -> None:
+    write_checkpoint({"a": torch.ones(10), "b": torch.ones(10)}, tmp_path / "c")
+    with pytest.raises(ValueError, match="name a folder"):
+        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "c.safetensors", max_shard_bytes=40)
+
+
+def shards(folder: Path) -> Path:
+    folder.mkdir()
+    for number, name in enumerate(("a", "b"), 1):
+        save_file({name: torch.ones(3)}, folder / f"model-{number:05}-of-00002.safetensors")
+    weight_map = {
+        name: f"model-{number:05}-of-00002.safetensors" for number, name in enumerate(("a", "b"), 1)
+    }
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": weight_map}), encoding="utf-8"
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        pytest.param(
+            {"a": "nowhere.safetensors"}, "nowhere.safetensors is missing", id="a file that is missing"
+        ),
+        pytest.param({"a": "../x.safetensors"}, "something else than files beside it", id="a file elsewhere"),
+        pytest.param({"a": 1}, "something else than files beside it", id="no file"),
+        pytest.param(None, "no weight_map", id="no map"),
+        pytest.param(
+            {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"},
+            "differ in b, c",
+            id="another name",
+        ),
+    ],
+)
+def test_a_wrong_index_is_refused(weight_map: object, message: str, tmp_path: Path) -> None:
+    folder = shards(tmp_path / "files")
+    assert safetensors_to_checkpoint(folder, tmp_path / "fine").tensors == ("a", "b")
+    index = {} if weight_map is None else {"weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(SourceError, match=message):
+        safetensors_to_checkpoint(folder, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.safetensors"
+    save_file({"a": torch.ones(1000)}, whole)
+    for name, data in (("cut", whole.read_bytes()[:-1]), ("empty", b""), ("text", b"x" * 100)):
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(data)
+        with pytest.raises(
+            SourceError, match=f"{name}.safetensors is no safetensors file, damaged or cut off"
+        ):
+            safetensors_to_checkpoint(path, tmp_path / "c")
+    with pytest.raises(FileNotFoundError, match="there is no"):
+        safetensors_to_checkpoint(tmp_path / "nowhere.safetensors", tmp_path / "c")
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(SourceError, match=r"no \.safetensors file"):
+        safetensors_to_checkpoint(tmp_path / "bare", tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path) -> None:
+    write_checkpoint({"a": torch.ones(10)}, tmp_path / "c")
+    checkpoint_to_safetensors(tmp_path / "c", tmp_path / "model")
+    with pytest.raises(DestinationExistsError, match="overwrite=True"):
+        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "model")
+    checkpoint_to_safetensors(tmp_path / "c", tmp_path / "model", overwrite=True)
+    (tmp_path / "model" / "config.json").touch()
+    with pytest.raises(DestinationExistsError, match="delete it yourself"):
+        checkpoint_to_safetensors(tmp_path / "c", tmp_path / "model", overwrite=True)
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]

@@ -1,0 +1,331 @@
+"""torch.save files as checkpoints and back: every value bit for bit, damaged sources refused, nothing left behind."""
+
+import pickle
+import random
+import zipfile
+from collections import OrderedDict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
+
+from stepkeeper_planners import SPMDLoadPlanner
+from stepkeeper_planners.errors import (
+    DestinationExistsError,
+    MetadataDecodeError,
+    SourceError,
+    UnsupportedShardingError,
+    UnsupportedValueError,
+)
+from stepkeeper_planners.formats import checkpoint_to_torch_save, torch_save_to_checkpoint
+from stepkeeper_planners.numpy_data import numpy_globals
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
+
+
+pytestmark = pytest.mark.filterwarnings(
+    # torch's own words where there is one process only, and in its pickles of storages.
+    "ignore:torch.distributed is disabled:UserWarning",
+    "ignore:ComplexHalf support is experimental:UserWarning",
+    "ignore:TypedStorage is deprecated:UserWarning",
+)
+
+
+def tensor_of(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Any bits that there are, so also not-a-number and infinity."""
+    if dtype is torch.bool:
+        return torch.arange(prod(shape)).reshape(shape) % 2 == 0
+    size = torch.empty(shape, dtype=dtype).nbytes
+    bits = torch.from_numpy(np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8))
+    return bits.view(dtype).reshape(shape)
+
+
+def same(left: Any, right: Any, path: str = "state") -> None:
+    """Equal, bit for bit and type for type; dicts in any order."""
+    if isinstance(left, torch.Tensor):
+        assert (left.dtype, left.shape) == (right.dtype, right.shape), path
+        left = left.resolve_conj().contiguous().reshape(-1, 1)
+        for a, b in zip(left, right.contiguous().reshape(-1, 1), strict=True):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), path
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys(), path
+        assert {type(key) for key in left} == {type(key) for key in right}, path
+        for key, value in left.items():
+            same(value, right[key], f"{path}.{key}")
+    elif isinstance(left, list | tuple):
+        assert (type(left), len(left)) == (type(right), len(right)), path
+        for index, (a, b) in enumerate(zip(left, right, strict=True)):
+            same(a, b, f"{path}.{index}")
+    else:
+        assert type(left) is type(right), path
+        np.testing.assert_array_equal(left, right, err_msg=path)
+
+
+def loaded(path: Path, *, mmap: bool) -> Any:
+    with torch.serialization.safe_globals(numpy_globals()):
+        return torch.load(path, weights_only=True, mmap=mmap)
+
+
+def everything() -> dict[Any, Any]:
+    tied = torch.arange(6.0)
+    return {
+        "dtypes": {str(dtype): tensor_of(dtype, 3, 5) for dtype in DTYPES},
+        "model": OrderedDict([("head", tied), ("embedding", tied), ("scalar", torch.tensor(3))]),
+        "empty": torch.empty(0, 3, dtype=torch.float64),
+        "strided": torch.arange(24.0).reshape(4, 6).t(),
+        "part": torch.arange(100)[10:20],
+        "conjugated": torch.tensor([1 + 2j]).conj(),
+        "optim": {
+            "state": {0: {"step": torch.tensor(1.0), "ratio": 2}, 1: {}},
+            "param_groups": [{"params": [0, 1], "betas": (0.9, 0.99)}],
+        },
+        "nothing": {},
+        "lists": [[], [torch.ones(1), {"deep": [1, None]}], {}],
+        "rng": {"python": random.getstate(), "numpy": np.random.RandomState(1).get_state(legacy=False)},
+        "in a tuple": (torch.arange(3, dtype=torch.int16), np.float32(1.5), "x", b"y"),
+        7: 8,
+    }
+
+
+def converted(state: object, folder: Path) -> Path:
+    torch.save(state, folder / "before.pt")
+    torch_save_to_checkpoint(folder / "before.pt", folder / "checkpoint")
+    checkpoint_to_torch_save(folder / "checkpoint", folder / "after.pt")
+    return folder / "after.pt"
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_there_and_back_is_the_same(mmap: bool, tmp_path: Path) -> None:
+    after = converted(everything(), tmp_path)
+    same(everything(), loaded(after, mmap=mmap))
+    assert zipfile.ZipFile(after).testzip() is None
+
+
+def test_elements_lie_where_they_can_be_mapped(tmp_path: Path) -> None:
+    state = loaded(converted(everything(), tmp_path), mmap=True)
+    assert [name for name, tensor in state["dtypes"].items() if tensor.data_ptr() % 64] == []
+
+
+def test_tied_tensors_stay_tied(tmp_path: Path) -> None:
+    model = loaded(converted(everything(), tmp_path), mmap=False)["model"]
+    assert model["head"].data_ptr() == model["embedding"].data_ptr()
+    model["head"][0] = 42
+    assert model["embedding"][0] == 42
+
+
+def test_an_optimizer_takes_what_comes_back(tmp_path: Path) -> None:
+    """Its state has numbers as keys, which a checkpoint alone makes strings of; and dicts may be empty."""
+    for momentum in (0.9, 0.0):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=momentum)
+        weight.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        folder = tmp_path / str(momentum)
+        folder.mkdir()
+        state = loaded(converted({"optim": optimizer.state_dict()}, folder), mmap=True)["optim"]
+        same(optimizer.state_dict(), state)
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.2).load_state_dict(state)
+
+
+def test_stock_and_our_planner_load_what_was_converted(tmp_path: Path) -> None:
+    torch.save(
+        {"model": {"w": torch.arange(5.0)}, "optim": {"state": {0: {"m": torch.ones(2)}}}}, tmp_path / "a.pt"
+    )
+    torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "checkpoint")
+    for planner in (None, SPMDLoadPlanner()):
+        state: dict[str, Any] = {
+            "model": {"w": torch.zeros(5)},
+            "optim": {"state": {0: {"m": torch.zeros(2)}}},
+        }
+        load(state, storage_reader=FileSystemReader(tmp_path / "checkpoint"), planner=planner, no_dist=True)
+        same({"w": torch.arange(5.0)}, state["model"])
+        same(torch.ones(2), state["optim"]["state"][0]["m"])
+    dcp_to_torch_save(tmp_path / "checkpoint", tmp_path / "stock.pt")
+    same(torch.arange(5.0), torch.load(tmp_path / "stock.pt")["model"]["w"])
+
+
+def test_what_stock_saved_is_converted(tmp_path: Path) -> None:
+    state = {
+        "model": {"w": torch.arange(5.0), "t": torch.arange(24).reshape(4, 6).t()},
+        "lr": [0.1],
+        3: {4: "x"},
+    }
+    save(state, storage_writer=FileSystemWriter(tmp_path / "checkpoint"), no_dist=True)
+    # Stored transposed: C's order of its elements isn't that of the file.
+    with pytest.raises(SourceError, match=r"^model\.t: .* in another order than C's"):
+        checkpoint_to_torch_save(tmp_path / "checkpoint", tmp_path / "after.pt")
+    del state["model"]["t"]  # type: ignore[attr-defined]
+    save(state, storage_writer=FileSystemWriter(tmp_path / "second"), no_dist=True)
+    checkpoint_to_torch_save(tmp_path / "second", tmp_path / "after.pt")
+    # Nothing in what stock writes says that these keys were numbers.
+    want = {"model": {"w": torch.arange(5.0)}, "lr": [0.1], "3": {"4": "x"}}
+    same(want, torch.load(tmp_path / "after.pt", weights_only=True))
+
+
+def test_progress_ends_with_all_bytes(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(10), "b": torch.ones(5), "c": 1}, tmp_path / "a.pt")
+    there: list[tuple[int, int]] = []
+    back: list[tuple[int, int]] = []
+    one = torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "b", progress=lambda *n: there.append(n))
+    two = checkpoint_to_torch_save(tmp_path / "b", tmp_path / "c.pt", progress=lambda *n: back.append(n))
+    assert there[-1] == back[-1] == (60, 60) == (one.tensor_bytes, two.tensor_bytes)
+    assert there == sorted(there)
+    assert {path.name for path in one.files} == {path.name for path in (tmp_path / "b").iterdir()}
+
+
+class Stranger:
+    def __init__(self) -> None:
+        self.open = 1
+
+
+def wrong_sources(folder: Path) -> dict[str, Path]:
+    good = folder / "good.pt"
+    torch.save({"a": torch.ones(1000)}, good)
+    sources = {
+        name: folder / f"{name}.pt" for name in ("cut", "empty", "text", "legacy", "zip", "list", "stranger")
+    }
+    sources["cut"].write_bytes(good.read_bytes()[:2000])
+    sources["empty"].write_bytes(b"")
+    sources["text"].write_text("PK is how zip files begin", encoding="ascii")
+    torch.save({"a": torch.ones(3)}, sources["legacy"], _use_new_zipfile_serialization=False)
+    with zipfile.ZipFile(sources["zip"], "w") as archive:
+        archive.writestr("a/b", "c")
+    torch.save([torch.ones(3)], sources["list"])
+    torch.save({"model": {"layers": [torch.ones(3), Stranger()]}, "hook": print}, sources["stranger"])
+    return sources
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("cut", "damaged or cut off"),
+        ("empty", "no torch.save file"),
+        ("text", "no torch.save file"),
+        ("legacy", r"before 1\.6.* torch\.save\(torch\.load\(old, weights_only=True\), new\)"),
+        ("zip", "no data.pkl"),
+        ("list", "holds a list"),
+        ("stranger", r"at model\.layers\.1: .*Stranger; at hook: .*print"),
+    ],
+)
+def test_a_wrong_source_is_named_and_nothing_written(kind: str, message: str, tmp_path: Path) -> None:
+    source = wrong_sources(tmp_path)[kind]
+    before = set(tmp_path.iterdir())
+    with pytest.raises(SourceError, match=message) as caught:
+        torch_save_to_checkpoint(source, tmp_path / "checkpoint")
+    assert str(source) in str(caught.value)
+    assert set(tmp_path.iterdir()) == before
+
+
+class Runs:
+    """What a hostile file has in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    torch.save({"a": [Runs(touched)]}, tmp_path / "hostile.pt")
+    pickle.loads(pickle.dumps(Runs(touched)))
+    assert touched.exists(), "it would run"
+    touched.unlink()
+    with pytest.raises(SourceError, match=r"at a\.0"):
+        torch_save_to_checkpoint(tmp_path / "hostile.pt", tmp_path / "checkpoint")
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        pytest.param({1, 2}, UnsupportedValueError, id="a set"),
+        pytest.param(torch.eye(2).to_sparse(), UnsupportedShardingError, id="a sparse tensor"),
+    ],
+)
+def test_what_cant_be_stored_is_named_and_nothing_written(
+    value: object, error: type[Exception], tmp_path: Path
+) -> None:
+    torch.save({"w": torch.ones(3), "deep": {"odd": value}}, tmp_path / "a.pt")
+    with pytest.raises(error, match=r"deep\.odd"):
+        torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "checkpoint")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_damaged_checkpoints_are_refused_and_nothing_written(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(5000), "v": [1]}, tmp_path / "a.pt")
+    folder = tmp_path / "checkpoint"
+    with pytest.raises(SourceError, match=r"no \.metadata"):
+        checkpoint_to_torch_save(tmp_path / "nowhere", tmp_path / "b.pt")
+    torch_save_to_checkpoint(tmp_path / "a.pt", folder)
+    (data,) = folder.glob("*.distcp")
+    whole = data.read_bytes()
+    for broken in (whole[:5000], b"\0" * len(whole)):
+        data.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"^[wv]: "):
+            checkpoint_to_torch_save(folder, tmp_path / "b.pt")
+    data.unlink()
+    with pytest.raises(SourceError, match="missing"):
+        checkpoint_to_torch_save(folder, tmp_path / "b.pt")
+    (folder / ".metadata").write_bytes(pickle.dumps(Runs(tmp_path / "touched")))
+    with pytest.raises(MetadataDecodeError):
+        checkpoint_to_torch_save(folder, tmp_path / "b.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "checkpoint"]
+
+
+def test_only_what_was_converted_before_is_replaced_and_only_on_request(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        torch.save({"w": torch.full((3,), value)}, tmp_path / f"{value}.pt")
+    folder, file = tmp_path / "checkpoint", tmp_path / "out.pt"
+    for overwrite in (False, True):
+        source = tmp_path / f"{1.0 + overwrite}.pt"
+        torch_save_to_checkpoint(source, folder, overwrite=overwrite)
+        checkpoint_to_torch_save(folder, file, overwrite=overwrite)
+        same({"w": torch.full((3,), 1.0 + overwrite)}, torch.load(file))
+    with pytest.raises(DestinationExistsError, match="overwrite=True"):
+        torch_save_to_checkpoint(tmp_path / "1.0.pt", folder)
+    with pytest.raises(DestinationExistsError, match="overwrite=True"):
+        checkpoint_to_torch_save(folder, file)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    with pytest.raises(DestinationExistsError, match="delete it yourself"):
+        torch_save_to_checkpoint(tmp_path / "1.0.pt", tmp_path / "mine", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "1.0.pt",
+        "2.0.pt",
+        "checkpoint",
+        "mine",
+        "out.pt",
+    ]
