@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.stepkeeper-setup
 NAME ?= dev
-SOURCES := operator runtime planners tests examples
+SOURCES := operator runtime planners tests examples benchmarks
 
 .PHONY: help
 help: ## List the targets
@@ -51,6 +51,10 @@ test-long: build ## Run all tests, the exhaustive ones too
 test-unit: setup ## Run the tests that need no cluster, network or root: seconds
 	$(BIN)/python -m pytest tests/unit tests/property $(ARGS)
 
+.PHONY: bench
+bench: setup ## Run the benchmarks, and write their figures into benchmarks/results/
+	$(BIN)/python -m benchmarks.planning
+
 .PHONY: cluster
 cluster: build ## Start the test cluster and print its kubeconfig (NAME=dev)
 	$(BIN)/python -m stepcluster up --name $(NAME)
@@ -76,7 +80,7 @@ lint: setup ## Lint and check the format
 
 .PHONY: types
 types: setup ## Check the types, strictly, tests included
-	$(BIN)/mypy operator runtime planners tests examples
+	$(BIN)/mypy operator runtime planners tests examples benchmarks
 
 .PHONY: imports
 imports: setup ## Check which package may import which

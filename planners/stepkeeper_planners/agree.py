@@ -13,7 +13,14 @@ from stepkeeper_planners.errors import RanksDifferError
 from stepkeeper_planners.layout import Owner, TensorLayout
 from stepkeeper_planners.values import encode_value
 
-__all__ = ["digest_small_tensor", "digest_value", "fingerprint", "name_differences", "name_digests"]
+__all__ = [
+    "can_be_one",
+    "digest_small_tensor",
+    "digest_value",
+    "fingerprint",
+    "name_differences",
+    "name_digests",
+]
 
 _DIGEST_BYTES: Final = 16
 _SMALL_BYTES: Final = 65_536
@@ -101,6 +108,17 @@ def name_differences(
     return RanksDifferError(reasons=reasons, ranks=strangers, n_unseen=n_unseen)
 
 
+def can_be_one(digests: Collection[bytes]) -> bool:
+    """Whether these digests of one name, from different ranks, are of one thing; some ranks may not have it.
+
+    A tensor may lie elsewhere on each: pipeline stages and groups of tensor-parallel ranks know their own part only.
+    """
+    kinds = {digest[:1] for digest in digests}
+    if kinds == {_TENSOR}:
+        return len({digest[1 + _DIGEST_BYTES :] for digest in digests}) == 1
+    return kinds <= {_VALUE, _ALIAS} and len(set(digests)) == 1
+
+
 def _reason(usual: bytes | None, others: Sequence[bytes | None]) -> str:
     if usual is None:
         return "the other ranks have no such name"
@@ -171,4 +189,5 @@ def _array(fqn: str, value: Any) -> bytes:
 def _tensor(value: torch.Tensor) -> bytes:
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     form = (type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad)
-    return _hashed(repr(form).encode() + plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return _hashed(repr(form).encode() + data)

@@ -70,10 +70,7 @@ class _Piece:
     work: _Work
     box: Box
     rank: int
-
-    @property
-    def size_bytes(self) -> int:
-        return self.work.size_bytes * self.box.volume // max(1, self.work.chunk.box.volume)
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +200,7 @@ def _whole(
     for work in works:
         ranks = holders[work.group]
         if len(ranks) == 1:
-            yield _Piece(work=work, box=work.chunk.box, rank=ranks[0])
+            yield _whole_piece(work, ranks[0])
             continue
         heap = heaps.get(work.group)
         if heap is None:
@@ -214,7 +211,7 @@ def _whole(
         load, rank = heap[0]
         # Empty chunks weigh a byte, or all of them would land on one rank.
         loads[rank] = load + max(1, work.size_bytes)
-        yield _Piece(work=work, box=work.chunk.box, rank=rank)
+        yield _whole_piece(work, rank)
 
 
 def _cut(
@@ -230,9 +227,7 @@ def _cut(
     ahead = dict.fromkeys((rank for ranks in holders for rank in ranks), 0)
     for group in sorted(by_group, key=lambda g: (len(holders[g]), holders[g])):
         if group not in shares:
-            yield from (
-                _Piece(work=work, box=work.chunk.box, rank=holders[group][0]) for work in by_group[group]
-            )
+            yield from (_whole_piece(work, holders[group][0]) for work in by_group[group])
             continue
         left = {rank: shares[group].get(rank, 0) - ahead[rank] for rank in holders[group]}
         for piece in _group_pieces(by_group[group], left, grain_bytes):
@@ -252,13 +247,19 @@ def _group_pieces(works: Sequence[_Work], shares: Mapping[int, int], grain_bytes
         if cutter is None:
             share, rank = heap[0]
             heapq.heapreplace(heap, (share + max(1, work.size_bytes), rank))
-            yield _Piece(work=work, box=work.chunk.box, rank=rank)
+            yield _whole_piece(work, rank)
         else:
             large.append((work, cutter))
     left = sorted((rank, max(0, -share)) for share, rank in heap)
     boxes = [(work.chunk.box, cutter) for work, cutter in large]
     for index, box, rank in cut_like_a_ribbon(boxes, left):
-        yield _Piece(work=large[index][0], box=box, rank=rank)
+        work = large[index][0]
+        size_bytes = box.volume * itemsize_bytes(work.layout.dtype)
+        yield _Piece(work=work, box=box, rank=rank, size_bytes=size_bytes)
+
+
+def _whole_piece(work: _Work, rank: int) -> _Piece:
+    return _Piece(work=work, box=work.chunk.box, rank=rank, size_bytes=work.size_bytes)
 
 
 def _loads(pieces: Iterable[_Piece], world_size: int) -> list[int]:

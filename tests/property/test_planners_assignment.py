@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepkeeper_planners.assign import Assignment, assign, plan_save
+from stepkeeper_planners.balance import Group, level_shares
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
@@ -113,15 +114,40 @@ def grain_bytes(layouts: Sequence[TensorLayout], least: int) -> int:
 
 
 @given(states())
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_no_rank_writes_more_than_the_heaviest_must(case: tuple[list[TensorLayout], int]) -> None:
     layouts, world_size = case
     assignment = assign(layouts, world_size, min_slice_bytes=GRAIN_BYTES)
     optimum = least_heaviest_bytes(held(layouts), world_size)
-    assert assignment.heaviest_bytes == optimum
+    assert assignment.heaviest_bytes <= optimum <= assignment.heaviest_bytes * 1.02 + 1
     total = sum(size for _, size in held(layouts))
     grain = grain_bytes(layouts, max(GRAIN_BYTES, -(-total // world_size) // 64))
     found = loads(assignment, world_size)
     assert max(found) <= 1.02 * optimum + 2 * grain
     if optimum == -(-total // world_size):
         assert min(found) >= 0.98 * optimum - 2 * grain - world_size
+
+
+@st.composite
+def overlapping_groups(draw: st.DrawFn) -> tuple[list[Group], list[int]]:
+    world_size = draw(st.integers(1, 6))
+    holders = st.sets(st.integers(0, world_size - 1), min_size=1).map(lambda ranks: tuple(sorted(ranks)))
+    groups = draw(st.lists(st.builds(Group, holders=holders, size_bytes=st.integers(0, 1000)), max_size=7))
+    return groups, draw(st.lists(st.integers(0, 300), min_size=world_size, max_size=world_size))
+
+
+@given(overlapping_groups())
+@settings(max_examples=300)
+def test_shares_are_the_best_that_any_division_could_be(case: tuple[list[Group], list[int]]) -> None:
+    groups, fixed = case
+    shares = level_shares(groups, fixed)
+    written = list(fixed)
+    for group, share in zip(groups, shares.of_groups, strict=True):
+        assert sum(share.values()) == group.size_bytes
+        assert set(share) <= set(group.holders)
+        assert min(share.values(), default=0) >= 0
+        for rank, size in share.items():
+            written[rank] += size
+    bound = [(frozenset(group.holders), group.size_bytes) for group in groups]
+    bound += [(frozenset({rank}), size) for rank, size in enumerate(fixed)]
+    assert shares.heaviest_bytes == max(written) == least_heaviest_bytes(bound, len(fixed))

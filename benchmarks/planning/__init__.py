@@ -1,0 +1,1 @@
+"""How long planning a save takes, by the number of chunks and ranks."""

@@ -1,0 +1,54 @@
+"""Planning as every rank does it: layouts in, this rank's share out, with validation and the fingerprint."""
+
+from stepkeeper_planners.agree import fingerprint, name_digests
+from stepkeeper_planners.assign import assign
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.global_metadata import tensor_metadata
+from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+
+SHARDS = 64
+"""In how many parts each sharded tensor is cut; as many groups of ranks hold each of them."""
+
+
+def hybrid_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
+    """As hybrid sharded data parallel has it: each tensor in parts, each part on one rank of every replica."""
+    n_shards = min(SHARDS, world_size)
+    replicas = world_size // n_shards
+    owners = [
+        tuple(Owner(rank=replica * n_shards + shard, local_index=0) for replica in range(replicas))
+        for shard in range(n_shards)
+    ]
+    layouts = []
+    for number in range(max(1, n_chunks // n_shards)):
+        rows = n_shards * (1 + number % 7)
+        part = rows // n_shards
+        chunks = tuple(
+            Chunk(box=Box(offsets=(shard * part, 0), sizes=(part, 512)), owners=owners[shard])
+            for shard in range(n_shards)
+        )
+        name = f"layers.{number}.weight"
+        layouts.append(TensorLayout(fqn=name, dtype="bfloat16", global_shape=(rows, 512), chunks=chunks))
+    return layouts
+
+
+def replicated_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
+    """As data parallel has it: every rank holds every tensor. One is as large as half of all others."""
+    ranks = Ranks(rank=0, world_size=world_size)
+    layouts = [
+        whole_tensor(f"layers.{n}.weight", "float32", (64 + n % 7, 1000), ranks) for n in range(n_chunks)
+    ]
+    return [*layouts, whole_tensor("embedding", "float32", (32 * n_chunks, 1000), ranks)]
+
+
+def plan_one_rank(layouts: list[TensorLayout], rank: int, world_size: int) -> int:
+    """The number of pieces that the rank writes."""
+    fingerprint(name_digests(layouts))
+    return len(assign(layouts, world_size).share(rank))
+
+
+def plan_coordinator(layouts: list[TensorLayout], world_size: int) -> int:
+    """What the coordinator has to do: the same, and the metadata of all. The number of chunks in it."""
+    fingerprint(name_digests(layouts))
+    assignment = assign(layouts, world_size)
+    boxes = assignment.boxes()
+    return sum(len(tensor_metadata(layout, boxes[layout.fqn]).chunks) for layout in layouts)

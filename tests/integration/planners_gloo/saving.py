@@ -1,0 +1,182 @@
+"""One of several ranks: saves a state in one of the ways that are tested, and checks what it sees of it."""
+
+import json
+import pickle
+import sys
+import warnings
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+from stepkeeper_planners import SPMDSavePlanner
+from stepkeeper_planners.errors import RanksDifferError
+from stepkeeper_planners.per_rank import PerRank
+
+ROWS = 3000
+
+
+def big_state() -> dict[str, Any]:
+    """Replicated: one tensor that only cutting can make even, some of middle size, a tied one, and a value."""
+    big = torch.arange(ROWS * 1000, dtype=torch.float32).reshape(ROWS, 1000)
+    return {
+        "big": big,
+        "layers": [torch.full((500, 100), float(i)) for i in range(7)],
+        "head": big,
+        "step": 3,
+    }
+
+
+def balanced(folder: Path, writer: FileSystemWriter) -> None:
+    """The files are even, the tied tensor is there once, and stock dcp reads it under both of its names."""
+    world_size = dist.get_world_size()
+    save({**big_state(), "own": PerRank(dist.get_rank())}, storage_writer=writer, planner=SPMDSavePlanner())
+    dist.barrier()
+    sizes = [sum(f.stat().st_size for f in folder.glob(f"__{rank}_*.distcp")) for rank in range(world_size)]
+    total = ROWS * 4000 + 7 * 500 * 400
+    assert total < sum(sizes) < total * 1.01, sizes
+    assert max(sizes) <= 1.05 * sum(sizes) / world_size, sizes
+    assert min(sizes) >= 0.95 * sum(sizes) / world_size, sizes
+    found: dict[str, Any] = {"big": torch.zeros(ROWS, 1000), "head": torch.zeros(ROWS, 1000), "step": 0}
+    load(found, storage_reader=FileSystemReader(folder))
+    want = big_state()
+    assert torch.equal(found["big"], want["big"])
+    assert torch.equal(found["head"], want["head"])
+    assert found["step"] == 3
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    assert type(metadata) is Metadata
+    assert {f"own@{rank}/{world_size}" for rank in range(world_size)} <= set(metadata.state_dict_metadata)
+
+
+def measured(folder: Path, writer: FileSystemWriter) -> None:
+    """The plans that go to the coordinator and back have a size that doesn't grow with the state."""
+    sent: list[int] = []
+    gather, scatter = dist.gather_object, dist.scatter_object_list
+
+    def measuring_gather(**arguments: Any) -> None:
+        sent.append(len(pickle.dumps(arguments["obj"])))
+        gather(**arguments)
+
+    def measuring_scatter(**arguments: Any) -> None:
+        sent.extend(len(pickle.dumps(value)) for value in arguments["scatter_object_input_list"] or [])
+        scatter(**arguments)
+
+    vars(dist).update(gather_object=measuring_gather, scatter_object_list=measuring_scatter)
+    state = {f"layer{i}.weight": torch.full((4, 4), float(i)) for i in range(3000)}
+    try:
+        save(state, storage_writer=writer, planner=SPMDSavePlanner())
+    finally:
+        vars(dist).update(gather_object=gather, scatter_object_list=scatter)
+    n_plans = 1 + dist.get_world_size() * (dist.get_rank() == 0)
+    assert max(sent[:n_plans]) < 1000, sent
+    # What a writer reports of its files is the writer's own, and grows.
+    assert len(sent) == n_plans + 1
+
+
+def differing(folder: Path, writer: FileSystemWriter) -> None:
+    """All ranks raise, each says the names and the ranks, and nothing is written."""
+    rank = dist.get_rank()
+    state = {**big_state(), "loader": {"position": 10 * rank}, "rng": torch.tensor([rank % 2, 7])}
+    if rank == 1:
+        state["extra"] = torch.zeros(3)
+    with pytest.raises(CheckpointException) as raised:
+        save(state, storage_writer=writer, planner=SPMDSavePlanner())
+    assert set(raised.value.failures) == set(range(dist.get_world_size()))
+    for error, _ in raised.value.failures.values():
+        assert isinstance(error, RanksDifferError), error
+        assert set(error.ranks) == {"loader.position", "rng", "extra"}
+        assert error.ranks["extra"] == (1,)
+        assert error.ranks["rng"] == tuple(range(1, dist.get_world_size(), 2))
+        assert "PerRank(value)" in error.reasons["loader.position"]
+    dist.barrier()
+    assert [path.name for path in folder.iterdir()] == []
+
+
+def without_others(folder: Path, writer: FileSystemWriter) -> None:
+    """Each rank saves for itself, all of it."""
+    own = folder / f"rank{dist.get_rank()}"
+    save(big_state(), storage_writer=FileSystemWriter(own), planner=SPMDSavePlanner(), no_dist=True)
+    found = {"layers": [torch.zeros(500, 100) for _ in range(7)]}
+    load(found, storage_reader=FileSystemReader(own), no_dist=True)
+    assert torch.equal(found["layers"][6], torch.full((500, 100), 6.0))
+
+
+def in_a_group(folder: Path, writer: FileSystemWriter) -> None:
+    """The last two ranks save together."""
+    world_size = dist.get_world_size()
+    group = dist.new_group([world_size - 2, world_size - 1])
+    if dist.get_rank() >= world_size - 2:
+        planner = SPMDSavePlanner(process_group=group)
+        save(big_state(), storage_writer=writer, planner=planner, process_group=group)
+        sizes = [path.stat().st_size for path in folder.glob("*.distcp")]
+        assert len(sizes) == 2
+        assert max(sizes) < 1.05 * min(sizes)
+        with pytest.raises(CheckpointException, match="process_group="):
+            save(big_state(), storage_writer=writer, planner=SPMDSavePlanner(), process_group=group)
+
+
+def in_the_background(folder: Path, writer: FileSystemWriter) -> None:
+    """async_save in a thread: what is written is the state at the call."""
+    state = big_state()
+    saving = async_save(state, storage_writer=writer, planner=SPMDSavePlanner())
+    for layer in state["layers"]:
+        layer.zero_()
+    assert isinstance(saving, Future)
+    saving.result()
+    found = {"layers": [torch.zeros(500, 100) for _ in range(7)]}
+    load(found, storage_reader=FileSystemReader(folder))
+    assert torch.equal(found["layers"][6], torch.full((500, 100), 6.0))
+
+
+class LosingWriter(FileSystemWriter):
+    """One of its threads can't open its file on rank 1."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, thread_count=3)
+        self._open = self.fs.create_stream
+        self.fs.create_stream = self._refuse_one  # type: ignore[method-assign] # a fault is put in
+
+    def _refuse_one(self, path: Any, mode: str) -> Any:
+        if str(path).endswith("__1_1.distcp"):
+            raise OSError("no space left on device")
+        return self._open(path, mode)
+
+
+def losing(folder: Path, writer: FileSystemWriter) -> None:
+    """A thread of the writer fails, which torch doesn't notice: the save raises, and there is no .metadata."""
+    state = {f"layer{i}": torch.ones(100 + i) for i in range(30)}
+    # If it was the writer's main thread that took the file, torch itself raises.
+    with pytest.raises(CheckpointException, match=r"LostWritesError|no space left"):
+        save(state, storage_writer=LosingWriter(folder), planner=SPMDSavePlanner())
+    assert not (folder / ".metadata").exists()
+
+
+WAYS = {
+    each.__name__: each
+    for each in (balanced, measured, differing, without_others, in_a_group, in_the_background, losing)
+}
+
+
+def main(way: str, rank: int, world_size: int, folder: Path, settings: str) -> None:
+    store = FileStore(str(folder / "store"), world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    for each in way.split(","):
+        checkpoint = folder / each
+        checkpoint.mkdir(exist_ok=True)
+        WAYS[each](checkpoint, FileSystemWriter(checkpoint, **json.loads(settings)))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
