@@ -1,61 +1,81 @@
-"""Which of many boxes cut a given one, without looking at each of them."""
+"""Which of many boxes cut which of many others, without holding each against each."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from stepkeeper_planners.boxes import Box
 
-_FEW = 16
-"""Up to here looking at each one is faster than any order."""
+_FEW: Final = 32
+"""Pairs of boxes up to which looking at each is faster than any order."""
 
-_BLOCK = 64
-"""Boxes that are looked at together; neighbours in every dimension as far as there is such an order."""
+_BLOCK: Final = 64
+"""Boxes that are looked at together: neighbours in every dimension, as far as there is such an order."""
+
+_Ints = npt.NDArray[np.int64]
 
 
-class BoxIndex:
-    """Boxes of one tensor, put in order once in O(n log n): then only those near the answer are looked at."""
+def common_parts(asking: Sequence[Box], boxes: Sequence[Box]) -> list[list[tuple[int, Box]]]:
+    """For each box that asks, the numbers of those boxes that have elements in common with it, in order, and which.
+
+    In O(n log n) and what is found, as long as neither the one nor the other overlap much among themselves.
+    """
+    if len(asking) * len(boxes) > _FEW:
+        return _found_in_blocks(asking, boxes)
+    return [
+        [(number, common) for number, box in enumerate(boxes) if (common := asked.intersect(box)) is not None]
+        for asked in asking
+    ]
+
+
+def _found_in_blocks(asking: Sequence[Box], boxes: Sequence[Box]) -> list[list[tuple[int, Box]]]:
+    found: list[list[tuple[int, Box]]] = [[] for _ in asking]
+    index = _Blocks(boxes)
+    if not len(index.numbers):
+        return found
+    askers = _Blocks(asking)
+    for first in range(0, len(askers.numbers), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        for asker, number, common in index.cut_by(askers.starts[block], askers.ends[block]):
+            found[askers.numbers[first + asker]].append((number, common))
+    return found
+
+
+class _Blocks:
+    """The boxes that have elements, neighbours beside one another, and what is around each block of them."""
 
     def __init__(self, boxes: Sequence[Box]) -> None:
-        self._boxes = boxes
-        self._ordered = len(boxes) > _FEW
-        if not self._ordered:
-            return
         starts = np.array([box.offsets for box in boxes], dtype=np.int64).reshape(len(boxes), -1)
         ends = starts + np.array([box.sizes for box in boxes], dtype=np.int64).reshape(starts.shape)
         full = np.flatnonzero((starts < ends).all(axis=1))
         order = full[np.argsort(_neighbour_codes(starts[full]), kind="stable")]
-        self._numbers, self._starts, self._ends = order, starts[order], ends[order]
-        firsts = np.arange(0, len(order), _BLOCK)
-        self._block_starts = np.minimum.reduceat(self._starts, firsts) if len(order) else self._starts
-        self._block_ends = np.maximum.reduceat(self._ends, firsts) if len(order) else self._ends
+        self.numbers, self.starts, self.ends = order, starts[order], ends[order]
+        if len(order):
+            firsts = np.arange(0, len(order), _BLOCK)
+            self._around_starts = np.minimum.reduceat(self.starts, firsts)
+            self._around_ends = np.maximum.reduceat(self.ends, firsts)
 
-    def cut_by(self, box: Box) -> list[tuple[int, Box]]:
-        """The numbers of all boxes that have elements in common with this one, and those; in the boxes' order."""
-        numbers = self._near(box) if self._ordered else range(len(self._boxes))
-        cuts = ((number, box.intersect(self._boxes[number])) for number in numbers)
-        return [(number, common) for number, common in cuts if common is not None]
-
-    def _near(self, box: Box) -> list[int]:
-        start, end = np.array(box.offsets), np.array(box.ends)
-        blocks = np.flatnonzero(_meet(self._block_starts, self._block_ends, start, end))
+    def cut_by(self, starts: _Ints, ends: _Ints) -> Iterator[tuple[int, int, Box]]:
+        """Who asks, the number of a box that it cuts, and the common part; in the order of both."""
+        start, end = starts.min(axis=0), ends.max(axis=0)
+        blocks = np.flatnonzero(((self._around_starts < end) & (self._around_ends > start)).all(axis=1))
         rows = (blocks[:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
-        rows = rows[rows < len(self._numbers)]
-        hits = rows[_meet(self._starts[rows], self._ends[rows], start, end)]
-        return sorted(self._numbers[hits].tolist())
+        rows = rows[rows < len(self.numbers)]
+        rows = rows[((self.starts[rows] < end) & (self.ends[rows] > start)).all(axis=1)]
+        rows = rows[np.argsort(self.numbers[rows])]
+        met = (self.starts[rows] < ends[:, None]) & (self.ends[rows] > starts[:, None])
+        askers, hits = np.nonzero(met.all(axis=2))
+        lows = np.maximum(self.starts[rows[hits]], starts[askers])
+        sizes = np.minimum(self.ends[rows[hits]], ends[askers]) - lows
+        numbers = self.numbers[rows[hits]]
+        found = zip(askers.tolist(), numbers.tolist(), lows.tolist(), sizes.tolist(), strict=True)
+        for asker, number, low, size in found:
+            yield asker, number, Box(offsets=tuple(low), sizes=tuple(size))
 
 
-def _meet(
-    starts: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
-    start: npt.NDArray[np.int64],
-    end: npt.NDArray[np.int64],
-) -> npt.NDArray[np.bool_]:
-    return np.asarray(((starts < end) & (ends > start)).all(axis=1))
-
-
-def _neighbour_codes(starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _neighbour_codes(starts: _Ints) -> _Ints:
     """Morton numbers of the places on the grid of all starts: near numbers are near in every dimension."""
     codes = np.zeros(len(starts), dtype=np.int64)
     places = [np.unique(column, return_inverse=True)[1].astype(np.int64) for column in starts.T]

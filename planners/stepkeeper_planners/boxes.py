@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
+from operator import add, sub
 from typing import Self
 
 from stepkeeper_planners.errors import LayoutError
@@ -19,7 +20,7 @@ class Box:
             raise LayoutError(
                 f"a box has one size per offset, got offsets {self.offsets}, sizes {self.sizes}"
             )
-        if any(value < 0 for value in (*self.offsets, *self.sizes)):
+        if min((*self.offsets, *self.sizes), default=0) < 0:
             raise LayoutError(
                 f"a box has no negative numbers, got offsets {self.offsets}, sizes {self.sizes}"
             )
@@ -37,7 +38,7 @@ class Box:
     @property
     def ends(self) -> tuple[int, ...]:
         """The first index behind the box, per dimension."""
-        return tuple(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
+        return tuple(map(add, self.offsets, self.sizes))
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -69,6 +70,6 @@ class Box:
     def shifted(self, origin: tuple[int, ...]) -> "Box":
         """The same box, counted from this origin."""
         return Box(
-            offsets=tuple(offset - start for offset, start in zip(self.offsets, origin, strict=True)),
+            offsets=tuple(map(sub, self.offsets, origin)),
             sizes=self.sizes,
         )

@@ -85,7 +85,7 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box]) -
     for box in boxes:
         if len(box.offsets) != len(global_shape) or not whole.contains(box):
             raise LayoutError(f"{fqn}: chunk {box} is not inside the shape {global_shape}")
-    _check_disjoint(fqn, [box for box in boxes if box.volume])
+    check_disjoint(fqn, [box for box in boxes if box.volume])
     covered = sum(box.volume for box in boxes)
     if covered != whole.volume:
         raise LayoutError(
@@ -93,11 +93,14 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box]) -
         )
 
 
-def _check_disjoint(fqn: str, boxes: list[Box]) -> None:
-    """Parted along every line that crosses no box, by one axis after the other, until each is alone.
+def check_disjoint(fqn: str, boxes: list[Box]) -> None:
+    """No two of these boxes, none of them empty, have an element in common.
 
-    Only boxes that no such line parts are compared with one another. Shardings cut tensors by such lines.
+    Raises:
+        LayoutError: two have; it names the tensor and both.
     """
+    # Parted along every line that crosses no box, by one axis after the other, until each is alone. Only boxes that
+    # no such line parts are compared with one another. Shardings cut tensors by such lines.
     n_axes = len(boxes[0].offsets) if boxes else 0
     waiting = [(boxes, 0, 0)]
     while waiting:

@@ -4,6 +4,7 @@ import io
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from operator import sub
 from typing import Any
 
 import torch
@@ -237,11 +238,11 @@ def _tensor_read(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
     return ReadItem(
         type=LoadItemType.TENSOR,
         dest_index=MetadataIndex(read.fqn, torch.Size(local.offsets), first.local_index),
-        dest_offsets=torch.Size(first.wanted_box.shifted(local.offsets).offsets),
+        dest_offsets=torch.Size(map(sub, first.wanted_box.offsets, local.offsets)),
         storage_index=MetadataIndex(
             read.stored_fqn, torch.Size(first.stored_box.offsets), first.stored_index
         ),
-        storage_offsets=torch.Size(read.box.shifted(first.stored_box.offsets).offsets),
+        storage_offsets=torch.Size(map(sub, read.box.offsets, first.stored_box.offsets)),
         lengths=torch.Size(read.box.sizes),
     )
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stepkeeper_planners.box_index import BoxIndex
+from stepkeeper_planners.box_index import common_parts
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.layout import Ranks, TensorLayout, check_cover
+from stepkeeper_planners.layout import Ranks, TensorLayout, check_disjoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,11 @@ def pieces_of(
         LayoutError: the stored chunks overlap, or lack elements, in what this rank holds.
     """
     name = layout.fqn if stored_fqn is None else stored_fqn
-    index = BoxIndex(found.boxes)
+    local = layout.local_boxes(ranks.rank)
     pieces: list[PieceRead] = []
-    for local_index, box in layout.local_boxes(ranks.rank).items():
+    for (local_index, box), cuts in zip(
+        local.items(), common_parts(tuple(local.values()), found.boxes), strict=True
+    ):
         parts = [
             PieceRead(
                 fqn=layout.fqn,
@@ -72,7 +74,7 @@ def pieces_of(
                 wanted_box=common,
                 local_index=local_index,
             )
-            for number, common in index.cut_by(box)
+            for number, common in cuts
         ]
         _check_whole(name, box, parts)
         pieces.extend(parts)
@@ -91,6 +93,9 @@ def chunk_reads(pieces: Sequence[PieceRead]) -> tuple[ChunkRead, ...]:
 
 
 def _joined(pieces: tuple[PieceRead, ...]) -> Iterator[ChunkRead]:
+    if len(pieces) == 1:
+        yield ChunkRead(box=pieces[0].wanted_box, pieces=pieces)
+        return
     boxes = [piece.wanted_box for piece in pieces]
     starts = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
     ends = tuple(map(max, zip(*(box.ends for box in boxes), strict=True)))
@@ -103,9 +108,7 @@ def _joined(pieces: tuple[PieceRead, ...]) -> Iterator[ChunkRead]:
 
 
 def _check_whole(name: str, box: Box, parts: Sequence[PieceRead]) -> None:
-    if len(parts) > 1:
-        check_cover(name, box.sizes, [part.wanted_box.shifted(box.offsets) for part in parts])
-        return
+    check_disjoint(name, [part.wanted_box for part in parts])
     lacking = box.volume - sum(part.wanted_box.volume for part in parts)
     if lacking:
         raise LayoutError(f"{name}: the chunks lack {lacking} of {box.volume} elements that this rank holds")
