@@ -77,7 +77,7 @@ class _Archive:
             raise PickleRefusedError("two records of it have one name")
         # Compressed, or lying over each other, few bytes might become very many.
         if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
-            raise PickleRefusedError("a record of it is compressed")
+            raise PickleRefusedError("a record of it is compressed or encrypted")
         if sum(entry.file_size for entry in entries) > len(data):
             raise PickleRefusedError("its records hold more than the whole")
         roots = [name.removesuffix("data.pkl") for name in self._names if name.endswith("/data.pkl")]

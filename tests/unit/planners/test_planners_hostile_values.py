@@ -194,18 +194,18 @@ def test_a_storage_of_another_length_is_refused(length: bytes) -> None:
 
 def test_zip_tricks_are_refused() -> None:
     value = (torch.zeros(1000), 1)
-    compressed = changed(value, "nothing", bytes, compression=zipfile.ZIP_DEFLATED)
-    for data in (
-        compressed,
-        changed(value, "byteorder", lambda _: b"big"),
-        changed(value, "data/0", lambda content: content[:-4]),
-        overlapping(),
-        encrypted(saved(value)),
-        saved(value)[:-1],
-        saved(value)[100:],
-        b"x" * 10 + b"PK\5\6" + b"\0" * 18,
-    ):
-        with pytest.raises(ValueDecodeError, match="k: "):
+    tricks = {
+        "a record of it is compressed": changed(1, "nothing", bytes, compression=zipfile.ZIP_DEFLATED),
+        "compressed or encrypted": encrypted(saved(value)),
+        "more than the whole": overlapping(),
+        "isn't little-endian": changed(value, "byteorder", lambda _: b"big"),
+        "as long as it should be": changed(value, "data/0", lambda content: content[:-4]),
+        "it is no archive": saved(value)[:-1],
+        "can't be read": saved(value)[100:],
+        "no one record": b"x" * 10 + b"PK\5\6" + b"\0" * 18,
+    }
+    for reason, data in tricks.items():
+        with pytest.raises(ValueDecodeError, match=f"k: .*{reason}"):
             decode_value("k", data)
 
 
