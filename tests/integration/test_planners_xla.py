@@ -10,14 +10,28 @@ import pytest
 SCRIPTS = Path(__file__).parent / "planners_xla"
 
 
-@pytest.mark.parametrize("name", ["placements", "dcp_both_ways", "priming"])
+@pytest.mark.parametrize("name", ["placements", "dcp_both_ways", "priming", "moves"])
 def test_script(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path)
+
+
+def test_placements_loaded_onto_others(tmp_path: Path) -> None:
+    run("matrix", "sample", tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_placement_loaded_onto_every_other(tmp_path: Path) -> None:
+    run("matrix", "all", tmp_path, timeout_s=840)
+
+
+def run(name: str, *arguments: object, timeout_s: float = 280) -> None:
     done = subprocess.run(
-        [sys.executable, SCRIPTS / f"{name}.py", tmp_path],
+        [sys.executable, SCRIPTS / f"{name}.py", *map(str, arguments)],
         env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

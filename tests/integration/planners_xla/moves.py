@@ -1,0 +1,139 @@
+"""What a save moves from the devices, what it holds of that at once, and that it leaves the training alone."""
+
+import io
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+import torch_xla.distributed.spmd as xs
+import torch_xla.runtime as xr
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
+
+from stepkeeper_planners import SPMDSavePlanner, adapters
+from stepkeeper_planners.adapters import xla
+from stepkeeper_planners.layout import Ranks
+
+ALONE = Ranks(rank=0, world_size=1)
+
+
+def metric(name: str) -> Any:
+    return met.metric_data(name) or (0, 0)
+
+
+def partly_replicated(rows: int = 256) -> torch.Tensor:
+    tensor = torch.arange(rows * 512.0).reshape(rows, 512).to("xla")
+    xs.mark_sharding(tensor, xs.Mesh(np.arange(4), (2, 2)), (0, None))
+    return tensor
+
+
+def size_bytes(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+class Watched(SPMDSavePlanner):
+    """Notes the order in which tensors leave the devices, and the most that is held at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+        self.most_bytes = 0
+
+    @override
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        before = metric("InboundData")[1]
+        data = super().resolve_data(write_item)
+        if metric("InboundData")[1] > before:
+            self.order.append(write_item.index.fqn)
+        held = [shard for shards in self._shards.values() for shard in shards]
+        self.most_bytes = max(self.most_bytes, size_bytes(held))
+        return data
+
+    @override
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        plan = super().finish_plan(new_plan)
+        self.planned = list(dict.fromkeys(item.index.fqn for item in plan.items))
+        return plan
+
+
+def each_byte_once_in_order_and_one_tensor_at_a_time(folder: Path) -> None:
+    state: dict[str, Any] = {f"layer{i}": partly_replicated() for i in range(6)}
+    torch_xla.sync()
+    xm.wait_device_ops()
+    met.clear_all()
+    planner = Watched()
+    save(state, storage_writer=FileSystemWriter(folder, thread_count=1), planner=planner)
+    assert metric("InboundData")[1] == size_bytes(state.values())
+    assert planner.order == planner.planned == sorted(state)
+    assert planner.most_bytes <= size_bytes([state["layer0"]])
+    # One program for all of them, and none the next time.
+    assert metric("CompileTime")[0] == 1
+    save(state, storage_writer=FileSystemWriter(folder / "again"), planner=SPMDSavePlanner())
+    assert metric("CompileTime")[0] == 1
+
+
+def training_is_compiled_once(folder: Path) -> None:
+    """With a save after each step, and then without: the programs of the steps are the same."""
+    compiled = []
+    for saving in (True, False):
+        weight = partly_replicated()
+        weight.requires_grad_(True)
+        optimizer = torch.optim.AdamW([weight], lr=0.1)
+        torch_xla.sync()
+        met.clear_all()
+        for step in range(4):
+            optimizer.zero_grad()
+            loss: Any = (weight * 2).square().mean()
+            loss.backward()
+            optimizer.step()
+            torch_xla.sync()
+            if saving:
+                state = {"w": weight, "optimizer": optimizer.state_dict()}
+                save(state, storage_writer=FileSystemWriter(folder / str(step)), planner=SPMDSavePlanner())
+        compiled.append(metric("CompileTime")[0])
+    # The second run finds all of its programs in torch_xla's cache: saving had changed none of them.
+    assert compiled[0] > compiled[1] == 0, compiled
+
+
+def small_copies_are_left_alone() -> None:
+    small = partly_replicated(rows=4)
+    assert small.numel() * 4 < 4 * xla.SMALLEST_PART_BYTES
+    assert not adapters.without_copies({"small": small})
+
+
+def the_original_is_untouched() -> None:
+    tensor = partly_replicated()
+    torch_xla.sync()
+    before, pending = torch_xla._XLAC._get_xla_sharding_spec(tensor), tensor * 3
+    seed = xm.get_rng_state()
+    cut = adapters.without_copies({"t": tensor})["t"]
+    assert torch_xla._XLAC._get_xla_sharding_spec(tensor) == before
+    assert torch_xla._XLAC._check_tensor_need_materialization([pending, tensor]) == [True, False]
+    assert xm.get_rng_state() == seed
+    # It is a copy: what happens to the tensor later doesn't reach it.
+    with torch.no_grad():
+        tensor.zero_()
+    torch_xla.sync()
+    chunks = adapters.describe("t", cut, ALONE).chunks
+    assert [len(chunk.owners) for chunk in chunks] == [1, 1, 1, 1]
+    shards = adapters.local_shards(cut)
+    source = torch.arange(256 * 512.0).reshape(256, 512)
+    for chunk in chunks:
+        assert torch.equal(shards[chunk.owners[0].local_index], source[chunk.box.slices])
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    xr.use_spmd()
+    each_byte_once_in_order_and_one_tensor_at_a_time(Path(sys.argv[1]) / "once")
+    training_is_compiled_once(Path(sys.argv[1]) / "training")
+    small_copies_are_left_alone()
+    the_original_is_untouched()
