@@ -42,6 +42,31 @@ def test_the_last_tiles_are_short_or_empty() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", (8, 3)),
+        ("{devices=[1,2,2]<=[2,2]T(1,0) last_tile_dim_replicate}", (1, 8)),
+        ("{devices=[2,2,4]<=[16] last_tile_dim_replicate}", (4, 4)),
+        ("{devices=[2,1,6]<=[12] last_tile_dim_replicate}", (4, 9)),
+    ],
+)
+def test_without_copies_each_device_keeps_a_part_of_its_own(text: str, shape: tuple[int, int]) -> None:
+    tiling = parsed(text, 2)
+    cut = tiling.without_copies(shape)
+    assert cut is not None
+    before, after = tiling.device_boxes(shape), cut.device_boxes(shape)
+    assert before.keys() == after.keys()
+    assert all(before[device].contains(box) for device, box in after.items())
+    assert len(set(after.values())) == len(after)
+    assert sum(box.volume for box in after.values()) == shape[0] * shape[1]
+
+
+@pytest.mark.parametrize("shape", [(7, 8), (2, 3), (6, 3)])
+def test_copies_that_cannot_be_cut_evenly_stay(shape: tuple[int, int]) -> None:
+    assert parsed("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", 2).without_copies(shape) is None
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{manual}", "MANUAL"),
