@@ -45,14 +45,23 @@ def write_checkpoint(
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 save({**state}, storage_writer=FileSystemWriter(new), planner=planner, no_dist=True)
         except CheckpointException as error:
-            # Its cause says what is wrong, and is what a caller expects.
-            raise error.failures[0][0] from error
+            raise _reason(error.failures[0][0]) from error
         names = sorted(path.name for path in new.iterdir())
     return Conversion(
         files=tuple(dst / name for name in names),
         tensors=(*flat.tensors, *flat.aliases),
         tensor_bytes=total_bytes,
     )
+
+
+def _reason(failure: BaseException) -> BaseException:
+    """What a caller expects: of a write that failed torch only says that it wasn't where it wanted to be."""
+    reason: BaseException | None = failure
+    while type(failure) is RuntimeError and reason is not None:
+        if isinstance(reason, OSError):
+            return reason
+        reason = reason.__cause__ or reason.__context__
+    return failure
 
 
 class _Planner(SPMDSavePlanner):
