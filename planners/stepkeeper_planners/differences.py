@@ -1,8 +1,10 @@
 """Where a state and a checkpoint don't fit: what each rank found, and one report of it all."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+import numpy as np
 
 from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.near_names import find_rename, near_names
@@ -38,6 +40,36 @@ class Differences:
             castable=self.castable[:_SENT],
             asked=self.asked,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a rank tells the coordinator."""
+
+    differences: Differences
+    unexpected_bits: bytes
+    """A bit for each of the checkpoint's names in order, set where this rank doesn't ask for it: short, and whole."""
+
+    @classmethod
+    def of(cls, differences: Differences, stored_names: Iterable[str], *, short: bool) -> "Findings":
+        """What to tell; `stored_names` are alike on all ranks."""
+        unexpected = frozenset(differences.unexpected)
+        bits = np.array([name in unexpected for name in sorted(stored_names)], dtype=bool)
+        sent = replace(differences.short() if short else differences, unexpected=())
+        return cls(differences=sent, unexpected_bits=np.packbits(bits).tobytes())
+
+
+def unexpected_everywhere(
+    findings: Sequence[Findings | None], stored_names: Iterable[str]
+) -> list[Differences | None]:
+    """What the ranks found, without the names that another rank asks for: each pipeline stage asks for its own."""
+    names = sorted(stored_names)
+    common = np.ones(len(names), dtype=bool)
+    for each in findings:
+        data = np.frombuffer(b"" if each is None else each.unexpected_bits, dtype=np.uint8)
+        common &= np.unpackbits(data, count=len(names)).astype(bool) if each else False
+    unexpected = tuple(name for name, is_common in zip(names, common, strict=True) if is_common)
+    return [None if each is None else replace(each.differences, unexpected=unexpected) for each in findings]
 
 
 def mismatch(by_rank: Sequence[Differences | None]) -> LoadMismatchError:

@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from stepkeeper_planners.layout import Ranks
 
-__all__ = ["current_ranks", "shared_by"]
+__all__ = ["current_ranks", "gathered", "shared_by"]
 
 
 def current_ranks(group: dist.ProcessGroup | None = None) -> Ranks:
@@ -23,3 +23,13 @@ def shared_by(rank: int, value: object, group: dist.ProcessGroup | None = None) 
     source = rank if group is None else dist.get_global_rank(group, rank)
     dist.broadcast_object_list(holder, src=source, group=group)
     return holder[0]
+
+
+def gathered(value: object, group: dist.ProcessGroup | None = None) -> list[object]:
+    """What each rank of the group gave as `value`, by rank.
+
+    Ranks: collective; all of the group call it.
+    """
+    values: list[object] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values

@@ -15,7 +15,7 @@ from typing_extensions import override
 from stepkeeper_planners import adapters
 from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.differences import Differences, mismatch
+from stepkeeper_planners.differences import Differences, Findings, mismatch, unexpected_everywhere
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.groups import current_ranks
 from stepkeeper_planners.landing import Landing
@@ -122,9 +122,12 @@ class SPMDLoadPlanner(LoadPlanner):
         wanted, stored = wanted_of(self._flat, self._ranks), _stored(self.metadata)
         self._reads, self._differences = compare(wanted, stored, self._ranks, self.rules)
         self.skipped, self.unread = self._reads.skipped, self._reads.unread
+        found = None
         if self._differences:
-            sent = self._differences if self.is_coordinator else self._differences.short()
-            return LoadPlan(items=[], planner_data=sent)
+            names = self.metadata.state_dict_metadata
+            found = Findings.of(self._differences, names, short=not self.is_coordinator)
+        if self._differences.missing or self._differences.mismatched:
+            return LoadPlan(items=[], planner_data=found)
         boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in wanted.layouts}
         by_fqn: dict[str, list[ChunkRead]] = {}
         for read in chunk_reads(self._reads.pieces):
@@ -141,22 +144,23 @@ class SPMDLoadPlanner(LoadPlanner):
         }
         self._items = OwnItems(self._read_items(by_fqn))
         self._n_open = len(self._items)
-        return LoadPlan(items=self._items)
+        return LoadPlan(items=self._items, planner_data=found)
 
     @override
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """The ranks' own plans, unchanged.
+        """The ranks' own plans, without what the ranks had to say.
 
         Raises:
-            LoadMismatchError: names are missing or unexpected, or shapes, dtypes or kinds differ, on any rank; all
-                in one report.
+            LoadMismatchError: names are missing on any rank or unexpected on all, or shapes, dtypes or kinds differ,
+                on any rank; all in one report.
         """
-        differences = [
-            plan.planner_data if isinstance(plan.planner_data, Differences) else None for plan in global_plan
-        ]
+        assert self.metadata is not None
+        said = [plan.planner_data for plan in global_plan]
+        found = [each if isinstance(each, Findings) else None for each in said]
+        differences = unexpected_everywhere(found, self.metadata.state_dict_metadata)
         if any(differences):
             raise mismatch(differences)
-        return global_plan
+        return [replace(plan, planner_data=None) for plan in global_plan]
 
     @override
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -165,7 +169,7 @@ class SPMDLoadPlanner(LoadPlanner):
         Raises:
             LoadMismatchError: state and checkpoint differ, and there was no global plan to say so.
         """
-        if self._differences:
+        if isinstance(central_plan.planner_data, Findings):
             raise mismatch([self._differences])
         if not self._n_open:
             self._finish()

@@ -22,14 +22,23 @@ from stepkeeper_planners.agree import (
     name_digests,
 )
 from stepkeeper_planners.assign import Assignment, TensorWrite, assign
-from stepkeeper_planners.errors import RanksDifferError, UnsupportedWriterError, WrongRanksError
+from stepkeeper_planners.errors import UnsupportedWriterError, WrongRanksError
 from stepkeeper_planners.global_metadata import GlobalMetadata, tensor_metadata
-from stepkeeper_planners.groups import current_ranks, shared_by
+from stepkeeper_planners.groups import current_ranks, gathered, shared_by
 from stepkeeper_planners.items import LazyItems, OwnItems, tensor_item, value_item
 from stepkeeper_planners.join import join_layouts
 from stepkeeper_planners.layout import Ranks, TensorLayout
 from stepkeeper_planners.per_rank import stored_name
 from stepkeeper_planners.state import FlatState, gather_state
+from stepkeeper_planners.unite import (
+    Deviation,
+    Holding,
+    United,
+    deviation,
+    holding,
+    names_to_unite,
+    unite,
+)
 from stepkeeper_planners.values import encode_value
 
 _COMPARED: Final = 8
@@ -61,6 +70,7 @@ class _Differ:
     """The coordinator's answer where they don't: the ranks of each fingerprint, the largest group first."""
 
     groups: tuple[tuple[int, ...], ...]
+    joined: tuple[TensorLayout, ...]
 
 
 class SPMDSavePlanner(SavePlanner):
@@ -87,6 +97,7 @@ class SPMDSavePlanner(SavePlanner):
         self._tensors: dict[str, torch.Tensor] = {}
         self._digests: dict[str, bytes] = {}
         self._layouts: dict[str, TensorLayout] = {}
+        self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
         self._assignment = Assignment(by_rank=((),), heaviest_bytes=0)
         self._metadata = GlobalMetadata({})
         self._writes: dict[MetadataIndex, TensorWrite] = {}
@@ -151,7 +162,8 @@ class SPMDSavePlanner(SavePlanner):
             groups.setdefault(proposal.fingerprint, []).append(proposal.rank)
         if len(groups) > 1:
             largest_first = sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks))
-            differ = _Differ(groups=tuple(largest_first))
+            joined = self._join([proposal.parts for proposal in proposals])
+            differ = _Differ(groups=tuple(largest_first), joined=joined)
             return [
                 replace(plan, items=OwnItems(), planner_data=differ) for plan in all_plans
             ], self._metadata
@@ -168,13 +180,14 @@ class SPMDSavePlanner(SavePlanner):
 
         Raises:
             RanksDifferError: what all ranks should save alike differs. On all ranks.
+            LayoutError: what ranks have of a tensor doesn't make it whole. On all ranks.
             UnsupportedWriterError: the storage writer would lose something. On all ranks.
         """
         answer = new_plan.planner_data
-        if isinstance(answer, _Differ):
-            raise self._differences(answer.groups)
-        if isinstance(answer, _Agreed) and not self.is_coordinator:
+        if isinstance(answer, _Agreed | _Differ) and not self.is_coordinator:
             self._take(answer.joined)
+        if isinstance(answer, _Differ):
+            self._unite(answer.groups)
         self._check_writer(new_plan.storage_data)
         if not isinstance(new_plan.items, OwnItems | LazyItems):
             return new_plan
@@ -256,7 +269,9 @@ class SPMDSavePlanner(SavePlanner):
     def _items_of(self, rank: int) -> tuple[list[WriteItem], tuple[TensorWrite, ...]]:
         """What this rank writes: tensors by name and place, then values."""
         writes = self._assignment.share(rank)
-        names = sorted(self._flat.values) if rank == 0 else []
+        elsewhere = self._united.value_writers
+        names = sorted(name for name in self._flat.values if name not in elsewhere) if rank == 0 else []
+        names += sorted(name for name, writer in elsewhere.items() if writer == rank)
         of_rank = Ranks(rank=rank, world_size=self._ranks.world_size)
         names += [stored_name(name, of_rank) for name in self._flat.per_rank]
         return [tensor_item(write) for write in writes] + [value_item(name) for name in names], writes
@@ -274,33 +289,60 @@ class SPMDSavePlanner(SavePlanner):
 
     def _whole_metadata(self) -> GlobalMetadata:
         flat, boxes = self._flat, self._assignment.boxes()
+        aliases, values = flat.aliases | self._united.aliases, [*flat.values, *self._united.value_writers]
         stored: dict[str, Any] = {
             fqn: tensor_metadata(layout, boxes[fqn]) for fqn, layout in self._layouts.items()
         }
-        stored.update((name, stored[first]) for name, first in flat.aliases.items())
+        stored.update((name, stored[first]) for name, first in aliases.items())
         of_ranks = [
             stored_name(name, Ranks(rank=rank, world_size=self._ranks.world_size))
             for name in flat.per_rank
             for rank in range(self._ranks.world_size)
         ]
-        stored.update((name, BytesStorageMetadata()) for name in (*flat.values, *of_ranks))
-        paths = {**flat.paths, **{name: (name,) for name in of_ranks}}
-        return GlobalMetadata(state_dict_metadata=stored, planner_data=paths, aliases=dict(flat.aliases))
+        stored.update((name, BytesStorageMetadata()) for name in (*values, *of_ranks))
+        paths = flat.paths | self._united.paths | {name: (name,) for name in of_ranks}
+        return GlobalMetadata(state_dict_metadata=stored, planner_data=paths, aliases=aliases)
 
-    def _differences(self, groups: Sequence[tuple[int, ...]]) -> RanksDifferError:
-        """What to raise. Ranks: collective."""
-        reports = []
-        for ranks in groups[:_COMPARED]:
-            digests = shared_by(
-                ranks[0], self._digests if self._ranks.rank == ranks[0] else None, self._group
-            )
-            reports.append((ranks, cast("Mapping[str, bytes]", digests)))
-        return name_differences(reports, sum(map(len, groups[_COMPARED:])))
+    def _unite(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """What only some ranks have is known to all. Ranks: collective.
+
+        Raises:
+            RanksDifferError: something is not the same on all ranks that have it.
+            LayoutError: the parts that ranks have of a tensor don't fit together.
+        """
+        me, base_ranks = self._ranks.rank, groups[0]
+        base = cast(
+            "Mapping[str, bytes]",
+            shared_by(base_ranks[0], self._digests if me == base_ranks[0] else None, self._group),
+        )
+        own = next((ranks for ranks in groups[1:] if ranks[0] == me), None)
+        mine = None if own is None else deviation(own, self._digests, base, self._flat, self._layouts)
+        others = [each for each in gathered(mine, self._group) if isinstance(each, Deviation)]
+        names = names_to_unite(base, others)
+        if names is None:
+            compared = [(each.ranks, each.applied_to(base)) for each in others[: _COMPARED - 1]]
+            n_unseen = sum(len(each.ranks) for each in others[_COMPARED - 1 :])
+            raise name_differences([(base_ranks, base), *compared], n_unseen)
+        held = holding(names, self._flat, self._layouts) if me == base_ranks[0] else None
+        shared = cast("Holding", shared_by(base_ranks[0], held, self._group))
+        self._united = unite(names, base_ranks, shared, others)
+        self._take(self._united.layouts)
+        if self.is_coordinator:
+            # The storage writer was given this object already, and asks it what there is when all is written.
+            whole = self._whole_metadata()
+            self._metadata.state_dict_metadata = whole.state_dict_metadata
+            self._metadata.planner_data = whole.planner_data
+            self._metadata.aliases = whole.aliases
 
     def _check_writer(self, storage_data: object) -> None:
         """Raises UnsupportedWriterError if this is torch's safetensors writer, and it would lose something."""
         if not isinstance(storage_data, dict) or set(storage_data) - _SAFETENSORS_KEYS:
             return
+        if self._united.paths:
+            raise UnsupportedWriterError(
+                f"HuggingFaceStorageWriter was told of all names, and has none of those that only some ranks have: "
+                f"{', '.join(sorted(self._united.paths)[:5])}. Save with FileSystemWriter, and convert"
+            )
         self._metadata.leave_out_aliases()
         world_size = self._ranks.world_size
         if world_size > 1 and "shard_index" not in storage_data:
