@@ -1,0 +1,264 @@
+"""The planner of saves, driven as torch.distributed.checkpoint drives it, for several ranks in one process."""
+
+import pickle
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from stepkeeper_planners import SPMDSavePlanner, adapters
+from stepkeeper_planners import save as save_module
+from stepkeeper_planners.errors import (
+    LayoutError,
+    LostWritesError,
+    UnsupportedValueError,
+    UnsupportedWriterError,
+    WrongRanksError,
+)
+from stepkeeper_planners.global_metadata import GlobalMetadata
+from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.per_rank import PerRank
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:TypedStorage is deprecated:UserWarning", "ignore:torch.distributed is disabled:UserWarning"
+)
+
+
+class Gang:
+    """Planners of several ranks, whose plans go to the first and back as they would between processes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *states: dict[str, Any]) -> None:
+        self.planners = [SPMDSavePlanner() for _ in states]
+        self.sent: list[bytes] = []
+        for rank, (planner, state) in enumerate(zip(self.planners, states, strict=True)):
+            ranks = Ranks(rank=rank, world_size=len(states))
+            monkeypatch.setattr(save_module, "current_ranks", lambda _, ranks=ranks: ranks)
+            planner.set_up_planner(state, is_coordinator=rank == 0)
+            self.sent.append(pickle.dumps(planner.create_local_plan()))
+
+    def agree(self) -> tuple[list[SavePlan], Metadata]:
+        """The global plans as the coordinator's storage writer sees them, and the metadata."""
+        return self.planners[0].create_global_plan([pickle.loads(plan) for plan in self.sent])
+
+    def finish(self, storage_data: object = None) -> list[SavePlan]:
+        plans, _ = self.agree()
+        back = [pickle.loads(pickle.dumps(replace(plan, storage_data=storage_data))) for plan in plans]
+        return [planner.finish_plan(plan) for planner, plan in zip(self.planners, back, strict=True)]
+
+
+def names(items: list[WriteItem]) -> list[tuple[str, tuple[int, ...] | None]]:
+    return [(item.index.fqn, item.index.offset and tuple(item.index.offset)) for item in items]
+
+
+def replicated() -> dict[str, Any]:
+    tied = torch.arange(60_000.0).reshape(600, 100)
+    return {
+        "a": tied,
+        "b": torch.ones(3),
+        "tied": tied,
+        "empty": torch.empty(0, 2),
+        "step": 3,
+        "own": PerRank(1),
+    }
+
+
+def test_what_is_sent_is_a_mark_and_each_rank_has_its_items_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {f"layer{i}": torch.ones(5) for i in range(2000)}
+    gang = Gang(monkeypatch, state, state, state)
+    assert max(map(len, gang.sent)) < 1000
+    seen, metadata = gang.agree()
+    assert len(pickle.dumps(seen[2])) < 1000
+    finished = gang.finish()
+    assert [names(list(plan.items)) for plan in seen] == [names(plan.items) for plan in finished]
+    written = sorted(name for plan in finished for name in names(plan.items))
+    assert written == sorted((name, (0,)) for name in state)
+    assert set(metadata.state_dict_metadata) == set(state)
+
+
+def test_metadata_lists_ties_pieces_values_and_each_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang = Gang(monkeypatch, replicated(), replicated())
+    _, metadata = gang.agree()
+    assert set(metadata.state_dict_metadata) == {"a", "b", "tied", "empty", "step", "own@0/2", "own@1/2"}
+    big = metadata.state_dict_metadata["a"]
+    assert isinstance(big, TensorStorageMetadata)
+    assert [(tuple(c.offsets), tuple(c.sizes)) for c in big.chunks] == [
+        ((0, 0), (300, 100)),
+        ((300, 0), (300, 100)),
+    ]
+    assert metadata.planner_data["step"] == ("step",)
+    first, second = (names(plan.items) for plan in gang.finish())
+    assert ("step", None) in first
+    assert ("own@0/2", None) in first
+    assert ("own@1/2", None) in second
+    assert ("step", None) not in second
+    assert "tied" not in {name for name, _ in first + second}
+
+
+def test_a_part_of_a_shard_is_that_part_and_its_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = replicated()
+    gang = Gang(monkeypatch, state, state)
+    for planner, plan in zip(gang.planners, gang.finish(), strict=True):
+        (item,) = [item for item in plan.items if item.index.fqn == "a"]
+        part = planner.resolve_data(item)
+        assert isinstance(part, torch.Tensor)
+        assert item.index.offset is not None
+        assert torch.equal(part, state["a"][item.index.offset[0] :][:300])
+        assert part.untyped_storage().nbytes() == part.numel() * 4
+
+
+def test_shards_are_moved_once_in_the_order_of_the_plan_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    real = adapters.local_shards
+
+    def counting(tensor: torch.Tensor) -> list[torch.Tensor]:
+        moved.append(id(tensor))
+        return real(tensor)
+
+    monkeypatch.setattr(adapters, "local_shards", counting)
+    tensor = torch.zeros(4, 2)
+    vars(tensor).update(
+        global_shape=(4, 2),
+        global_offsets=((0, 0), (2, 0)),
+        local_offsets=((0, 0), (2, 0)),
+        local_sizes=((2, 2), (2, 2)),
+    )
+    state = {"two": tensor, "z": torch.ones(2), "m": torch.ones(3)}
+    gang = Gang(monkeypatch, state)
+    (plan,) = gang.finish()
+    assert names(plan.items) == [("m", (0,)), ("two", (0, 0)), ("two", (2, 0)), ("z", (0,))]
+    threads = [threading.Thread(target=gang.planners[0].resolve_data, args=(item,)) for item in plan.items]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(moved) == sorted(map(id, state.values()))
+    assert gang.planners[0]._shards == {}
+
+
+def own_part(rank: int, rows: int) -> torch.Tensor:
+    """A tensor of which each rank knows its own rows only."""
+    tensor = torch.full((rows, 2), float(rank))
+    vars(tensor).update(
+        global_shape=(5, 2),
+        global_offsets=((3 * rank, 0),),
+        local_offsets=((0, 0),),
+        local_sizes=((rows, 2),),
+    )
+    return tensor
+
+
+def test_tensors_that_no_rank_knows_alone_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang = Gang(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 2)})
+    assert [names(plan.items) for plan in gang.finish()] == [[("w", (0, 0))], [("w", (3, 0))]]
+
+
+def test_a_gap_between_what_ranks_know_is_found_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(LayoutError, match="w: the chunks hold 8 of 10"):
+        Gang(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 1)}).agree()
+
+
+def test_a_value_that_is_not_stored_is_refused_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state in ({"v": object()}, {"own": PerRank({"deep": object()})}):
+        for rank in range(2):
+            monkeypatch.setattr(save_module, "current_ranks", lambda _, r=rank: Ranks(rank=r, world_size=2))
+            planner = SPMDSavePlanner()
+            planner.set_up_planner(state)
+            with pytest.raises(UnsupportedValueError):
+                planner.create_local_plan()
+
+
+def test_plans_of_other_ranks_than_the_planner_knows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang = Gang(monkeypatch, {}, {}, {})
+    with pytest.raises(WrongRanksError, match="process_group"):
+        gang.planners[0].create_global_plan([pickle.loads(plan) for plan in gang.sent[:2]])
+
+
+@pytest.mark.parametrize(
+    ("state", "storage_data", "words"),
+    [
+        pytest.param({"w": torch.ones(2)}, {}, "save_distributed=True", id="one file of all ranks"),
+        pytest.param({"w": torch.ones(2), "v": 1}, {"shard_index": 1}, "tensors only.*: v", id="a value"),
+    ],
+)
+def test_a_safetensors_writer_that_would_lose_something_is_refused_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], storage_data: object, words: str
+) -> None:
+    gang = Gang(monkeypatch, state, state)
+    plans, _ = gang.agree()
+    for planner, plan in zip(gang.planners, plans, strict=True):
+        with pytest.raises(UnsupportedWriterError, match=words):
+            planner.finish_plan(pickle.loads(pickle.dumps(replace(plan, storage_data=storage_data))))
+
+
+def test_two_parts_in_one_safetensors_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.zeros(4)
+    vars(tensor).update(
+        global_shape=(4,), global_offsets=((0,), (2,)), local_offsets=((0,), (2,)), local_sizes=((2,), (2,))
+    )
+    with pytest.raises(UnsupportedWriterError, match="w: rank 0 writes 2 parts"):
+        Gang(monkeypatch, {"w": tensor}).finish({"shard_index": 1})
+
+
+def test_a_safetensors_writer_gets_tied_tensors_under_one_name(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    tied = torch.arange(6.0)
+    writer = HuggingFaceStorageWriter(str(tmp_path), save_distributed=True, enable_consolidation=True)
+    save({"a": tied, "b": tied, "c": torch.ones(2)}, storage_writer=writer, planner=SPMDSavePlanner())
+    (path,) = tmp_path.glob("*.safetensors")
+    found: Mapping[str, torch.Tensor] = safetensors.load_file(path)
+    assert set(found) == {"a", "c"}
+    assert torch.equal(found["a"], tied)
+
+
+def test_what_a_writer_lost_is_noticed_and_ties_are_completed() -> None:
+    def metadata() -> GlobalMetadata:
+        planner = SPMDSavePlanner()
+        tied = torch.ones(2)
+        planner.set_up_planner({"a": tied, "b": tied, "v": 1}, is_coordinator=True)
+        _, made = planner.create_global_plan([planner.create_local_plan()])
+        assert isinstance(made, GlobalMetadata)
+        return replace(made, version="1")
+
+    written = {MetadataIndex("a", [0]): "here", MetadataIndex("v"): "there"}
+    whole = metadata()
+    whole.storage_data = written
+    assert whole.storage_data == {**written, MetadataIndex("b", [0]): "here"}
+    assert type(whole) is Metadata
+    for lost in written:
+        with pytest.raises(LostWritesError, match=f"1 pieces.*{lost.fqn}|2 pieces.*{lost.fqn}"):
+            metadata().storage_data = {index: place for index, place in written.items() if index != lost}
+
+
+def test_fsspec_and_files_hold_the_same(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+    state: dict[str, Any] = {"w": torch.arange(5.0), "deep": {"list": [torch.ones(2)]}, "n": 4}
+    save(state, storage_writer=FsspecWriter(str(tmp_path / "f")), planner=SPMDSavePlanner())
+    save(state, storage_writer=FileSystemWriter(tmp_path / "g", thread_count=3), planner=SPMDSavePlanner())
+    for reader in (FsspecReader(str(tmp_path / "f")), FileSystemReader(tmp_path / "g")):
+        found: dict[str, Any] = {"w": torch.zeros(5), "deep": {"list": [torch.zeros(2)]}, "n": 0}
+        load(found, storage_reader=reader)
+        assert torch.equal(found["w"], state["w"])
+        assert found["n"] == 4
+        assert torch.equal(found["deep"]["list"][0], torch.ones(2))
+
+
+def test_items_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    (plan,) = Gang(monkeypatch, {"w": torch.ones(2, dtype=torch.bfloat16), "v": 1}).finish()
+    tensor, value = plan.items
+    assert tensor.type == WriteItemType.SHARD
+    assert tensor.tensor_data is not None
+    assert tensor.tensor_data.properties.dtype == torch.bfloat16
+    assert value == WriteItem(index=MetadataIndex("v"), type=WriteItemType.BYTE_IO)
