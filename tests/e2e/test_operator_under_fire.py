@@ -12,7 +12,7 @@ import pytest
 
 from stepcluster.api import Cluster
 from stepcluster.product import NAMESPACE
-from stepcluster.shelljobs import HOLD, Gangs, ShellJob, apply_all, container, watch_gangs
+from stepcluster.shelljobs import HOLD, Gangs, ShellJob, apply_all, container, delete_all, watch_gangs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -86,11 +86,10 @@ def all_jobs(cluster: Cluster) -> Iterator[ShellJob]:
 def jobs(operator: Cluster) -> Iterator[dict[str, ShellJob]]:
     """All jobs, by name without the prefix."""
     operator.load_shell_image()
-    made = {job.name.removeprefix(PREFIX): job for job in all_jobs(operator)}
-    apply_all(operator, list(made.values()), NO_PODS_ALLOWED)
-    yield made
-    names = [job.name for job in made.values()]
-    operator.kubectl("delete", "namespace", *names, "--timeout=100s")
+    made = list(all_jobs(operator))
+    apply_all(operator, made, NO_PODS_ALLOWED)
+    yield {job.name.removeprefix(PREFIX): job for job in made}
+    delete_all(operator, made)
 
 
 def causes(status: dict[str, Any]) -> list[str | None]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from stepcluster.api import Cluster
 
-__all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "watch_gangs"]
+__all__ = ["HOLD", "Gangs", "ShellJob", "apply_all", "container", "delete_all", "watch_gangs"]
 
 HOLD: Final = "until [ -e /tmp/go ]; do sleep 0.2; done"
 """Stands still until `ShellJob.release`. As a container's first process it ignores SIGTERM: its grace runs out."""
@@ -123,18 +123,24 @@ def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, 
         }
         for job in jobs
     ]
-    _apply(cluster, namespaces)
+    _with_all(cluster, "apply", namespaces)
     for job in jobs:
         # Every namespace gets one, a moment later; until then its pods are refused.
         job.kubectl("wait", "serviceaccount/default", "--for=create", "--timeout=60s")
     if others:
-        _apply(cluster, others)
-    _apply(cluster, [job.manifest() for job in jobs])
+        _with_all(cluster, "apply", others)
+    _with_all(cluster, "apply", [job.manifest() for job in jobs])
 
 
-def _apply(cluster: Cluster, items: Sequence[Mapping[str, Any]]) -> None:
+def delete_all(cluster: Cluster, jobs: Sequence[ShellJob]) -> None:
+    """The jobs are gone, and then their namespaces: in one that is going nobody can bring a job to rest."""
+    _with_all(cluster, "delete", [job.manifest() for job in jobs])
+    cluster.kubectl("delete", "namespace", *(job.name for job in jobs), "--timeout=100s")
+
+
+def _with_all(cluster: Cluster, verb: str, items: Sequence[Mapping[str, Any]]) -> None:
     body = {"apiVersion": "v1", "kind": "List", "items": list(items)}
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+    cluster.kubectl(verb, "-f", "-", stdin=json.dumps(body))
 
 
 @dataclass(slots=True)
