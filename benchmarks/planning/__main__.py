@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,8 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
-CASES = (
-    ("ours, one rank", "hybrid"),
-    ("ours, coordinator", "hybrid"),
-    ("torch's DefaultSavePlanner, coordinator", "hybrid"),
-    ("ours, one rank", "replicated"),
-    ("ours, coordinator", "replicated"),
-    ("torch's DefaultSavePlanner, coordinator", "replicated"),
-)
+PLANNERS = ("ours, one rank", "ours, coordinator", "torch's DefaultSavePlanner, coordinator")
+STATES = ("sharded", "hybrid", "replicated")
 
 
 def main() -> None:
@@ -32,12 +27,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument(
-        "--limit-s", type=float, default=60.0, help="for each process; larger sizes are left out then"
+        "--limit-s", type=float, default=120.0, help="for each process; larger sizes are left out then"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "planning.json")
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
-    for planner, state in CASES:
+    for state, planner in product(STATES, PLANNERS):
         rows = list(_grow(planner, state, options.ranks, options.limit_s))
         results += rows
         _print_case(planner, state, rows)
@@ -107,7 +102,7 @@ def _print_case(planner: str, state: str, rows: Sequence[dict[str, Any]]) -> Non
 
 def _print_all_ranks(results: Sequence[dict[str, Any]], world_size: int) -> None:
     """Every rank plans at the same time as the others; here is what that is together."""
-    for state in ("hybrid", "replicated"):
+    for state in STATES:
         rows = [
             r for r in results if (r["planner"], r["state"]) == ("ours, one rank", state) and "plan_s" in r
         ]

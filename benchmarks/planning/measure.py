@@ -12,7 +12,7 @@ from benchmarks.planning import ours, stock
 
 from stepkeeper_planners.layout import TensorLayout
 
-STATES = {"hybrid": ours.hybrid_state, "replicated": ours.replicated_state}
+STATES = {"sharded": ours.sharded_state, "hybrid": ours.hybrid_state, "replicated": ours.replicated_state}
 
 
 def main(planner: str, state: str, n_chunks: int, world_size: int) -> None:

@@ -6,13 +6,21 @@ from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.global_metadata import tensor_metadata
 from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 
-SHARDS = 64
-"""In how many parts each sharded tensor is cut; as many groups of ranks hold each of them."""
+HYBRID_SHARDS = 64
+"""In how many parts a tensor is cut that is sharded within a group of ranks, and held by every group."""
+
+
+def sharded_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
+    """As fully sharded data parallel has it: each tensor in as many parts as there are ranks."""
+    return _sharded(n_chunks, world_size, world_size)
 
 
 def hybrid_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
     """As hybrid sharded data parallel has it: each tensor in parts, each part on one rank of every replica."""
-    n_shards = min(SHARDS, world_size)
+    return _sharded(n_chunks, world_size, min(HYBRID_SHARDS, world_size))
+
+
+def _sharded(n_chunks: int, world_size: int, n_shards: int) -> list[TensorLayout]:
     replicas = world_size // n_shards
     owners = [
         tuple(Owner(rank=replica * n_shards + shard, local_index=0) for replica in range(replicas))

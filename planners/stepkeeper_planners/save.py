@@ -107,6 +107,13 @@ class SPMDSavePlanner(SavePlanner):
         self._lock = threading.Lock()
 
     @override
+    def __reduce__(self) -> tuple[type["SPMDSavePlanner"], tuple[()]]:
+        # torch's checkpointer in a process of its own gets the planner pickled, before anything was planned.
+        if self._group is not None:
+            raise TypeError("a planner with a process_group can't be sent to another process")
+        return (SPMDSavePlanner, ())
+
+    @override
     def set_up_planner(
         self,
         state_dict: dict[str, Any],

@@ -29,4 +29,4 @@ def test_files_are_even_and_differences_raise_on_four_ranks(tmp_path: Path) -> N
 
 
 def test_three_ranks_with_writers_of_several_threads(tmp_path: Path) -> None:
-    run_ranks("balanced,in_the_background,losing", 3, tmp_path, '{"thread_count": 2}')
+    run_ranks("balanced,in_the_background,losing,in_another_process", 3, tmp_path, '{"thread_count": 2}')

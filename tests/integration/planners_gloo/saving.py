@@ -1,6 +1,7 @@
 """One of several ranks: saves a state in one of the ways that are tested, and checks what it sees of it."""
 
 import json
+import os
 import pickle
 import sys
 import warnings
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 
 from stepkeeper_planners import SPMDSavePlanner
 from stepkeeper_planners.errors import RanksDifferError
@@ -137,6 +138,24 @@ def in_the_background(folder: Path, writer: FileSystemWriter) -> None:
     assert torch.equal(found["layers"][6], torch.full((500, 100), 6.0))
 
 
+def in_another_process(folder: Path, writer: FileSystemWriter) -> None:
+    """async_save with torch's checkpointer process, which gets the planner and the state pickled."""
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    saving = async_save(
+        {**big_state(), "own": PerRank({"position": dist.get_rank()})},
+        storage_writer=writer,
+        planner=SPMDSavePlanner(),
+        async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+    )
+    assert isinstance(saving, Future)
+    metadata = saving.result()
+    assert {"big", "head", "own@0/3", "own@1/3", "own@2/3"} <= set(metadata.state_dict_metadata)
+    found = {"head": torch.zeros(ROWS, 1000)}
+    load(found, storage_reader=FileSystemReader(folder))
+    assert torch.equal(found["head"], big_state()["head"])
+    assert len(list(folder.glob("__*_0.distcp"))) == dist.get_world_size()
+
+
 class LosingWriter(FileSystemWriter):
     """One of its threads can't open its file on rank 1."""
 
@@ -162,7 +181,16 @@ def losing(folder: Path, writer: FileSystemWriter) -> None:
 
 WAYS = {
     each.__name__: each
-    for each in (balanced, measured, differing, without_others, in_a_group, in_the_background, losing)
+    for each in (
+        balanced,
+        measured,
+        differing,
+        without_others,
+        in_a_group,
+        in_the_background,
+        in_another_process,
+        losing,
+    )
 }
 
 
