@@ -61,24 +61,26 @@ def pieces_of(
     """
     name = layout.fqn if stored_fqn is None else stored_fqn
     local = layout.local_boxes(ranks.rank)
-    pieces: list[PieceRead] = []
-    for (local_index, box), cuts in zip(
-        local.items(), common_parts(tuple(local.values()), found.boxes), strict=True
-    ):
-        parts = [
-            PieceRead(
-                fqn=layout.fqn,
-                stored_fqn=name,
-                stored_index=number,
-                stored_box=found.boxes[number],
-                wanted_box=common,
-                local_index=local_index,
-            )
-            for number, common in cuts
-        ]
-        _check_whole(name, box, parts)
-        pieces.extend(parts)
-    return tuple(pieces)
+    found_parts = common_parts(tuple(local.values()), found.boxes)
+    pieces = tuple(
+        PieceRead(
+            fqn=layout.fqn,
+            stored_fqn=name,
+            stored_index=number,
+            stored_box=found.boxes[number],
+            wanted_box=common,
+            local_index=local_index,
+        )
+        for local_index, parts in zip(local, found_parts, strict=True)
+        for number, common in parts
+    )
+    # Local boxes are disjoint, so parts of them overlap only where stored chunks do.
+    check_disjoint(name, [piece.wanted_box for piece in pieces])
+    wanted = sum(box.volume for box in local.values())
+    lacking = wanted - sum(piece.wanted_box.volume for piece in pieces)
+    if lacking:
+        raise LayoutError(f"{name}: the chunks lack {lacking} of {wanted} elements that this rank holds")
+    return pieces
 
 
 def chunk_reads(pieces: Sequence[PieceRead]) -> tuple[ChunkRead, ...]:
@@ -105,10 +107,3 @@ def _joined(pieces: tuple[PieceRead, ...]) -> Iterator[ChunkRead]:
         yield ChunkRead(box=around, pieces=pieces)
     else:
         yield from (ChunkRead(box=piece.wanted_box, pieces=(piece,)) for piece in pieces)
-
-
-def _check_whole(name: str, box: Box, parts: Sequence[PieceRead]) -> None:
-    check_disjoint(name, [part.wanted_box for part in parts])
-    lacking = box.volume - sum(part.wanted_box.volume for part in parts)
-    if lacking:
-        raise LayoutError(f"{name}: the chunks lack {lacking} of {box.volume} elements that this rank holds")
