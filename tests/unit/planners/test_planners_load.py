@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from typing_extensions import override
@@ -279,6 +280,41 @@ def test_a_mismatch_is_not_lost_where_there_is_no_global_plan(folder: Path) -> N
     plan = planner.create_local_plan()
     with pytest.raises(LoadMismatchError):
         planner.finish_plan(plan)
+
+
+class Watching(SPMDLoadPlanner):
+    """Notes how many bytes wait to be moved into tensors."""
+
+    most_bytes = 0
+
+    @override
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        waiting = [shard for landing in self._landings.values() for shard in landing._shards.values()]
+        self.most_bytes = max(self.most_bytes, sum(shard.nbytes for shard in waiting))
+        super().commit_tensor(read_item, tensor)
+
+
+def in_parts(seed: int, names: Sequence[str]) -> dict[str, Any]:
+    """Tensors of 4 kB in eight parts, which are collected before the tensor gets them."""
+    state: dict[str, Any] = {name: torch.arange(1000.0) + seed for name in names}
+    for tensor in state.values():
+        tensor.global_shape, tensor.local_sizes = (1000,), ((125,),) * 8
+        tensor.global_offsets = tensor.local_offsets = tuple((125 * part,) for part in range(8))
+    return state
+
+
+@pytest.mark.parametrize(("n_files", "most_tensors"), [(1, 1), (4, 20)])
+def test_what_lies_in_one_file_waits_for_one_tensor_only(
+    tmp_path: Path, n_files: int, most_tensors: int
+) -> None:
+    names = [f"layer{n:02}" for n in range(20)]
+    writer = FileSystemWriter(tmp_path, thread_count=n_files)
+    dcp_save(in_parts(7, names), storage_writer=writer, planner=SPMDSavePlanner(), no_dist=True)
+    state, planner = in_parts(1, names[::-1]), Watching()
+    dcp_load(state, checkpoint_id=tmp_path, planner=planner, no_dist=True)
+    assert all(torch.equal(tensor, torch.arange(1000.0) + 7) for tensor in state.values())
+    assert 0 < planner.most_bytes <= most_tensors * 4000
+    assert not planner._landings
 
 
 def test_an_empty_state_of_an_empty_checkpoint(tmp_path: Path) -> None:
