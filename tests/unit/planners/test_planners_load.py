@@ -112,6 +112,19 @@ def test_what_torch_wrote_and_what_we_wrote(tmp_path: Path, folder: Path) -> Non
     assert_loaded(state, 7)
 
 
+def test_any_file_system(folder: Path) -> None:
+    """fsspec's own of plain files; what it needs of a store is the same for all of them."""
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+
+    state = make_state(1)
+    load(state, folder, FsspecReader(f"file://{folder}"))
+    assert_loaded(state, 7)
+    other = f"memory://{folder}"
+    dcp_save(make_state(9), storage_writer=FsspecWriter(other), planner=SPMDSavePlanner(), no_dist=True)
+    load(state, folder, FsspecReader(other))
+    assert_loaded(state, 9)
+
+
 def test_what_torch_before_2_4_and_torch_xla_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They store a dict without tensors as one value."""
     with monkeypatch.context() as patch:
