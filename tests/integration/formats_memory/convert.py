@@ -7,11 +7,13 @@ import re
 import sys
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
@@ -56,29 +58,27 @@ def _anonymous_bytes() -> int:
     return int(found[1]) << 10
 
 
-class InColumns(SPMDSavePlanner):
-    """Writes every matrix in two halves, cut between columns: rows then lie in two places each."""
+class InColumns(DefaultSavePlanner):
+    """Writes every matrix in two parts, cut between columns: rows then lie in two places each."""
 
     @override
     def create_local_plan(self) -> SavePlan:
-        self._rest = super().create_local_plan()
-        items = [half for fqn, tensor in self.unsharded_state_dict.items() for half in _halves(fqn, tensor)]
-        return SavePlan(items=items, planner_data=self._rest.planner_data)
-
-    @override
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        return new_plan
+        self.plan = replace(
+            super().create_local_plan(),
+            items=[part for fqn, tensor in self.state_dict.items() for part in _parts(fqn, tensor)],
+        )
+        return self.plan
 
     @override
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         assert write_item.tensor_data is not None
         chunk = write_item.tensor_data.chunk
-        whole = self.unsharded_state_dict[write_item.index.fqn]
+        whole = self.state_dict[write_item.index.fqn]
         part: torch.Tensor = whole[:, chunk.offsets[1] : chunk.offsets[1] + chunk.sizes[1]].contiguous()
         return part
 
 
-def _halves(fqn: str, tensor: torch.Tensor) -> list[WriteItem]:
+def _parts(fqn: str, tensor: torch.Tensor) -> list[WriteItem]:
     n_rows, n_columns = tensor.shape
     return [
         WriteItem(
