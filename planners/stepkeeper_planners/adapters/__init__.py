@@ -63,6 +63,9 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
 
 def identity(tensor: torch.Tensor) -> object:
     """Equal for tied tensors: the same elements of the same memory. None where that can't be told."""
+    if isinstance(tensor, ShardedTensor):
+        # Refused when it is described, which can say its name.
+        return None
     return _adapter(tensor).identity(tensor)
 
 
@@ -159,6 +162,11 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
 
 
 def _adapter(tensor: torch.Tensor, fqn: str = "tensor") -> _Adapter:
+    if isinstance(tensor, ShardedTensor):
+        raise UnsupportedShardingError(
+            f"{fqn}: torch's old ShardedTensor isn't stored. Use DTensor: fully_shard() makes it, and so does "
+            "FullyShardedDataParallel where it is given a device_mesh"
+        )
     # A DTensor first: its local tensor may be on any device, and what it says of its shape is global.
     if _is_dtensor(tensor):
         return dtensor
@@ -169,9 +177,4 @@ def _adapter(tensor: torch.Tensor, fqn: str = "tensor") -> _Adapter:
         from stepkeeper_planners.adapters import xla
 
         return cast("_Adapter", xla)
-    if isinstance(tensor, ShardedTensor):
-        raise UnsupportedShardingError(
-            f"{fqn}: torch's old ShardedTensor isn't stored. Use DTensor: fully_shard() makes it, and so does "
-            "FullyShardedDataParallel where it is given a device_mesh"
-        )
     return plain

@@ -1,0 +1,178 @@
+"""Which tensors are described how, and which are refused, each with its name and what to do."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.two_tensor import TwoTensor
+
+from stepkeeper_planners import adapters
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
+from stepkeeper_planners.layout import Chunk, Owner, Ranks
+from stepkeeper_planners.state import gather_state
+
+RANKS = Ranks(rank=1, world_size=4)
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Of 2 x 2 ranks, the others of which are pretended."""
+    dist.init_process_group("fake", store=FakeStore(), rank=RANKS.rank, world_size=RANKS.world_size)
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dist.destroy_process_group()
+
+
+def owners(layout: Any) -> dict[tuple[int, ...], list[int]]:
+    return {chunk.box.offsets: [owner.rank for owner in chunk.owners] for chunk in layout.chunks}
+
+
+def test_a_dtensor_is_where_its_placements_say(mesh: DeviceMesh) -> None:
+    tensor = DTensor.from_local(torch.ones(3, 2), mesh, [Replicate(), Shard(-1)], run_check=False)
+    layout = adapters.describe("w", tensor, RANKS)
+    assert (layout.dtype, layout.global_shape, layout.complete) == ("float32", (3, 4), True)
+    assert owners(layout) == {(0, 0): [0, 2], (0, 2): [1, 3]}
+    assert adapters.sharded_among({"w": tensor, "v": torch.ones(2)}) == {"w": tensor}
+    (shard,) = adapters.local_shards(tensor)
+    assert type(shard) is torch.Tensor
+    adapters.fill(tensor, {0: torch.full((3, 2), 5.0)})
+    assert torch.equal(tensor.to_local(), torch.full((3, 2), 5.0))
+
+
+def test_a_dtensor_on_a_slice_of_the_mesh_is_on_the_slices_beside_it(mesh: DeviceMesh) -> None:
+    tensor = DTensor.from_local(torch.ones(3), mesh["dp"], [Shard(0)], run_check=False)
+    assert owners(adapters.describe("w", tensor, RANKS)) == {(0,): [0, 1], (3,): [2, 3]}
+
+
+def test_tied_dtensors_are_told_even_where_this_rank_has_no_elements(mesh: DeviceMesh) -> None:
+    def empty_part() -> DTensor:
+        return DTensor.from_local(
+            torch.empty(0, 2),
+            mesh["tp"],
+            [Shard(0)],
+            run_check=False,
+            shape=torch.Size((1, 2)),
+            stride=(2, 1),
+        )
+
+    one, other = empty_part(), empty_part()
+    assert adapters.identity(one) == adapters.identity(one.detach())
+    assert adapters.identity(one) != adapters.identity(other)
+    assert owners(adapters.describe("w", one, RANKS)) == {(0, 0): [0, 2]}
+    adapters.fill(one, {})
+
+
+def partial_sum(mesh: DeviceMesh) -> torch.Tensor:
+    return DTensor.from_local(torch.ones(3), mesh, [Partial(), Replicate()], run_check=False)
+
+
+def of_another_shape(mesh: DeviceMesh) -> torch.Tensor:
+    shape, stride = torch.Size((5, 2)), (2, 1)
+    return DTensor.from_local(
+        torch.ones(3, 2), mesh, [Replicate(), Shard(0)], run_check=False, shape=shape, stride=stride
+    )
+
+
+def without_data(mesh: DeviceMesh) -> torch.Tensor:
+    local = torch.empty(3, device="meta")
+    return DTensor.from_local(local, mesh, [Replicate(), Shard(0)], run_check=False)
+
+
+def of_two(mesh: DeviceMesh) -> torch.Tensor:
+    del mesh
+    make: Any = TwoTensor
+    return cast("torch.Tensor", make(torch.ones(2), torch.ones(2)))
+
+
+def of_old_shards(mesh: DeviceMesh) -> torch.Tensor:
+    del mesh
+    return torch.Tensor.__new__(ShardedTensor)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (partial_sum, r"a\.w: it is placed as .*one term of a sum .*redistribute\(\)"),
+        (of_another_shape, r"a\.w: rank 1 has a part of shape \(3, 2\), where the placements say \(2, 2\)"),
+        (without_data, r"a\.w: a tensor on the meta device"),
+        (of_two, r"a\.w: a TwoTensor is made of other tensors \(a, b\)"),
+        (of_old_shards, r"a\.w: .*ShardedTensor.*fully_shard"),
+    ],
+    ids=[
+        "partial sums",
+        "a local tensor of another shape",
+        "no elements in memory",
+        "wrapper subclasses",
+        "torch's old ShardedTensor",
+    ],
+)
+def test_what_can_not_be_stored_is_refused_by_name(
+    mesh: DeviceMesh, make: Callable[[DeviceMesh], torch.Tensor], words: str
+) -> None:
+    tensors = gather_state({"a": {"w": make(mesh)}}).tensors
+    with pytest.raises(UnsupportedShardingError, match=words):
+        adapters.describe("a.w", tensors["a.w"], RANKS)
+
+
+def checkpointable(local: torch.Tensor, **attributes: object) -> torch.Tensor:
+    for name, value in attributes.items():
+        setattr(local, name, value)
+    return local
+
+
+def two_rows() -> torch.Tensor:
+    """Rows 3 and 0 of a tensor of 4 x 2; a row of padding lies between them."""
+    return checkpointable(
+        torch.tensor([[6.0, 7.0], [-1.0, -1.0], [0.0, 1.0]]),
+        global_shape=(4, 2),
+        global_offsets=((3, 0), (0, 0)),
+        local_offsets=((0, 0), (2, 0)),
+        local_sizes=((1, 2), (1, 2)),
+    )
+
+
+def test_a_checkpointable_tensor_says_what_this_rank_holds_and_no_more() -> None:
+    tensor = two_rows()
+    layout = adapters.describe("w", tensor, RANKS)
+    assert not layout.complete
+    assert layout.global_shape == (4, 2)
+    assert layout.chunks == (
+        Chunk(box=Box(offsets=(3, 0), sizes=(1, 2)), owners=(Owner(rank=1, local_index=0),)),
+        Chunk(box=Box(offsets=(0, 0), sizes=(1, 2)), owners=(Owner(rank=1, local_index=1),)),
+    )
+    assert [shard.tolist() for shard in adapters.local_shards(tensor)] == [[[6.0, 7.0]], [[0.0, 1.0]]]
+    adapters.fill(tensor, {0: torch.full((1, 2), 8.0), 1: torch.full((1, 2), 9.0)})
+    assert tensor.tolist() == [[8.0, 8.0], [-1.0, -1.0], [9.0, 9.0]]
+    assert adapters.identity(tensor) == adapters.identity(tensor)
+    assert adapters.identity(tensor) != adapters.identity(two_rows())
+
+
+def test_a_box_that_a_rank_holds_twice_is_filled_twice() -> None:
+    tensor = two_rows()
+    cast("Any", tensor).global_offsets = ((1, 0), (1, 0))
+    layout = adapters.describe("w", tensor, RANKS)
+    assert layout.local_boxes(1) == {0: Box(offsets=(1, 0), sizes=(1, 2))}
+    adapters.fill(tensor, {0: torch.full((1, 2), 4.0)})
+    assert tensor.tolist() == [[4.0, 4.0], [-1.0, -1.0], [4.0, 4.0]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"global_offsets": ((3, 0),)}, "w: one entry for each local shard"),
+        ({"global_offsets": ((3, 0), (4, 0))}, "w: .*is not inside the global shape"),
+        ({"local_offsets": ((0, 0), (3, 0))}, "w: .*is not inside the local shape"),
+        ({"global_shape": (4,)}, "w: .*is not inside the global shape"),
+    ],
+    ids=["fewer offsets than shards", "outside the tensor", "outside the local one", "another rank of shape"],
+)
+def test_attributes_that_contradict_one_another_are_refused(changed: dict[str, object], words: str) -> None:
+    tensor = checkpointable(two_rows(), **changed)
+    with pytest.raises(LayoutError, match=words):
+        adapters.describe("w", tensor, RANKS)
