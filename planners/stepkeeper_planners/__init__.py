@@ -7,8 +7,9 @@ if TYPE_CHECKING:
     from stepkeeper_planners.per_rank import PerRank
     from stepkeeper_planners.prime import prime_optimizer
     from stepkeeper_planners.save import SPMDSavePlanner
+    from stepkeeper_planners.staging import SPMDStager
 
-__all__ = ["PerRank", "SPMDLoadPlanner", "SPMDSavePlanner", "prime_optimizer"]
+__all__ = ["PerRank", "SPMDLoadPlanner", "SPMDSavePlanner", "SPMDStager", "prime_optimizer"]
 
 
 def __getattr__(name: str) -> Any:
@@ -25,6 +26,10 @@ def __getattr__(name: str) -> Any:
         from stepkeeper_planners.load import SPMDLoadPlanner
 
         return SPMDLoadPlanner
+    if name == "SPMDStager":
+        from stepkeeper_planners.staging import SPMDStager
+
+        return SPMDStager
     if name == "prime_optimizer":
         from stepkeeper_planners.prime import prime_optimizer
 

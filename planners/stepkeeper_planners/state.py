@@ -91,6 +91,12 @@ def scatter_state(state: Mapping[str, object], flat: FlatState, values: Mapping[
         place.give(values)
 
 
+def with_leaves(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:
+    """The nested state, containers and all, with these leaves by name; every Stateful is what its state_dict() gave."""
+    tree: dict[str, Any] = _rebuilt(flat.tree, (), leaves)
+    return tree
+
+
 def _name(path: Path) -> str:
     return ".".join(map(str, path))
 
