@@ -28,7 +28,7 @@ from stepkeeper.companion.messages import (
 from stepkeeper.companion.reporter import LogView, Reporter
 from stepkeeper.contract import Commit as ReportedCommit
 from stepkeeper.contract import Directive, Head
-from stepkeeper.errors import CompanionError, StepkeeperError, UnknownOutcomeError
+from stepkeeper.errors import CompanionError, StepkeeperError, UnknownOutcomeError, VerifyError
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.manifest import Manifest
 from stepkeeper.retention import deletable
@@ -149,6 +149,8 @@ class Session:
     def _append_commit(self, own: Manifest, finished: FinishedCheckpoint) -> CommitRecord:
         """The commit entry is in the log, however long the store takes to say so."""
         claim = self._held()
+        # Of a deletion, say: it is no answer to whether this commit went in.
+        self._settle()
         try:
             return self._log.commit(
                 claim,
@@ -158,21 +160,22 @@ class Session:
                 manifest=finished.manifest,
             )
         except UnknownOutcomeError:
-            while True:
-                try:
-                    record = self._log.settle()
-                except UnknownOutcomeError:
-                    self._patience.sleep(_SETTLE_EVERY_S)
-                    continue
-                if record is None:
-                    raise
-                return record
+            record = self._settle()
+            assert record is not None
+            return record
+
+    def _settle(self) -> CommitRecord | None:
+        """Nothing is open any more. Answers the commit that was."""
+        while True:
+            try:
+                return self._log.settle()
+            except UnknownOutcomeError:
+                self._patience.sleep(_SETTLE_EVERY_S)
 
     def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> None:
         """Verification, then deletion. What fails here is said, and tried again after the next commit."""
         try:
-            verify_objects(self._store, finished, patience=self._patience)
-            self._verified.add(record.slot)
+            self._verify(record, finished)
             self._delete()
             if not self._collected:
                 self._collect()
@@ -183,6 +186,18 @@ class Session:
             if not isinstance(error, StepkeeperError):
                 traceback.print_exc()
         self._tell_reporter()
+
+    def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> None:
+        """The store holds what was written.
+
+        Raises VerifyError, or FencedError where a later claim may have deleted it.
+        """
+        try:
+            verify_objects(self._store, finished, patience=self._patience)
+        except VerifyError:
+            self._log.resume(self._held())
+            raise
+        self._verified.add(record.slot)
 
     def _delete(self) -> None:
         """What retention doesn't keep is deleted: in the log first, then the data of what nobody has pinned.

@@ -6,10 +6,11 @@ import secrets
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.checkpoint import SaveOrder, verify_objects
 from stepkeeper.companion import reporter
 from stepkeeper.companion import session as module
 from stepkeeper.companion.endpoint import ReportTarget
@@ -19,7 +20,7 @@ from stepkeeper.companion.session import Session
 from stepkeeper.contract import Commit as ReportedCommit
 from stepkeeper.contract import Directive, Report, ReportPhase, Retention
 from stepkeeper.errors import FencedError, TransientStorageError
-from stepkeeper.log import Claim
+from stepkeeper.log import Claim, Log
 from stepkeeper.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
@@ -166,6 +167,50 @@ def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
     root.save(session, claim, 30)
     assert session._complaint is None
     assert root.steps == [30]
+
+
+def test_a_save_after_a_deletion_without_an_answer_is_committed(
+    region: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root(region)
+    session = root.session()
+    claim = session.begin(Begin()).claim
+    root.save(session, claim, 10)
+    unanswered = 4
+
+    def hook(moment: str, asked: Operation, path: str) -> None:
+        nonlocal unanswered
+        if moment == "before" and path.endswith("/00000003.json") and asked == "put_if_absent" and unanswered:
+            unanswered -= 1
+            raise TransientStorageError("no answer")
+
+    monkeypatch.setattr(session._log, "_store", MemoryStore(root.bucket, hook=hook))
+    root.save(session, claim, 20)
+    assert session._log.pending_slot == 3
+    root.save(session, claim, 30)
+    assert [record.step for record in Log(root.store).open().live] == [30]
+    assert root.steps == [30]
+
+
+def test_a_stale_companion_whose_commit_was_deleted_since_does_not_call_it_damaged(
+    region: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root(region)
+    session = root.session()
+    claim = session.begin(Begin()).claim
+
+    def meanwhile(*args: Any, **options: Any) -> None:
+        later = root.session()
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "verify_objects", verify_objects)
+            root.save(later, later.begin(Begin()).claim, 20)
+        verify_objects(*args, **options)
+
+    monkeypatch.setattr(module, "verify_objects", meanwhile)
+    root.save(session, claim, 10)
+    assert session._complaint is not None
+    assert "FencedError" in session._complaint
+    assert root.steps == [20]
 
 
 TARGET = ReportTarget(url="https://nowhere/report", ca_file="/nowhere", token_file="/nowhere")

@@ -1,0 +1,146 @@
+"""What a root's bytes say, by a reading of the specification that shares no code with the log."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import google_crc32c
+
+__all__ = ["Reading", "ViolationError", "check_data", "read_log"]
+
+_LOG = ".stepkeeper/log/"
+
+
+class ViolationError(AssertionError):
+    """An invariant doesn't hold."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The log's meaning."""
+
+    commits: Mapping[str, int]
+    """By folder, all that were ever committed, whatever became of them."""
+
+    bodies: Mapping[int, Mapping[str, Any]]
+    """By slot, all commit entries."""
+
+    live: Mapping[int, Mapping[str, Any]]
+    """By slot, those that are not deleted; quarantined ones are kept."""
+
+    head: int | None
+
+
+def read_log(objects: Mapping[str, bytes]) -> Reading:
+    """Raises ViolationError if an entry isn't allowed after those before it."""
+    paths = sorted(path for path in objects if path.startswith(_LOG))
+    if paths != [f"{_LOG}{slot:08d}.json" for slot in range(len(paths))]:
+        raise ViolationError(f"the log has gaps: {paths}")
+    return _read_entries(tuple(objects[path] for path in paths))
+
+
+def check_data(objects: Mapping[str, bytes], commit: Mapping[str, Any]) -> None:
+    """Raises ViolationError if not all of the commit's objects are there, with their bytes."""
+    folder, ref = commit["folder"], commit["manifest"]
+    manifest = objects.get(f"{folder}/{ref['path']}")
+    if manifest is None or google_crc32c.value(manifest) != ref["crc32c"]:
+        raise ViolationError(f"{folder} is to be there, but its manifest is gone or other")
+    for each in _decoded(manifest)["objects"]:
+        data = objects.get(f"{folder}/{each['path']}")
+        if data is None or [google_crc32c.value(data)] != each["blocks"]:
+            raise ViolationError(f"{folder} is to be there, but {each['path']} is gone or other")
+
+
+@cache
+def _decoded(data: bytes) -> Any:
+    return json.loads(data)
+
+
+@cache
+def _read_entries(entries: tuple[bytes, ...]) -> Reading:
+    return _Log(_decoded(entries[0])["nonce"] if entries else "").read([_decoded(entry) for entry in entries])
+
+
+class _Log:
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.claim: int | None = None
+        self.head: int | None = None
+        self.commits: dict[str, int] = {}
+        self.bodies: dict[int, Mapping[str, Any]] = {}
+        self.parents: dict[int, int | None] = {}
+        self.gone: set[int] = set()
+        self.quarantined: set[int] = set()
+
+    def read(self, entries: Sequence[Any]) -> Reading:
+        for slot, entry in enumerate(entries):
+            before = self.head
+            getattr(self, entry["kind"])(slot, entry)
+            if entry["claim"] != self.claim:
+                raise ViolationError(
+                    f"slot {slot}: the stale claim {entry['claim']} wrote after {self.claim}"
+                )
+            self.head = self.nearest(self.head)
+            if entry["kind"] not in ("begin", "quarantine") and (self.head or -1) < (before or -1):
+                raise ViolationError(
+                    f"slot {slot}: a {entry['kind']} moved HEAD from {before} to {self.head}"
+                )
+            after = (self.root, self.claim, self.head)
+            if (entry["after"]["root"], entry["after"]["claim"], entry["after"].get("head")) != after:
+                raise ViolationError(f"slot {slot} says {entry['after']}; it is {after}")
+        kept = (set(self.bodies) - self.gone) | self.quarantined
+        live = {slot: body for slot, body in self.bodies.items() if slot in kept}
+        return Reading(self.commits, self.bodies, live, self.head)
+
+    def begin(self, slot: int, entry: Any) -> None:
+        self.claim, self.head = slot, entry["begin"].get("base")
+        if self.head in self.gone:
+            raise ViolationError(f"slot {slot} goes on from commit {self.head}, which is gone")
+
+    def commit(self, slot: int, entry: Any) -> None:
+        body = entry["commit"]
+        if body.get("parent") != self.head:
+            raise ViolationError(f"slot {slot} has parent {body.get('parent')}, HEAD is {self.head}")
+        if body["folder"] in self.commits:
+            raise ViolationError(f"slot {slot} commits {body['folder']} again")
+        self.parents[slot], self.head = self.head, slot
+        self.commits[body["folder"]] = slot
+        self.bodies[slot] = body
+
+    def delete(self, slot: int, entry: Any) -> None:
+        line = self.line()
+        greatest = max((self.bodies[each]["step"] for each in line), default=-1)
+        for each in entry["delete"]["commits"]:
+            if each in self.gone or each == self.head:
+                raise ViolationError(f"slot {slot} deletes commit {each}, which is gone, or HEAD")
+            if each not in line and self.bodies[each]["step"] > greatest:
+                raise ViolationError(
+                    f"slot {slot} deletes an abandoned commit that HEAD's line hasn't passed"
+                )
+            self.gone.add(each)
+
+    def quarantine(self, slot: int, entry: Any) -> None:
+        self.gone.add(entry["quarantine"]["commit"])
+        self.quarantined.add(entry["quarantine"]["commit"])
+
+    def restored(self, slot: int, entry: Any) -> None:
+        if entry["restored"]["commit"] in self.gone:
+            raise ViolationError(f"slot {slot}: a commit was restored that is gone")
+
+    def void(self, slot: int, entry: Any) -> None:
+        if entry["void"]["folder"] in self.commits:
+            raise ViolationError(f"slot {slot} voids {entry['void']['folder']}, which is committed")
+
+    def line(self) -> list[int]:
+        found, slot = [], self.head
+        while slot is not None:
+            found.append(slot)
+            slot = self.nearest(self.parents[slot])
+        return found
+
+    def nearest(self, slot: int | None) -> int | None:
+        while slot in self.gone:
+            slot = self.parents[slot]
+        return slot

@@ -1,0 +1,203 @@
+"""What processes do with a root, each in the words of the shipped code, and what they were told."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from storage_explorer.replay import IMPATIENT, Process, Program
+
+from stepkeeper.checkpoint import CheckpointReader, SaveOrder, ValueOrder, read_manifests
+from stepkeeper.collect import gc
+from stepkeeper.companion.messages import Begin, Commit, Open, Quarantine, Restored, Void, Write
+from stepkeeper.companion.session import Session
+from stepkeeper.contract import Retention
+from stepkeeper.errors import (
+    FencedError,
+    RestoreError,
+    TornCheckpointError,
+    TransientStorageError,
+    UnknownOutcomeError,
+)
+from stepkeeper.log import Claim, CommitRecord, Log, LogState
+from stepkeeper.pins import hold, remove_pin
+from stepkeeper.testing.pod import pod_identity
+
+__all__ = ["attempt", "collector", "follower", "reader"]
+
+T = TypeVar("T")
+_BEARABLE = ("FencedError(", "TransientStorageError(", "UnknownOutcomeError(")
+
+
+def attempt(
+    *steps: int,
+    last: int = 1,
+    restores: bool = True,
+    quarantines: bool = False,
+    rewinds: bool = False,
+    start: int | None = None,
+) -> Program:
+    """A start of the job: claims, restores what HEAD is, saves `steps`; retention keeps `last` commits.
+
+    `start` is its number where an operator counts them: then an older one begins nothing after a later one. Else it
+    is one of several that are started by hand, of which the last to begin owns the root.
+
+    With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit.
+    """
+
+    def run(process: Process) -> None:
+        session = _session(process, last, start=start)
+        try:
+            base = _oldest(process) if rewinds else None
+            begun = _until_answered(lambda: session.begin(Begin(base=base)))
+            process.note("claimed", begun.claim)
+            found = begun.base
+            if found is not None and quarantines and process.choose(2):
+                reason = Quarantine(commit=found.slot, reason="a bad block")
+                found = _until_answered(lambda: session.quarantine(reason)).base
+            if found is not None and restores:
+                _restore(process, session, found)
+            for step in steps:
+                _save(process, session, begun.claim, step)
+        except FencedError:
+            process.note("fenced")
+        except RestoreError:
+            # All commits were condemned; or the one to go on from was deleted since it was chosen.
+            assert quarantines or rewinds
+
+    return run
+
+
+def follower(died: int, *steps: int, last: int = 1) -> Program:
+    """A companion after the one of process `died`, under the same claim; it learns what came of the last save."""
+
+    def run(process: Process) -> None:
+        notes = process.notes_of_dead(died)
+        claims = [note[1] for note in notes if note[0] == "claimed"]
+        if not claims:
+            return
+        claim: Claim = claims[-1]
+        session = _session(process, last, claim)
+        try:
+            _until_answered(session.resume)
+            saving = next(
+                (note for note in reversed(notes) if note[0] in ("saving", "committed", "voided")), None
+            )
+            if saving is not None and saving[0] == "saving":
+                _learn(process, session, saving[1])
+            for step in steps:
+                _save(process, session, claim, step)
+        except FencedError:
+            process.note("fenced")
+
+    return run
+
+
+def reader(*, holder: str = "a reader") -> Program:
+    """Holds what HEAD is, reads all of it, lets it go."""
+
+    def run(process: Process) -> None:
+        log = Log(process, patience=IMPATIENT)
+
+        def latest(state: LogState) -> CommitRecord:
+            if state.latest is None:
+                raise RestoreError("nothing there")
+            return state.latest
+
+        try:
+            pin, record = _until_answered(
+                lambda: hold(log, process, latest, holder=holder, patience=IMPATIENT)
+            )
+        except RestoreError:
+            return
+        assert pin is not None
+        process.note("held", record.folder)
+        _read(process, record)
+        process.note("let go")
+        _until_answered(lambda: remove_pin(process, pin, patience=IMPATIENT))
+
+    return run
+
+
+def collector() -> Program:
+    """Collects garbage without a claim, as a person does by hand."""
+
+    def run(process: Process) -> None:
+        _until_answered(lambda: gc(Log(process, patience=IMPATIENT), process, patience=IMPATIENT))
+
+    return run
+
+
+def _session(process: Process, last: int, claim: Claim | None = None, *, start: int | None = None) -> Session:
+    opening = Open(
+        rank=0,
+        world_size=1,
+        uri=process.uri,
+        identity=None if start is None else pod_identity(restart_attempt=start),
+        retention=Retention(last=last),
+        claim=claim,
+    )
+    return Session(opening, lambda directive: None, patience=IMPATIENT)
+
+
+def _restore(process: Process, session: Session, base: CommitRecord) -> None:
+    """As every start does. Data that is gone is condemned, which only a stale start ever has to try."""
+    try:
+        _read(process, base)
+    except TornCheckpointError as torn:
+        reason = Quarantine(commit=base.slot, reason=str(torn))
+        _until_answered(lambda: session.quarantine(reason))
+        raise AssertionError(f"the newest start condemned a commit: {torn}") from torn
+    _until_answered(lambda: session.restored(Restored(commit=base.slot)))
+
+
+def _oldest(process: Process) -> int | None:
+    live = _until_answered(Log(process, patience=IMPATIENT).open).live
+    return live[0].slot if live else None
+
+
+def _until_answered(work: Callable[[], T]) -> T:
+    while True:
+        try:
+            return work()
+        except (TransientStorageError, UnknownOutcomeError):
+            continue
+
+
+def _save(process: Process, session: Session, claim: Claim, step: int) -> None:
+    value = ValueOrder(fqn="v", start=0, length_bytes=4)
+    order = SaveOrder(
+        rank=0, world_size=1, step=step, claim=claim.slot, nonce=process.nonce(), tensors=(), values=(value,)
+    )
+    process.note("saving", order.folder)
+    try:
+        session.write(Write(order=order), process.region)
+        committed, after = session.commit(Commit(folder=order.folder, others=(), duration_millis=1))
+    except FencedError:
+        process.note("refused", order.folder)
+        raise
+    except TransientStorageError:
+        _until_answered(lambda: session.void(Void(folder=order.folder, reason="no answer")))
+        process.note("voided", order.folder)
+        return
+    assert committed.record.folder == order.folder
+    process.note("committed", order.folder, committed.record.slot)
+    after()
+    complaint = session._complaint
+    assert complaint is None or complaint.partition(": ")[2].startswith(_BEARABLE), complaint
+
+
+def _learn(process: Process, session: Session, folder: str) -> None:
+    """What became of a dead process's save is known for good."""
+    _until_answered(lambda: session.void(Void(folder=folder, reason="its companion was lost")))
+    record = session._log.state.commit_in(folder)
+    if record is None:
+        process.note("voided", folder)
+    else:
+        process.note("committed", folder, record.slot)
+
+
+def _read(process: Process, record: CommitRecord) -> None:
+    """All of the commit, verified as any reader does. Raises TornCheckpointError."""
+    manifests = read_manifests(process, record, patience=IMPATIENT)
+    objects = CheckpointReader(process, manifests, patience=IMPATIENT)
+    for each in manifests[0].objects:
+        objects.read_verified(each.path, 0, each.size_bytes)

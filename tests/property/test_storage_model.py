@@ -1,0 +1,149 @@
+"""Every order of the storage calls of several processes, with faults: nothing committed is lost, nothing stale gets in.
+
+The processes run the shipped log, companion session, retention, collection and pins. What is checked after each step
+is read from the bytes in the store, by a reading of its own. A process that crashes is one that is never scheduled
+again: since the invariants hold after every step, whatever the others do then, each crash is in here too.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from storage_explorer.programs import attempt, collector, follower, reader
+from storage_explorer.replay import Program, shipped_code
+from storage_explorer.world import Explored, Explorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Processes around a root in which others have been before."""
+
+    processes: Sequence[Program]
+    before: Sequence[Program] = (attempt(10),)
+    faults: int = 0
+    switches: int = -1
+    """How often a process is interrupted by another; -1: however often."""
+
+    crashes: Sequence[int] = ()
+    told: frozenset[str] = frozenset()
+    """What must have come about in some of the schedules, or they are worth nothing."""
+
+
+@pytest.fixture(scope="module")
+def region() -> Iterator[int]:
+    # An index in every fourth entry, so that short logs are opened from one, too.
+    with shipped_code(index_every=4) as region:
+        yield region
+
+
+def explorer(region: int, scenario: Scenario) -> Explorer:
+    objects: Mapping[str, bytes] = {}
+    for program in scenario.before:
+        history = Explorer([program], region, objects=objects)
+        objects = history.objects(history.alone(history.start))
+    return Explorer(
+        scenario.processes,
+        region,
+        objects=objects,
+        faults=scenario.faults,
+        switches=scenario.switches,
+        crashes=scenario.crashes,
+    )
+
+
+def check(explored: Explored, scenario: Scenario) -> None:
+    print(explored)
+    assert explored.told >= scenario.told
+
+
+TWO = (attempt(20), attempt(20))
+TWO_TOLD = frozenset({"claimed", "committed", "refused", "fenced"})
+READ = (attempt(20, 30, restores=False), reader())
+READ_TOLD = frozenset({"committed", "held", "let go"})
+LOST = (attempt(20, restores=False), follower(0, 30), attempt(30, restores=False))
+LOST_TOLD = frozenset({"committed", "voided", "fenced"})
+BRANCHES = (attempt(10, 20, 30, last=3),)
+ALL = (attempt(20, 30), attempt(20, 30), reader(), collector())
+CONDEMNING = (attempt(20, quarantines=True), attempt(20, quarantines=True))
+
+QUICK = {
+    "two-attempts": Scenario(processes=TWO, told=TWO_TOLD),
+    "two-attempts-and-a-fault": Scenario(processes=TWO, faults=1, switches=2, told=TWO_TOLD | {"voided"}),
+    "a-reader-and-a-deletion": Scenario(processes=READ, told=READ_TOLD),
+    "a-reader-a-deletion-and-a-fault": Scenario(processes=READ, faults=1, switches=2, told=READ_TOLD),
+    "a-lost-companion": Scenario(processes=LOST[:2], faults=1, crashes=(0,), told=LOST_TOLD - {"fenced"}),
+    "a-lost-companion-and-a-start": Scenario(processes=LOST, switches=1, crashes=(0,), told=LOST_TOLD),
+    "three-attempts": Scenario(processes=[attempt(20, restores=False)] * 3, switches=2, told=TWO_TOLD),
+    "going-back": Scenario(
+        processes=[attempt(25, 35, rewinds=True), attempt(40), reader()],
+        before=BRANCHES,
+        switches=2,
+        told=TWO_TOLD | READ_TOLD,
+    ),
+    "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, switches=2, told=TWO_TOLD),
+    "all-at-once": Scenario(processes=ALL, switches=1, told=TWO_TOLD | READ_TOLD),
+}
+LONG = {
+    "two-attempts-and-a-fault": Scenario(processes=TWO, faults=1, told=TWO_TOLD | {"voided"}),
+    "two-attempts-and-two-faults": Scenario(processes=TWO, faults=2, switches=2, told=TWO_TOLD | {"voided"}),
+    "a-reader-a-deletion-and-a-fault": Scenario(processes=READ, faults=1, told=READ_TOLD),
+    "a-reader-a-deletion-and-two-faults": Scenario(processes=READ, faults=2, switches=2, told=READ_TOLD),
+    "a-lost-companion": Scenario(processes=LOST, faults=1, switches=2, crashes=(0,), told=LOST_TOLD),
+    "three-attempts": Scenario(processes=[attempt(20, restores=False)] * 3, switches=4, told=TWO_TOLD),
+    "going-back": Scenario(
+        processes=[attempt(25, 35, rewinds=True), attempt(40), reader()],
+        before=BRANCHES,
+        faults=1,
+        switches=2,
+        told=TWO_TOLD | READ_TOLD,
+    ),
+    "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, faults=1, switches=2, told=TWO_TOLD),
+    "all-at-once": Scenario(processes=ALL, faults=1, switches=2, told=TWO_TOLD | READ_TOLD),
+}
+
+
+@pytest.mark.parametrize("scenario", QUICK.values(), ids=QUICK.keys())
+def test_no_schedule_breaks_an_invariant(region: int, scenario: Scenario) -> None:
+    check(explorer(region, scenario).explore(), scenario)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scenario", LONG.values(), ids=LONG.keys())
+def test_no_longer_schedule_breaks_an_invariant(region: int, scenario: Scenario) -> None:
+    check(explorer(region, scenario).explore(), scenario)
+
+
+CROWD = Scenario(
+    processes=[
+        attempt(20, 30, 40, last=2, quarantines=True),
+        attempt(20, 25, 50, rewinds=True),
+        follower(0, 45),
+        reader(holder="an evaluation"),
+        reader(holder="a fork"),
+        collector(),
+        attempt(60, 70, quarantines=True),
+    ],
+    before=BRANCHES,
+    faults=6,
+    crashes=(0,),
+    told=TWO_TOLD | READ_TOLD | {"voided"},
+)
+
+
+def seed() -> int:
+    """STEPKEEPER_SEED, or a new one; it is printed, and named where a schedule fails."""
+    chosen = int(os.environ.get("STEPKEEPER_SEED", "0")) or int.from_bytes(os.urandom(4))
+    print(f"STEPKEEPER_SEED={chosen}")
+    return chosen
+
+
+def test_no_random_schedule_of_a_crowd_breaks_an_invariant(region: int) -> None:
+    check(explorer(region, CROWD).wander(seed(), walks=150), CROWD)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_random_schedule_of_many_breaks_an_invariant(region: int) -> None:
+    check(explorer(region, CROWD).wander(seed(), walks=10_000), CROWD)

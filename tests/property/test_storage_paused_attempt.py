@@ -1,0 +1,189 @@
+"""An attempt that stops at any of its storage calls while the next one runs, and then goes on: on memory, on files."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar, final
+
+import pytest
+from storage_explorer.oracle import Reading, check_data, read_log
+from storage_explorer.programs import attempt, collector
+from storage_explorer.replay import Program, running, shipped_code
+
+from stepkeeper.storage.base import Buffer, ObjectStat, Store
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.storage.posix import PosixStore
+
+T = TypeVar("T")
+_ENOUGH: Final = 25
+"""A begin, a save and a deletion are more storage calls than this."""
+
+
+@final
+class Attempt:
+    """A process on a real store, with something that happens before, or after, one of its calls."""
+
+    def __init__(
+        self,
+        number: int,
+        store: Store,
+        region: int,
+        *,
+        at: tuple[int, str] | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.region = region
+        self.notes: list[tuple[Any, ...]] = []
+        self._number = number
+        self._store = store
+        self._at = at
+        self._meanwhile = meanwhile
+        self._calls = 0
+        self._nonces = 0
+
+    @property
+    def uri(self) -> str:
+        return self._store.uri
+
+    def run(self, program: Program) -> int:
+        """It has ended; answers how many storage calls that took."""
+        with running(self):
+            program(self)
+        return self._calls
+
+    def told(self, kind: str) -> set[Any]:
+        return {note[1] for note in self.notes if note[0] == kind}
+
+    def note(self, *note: Any) -> None:
+        self.notes.append(note)
+
+    def choose(self, n: int) -> int:
+        return n - 1
+
+    def notes_of_dead(self, process: int) -> tuple[tuple[Any, ...], ...]:
+        raise NotImplementedError
+
+    def nonce(self) -> str:
+        self._nonces += 1
+        return f"{self._number:02x}{self._nonces:030x}"
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self._called(lambda: self._store.put_if_absent(path, data))
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._called(lambda: self._store.write(path, parts))
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._called(lambda: self._store.read(path, offset, length))
+
+    def list_page(self, prefix: str, start: str, limit: int) -> Sequence[ObjectStat]:
+        found = self._called(lambda: self._store.list(prefix))
+        return [stat for stat in found if stat.path >= start][:limit]
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        return self._called(lambda: self._store.list(prefix))
+
+    def delete(self, path: str) -> None:
+        self._called(lambda: self._store.delete(path))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _called(self, call: Callable[[], T]) -> T:
+        self._calls += 1
+        self._pause("before")
+        try:
+            return call()
+        finally:
+            self._pause("after")
+
+    def _pause(self, moment: str) -> None:
+        if self._at == (self._calls - 1, moment):
+            self._meanwhile()
+
+
+@pytest.fixture(scope="module")
+def region() -> Iterator[int]:
+    with shipped_code(index_every=4) as region:
+        yield region
+
+
+@pytest.fixture(params=["memory", "files"])
+def fresh(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Store]:
+    # Nobody cuts the power here, and a disk that is asked to be sure ten thousand times takes its time.
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    roots: list[None] = []
+
+    def make() -> Store:
+        roots.append(None)
+        if request.param == "memory":
+            return MemoryStore(MemoryBucket())
+        return PosixStore(tmp_path / str(len(roots)))
+
+    return make
+
+
+def before(region: int, store: Store) -> None:
+    """Some attempt has saved, and left garbage behind."""
+    Attempt(0, store, region).run(attempt(10, start=0))
+    store.write(f"15/0-{'e' * 32}/__0_0.distcp", [b"a save that was given up"])
+
+
+def meanwhile(region: int, store: Store) -> Attempt:
+    """The next attempt has begun, collected, restored, saved twice and deleted what retention doesn't keep."""
+    new = Attempt(2, store, region)
+    new.run(collector())
+    new.run(attempt(30, 40, start=2))
+    return new
+
+
+def objects_of(store: Store) -> Mapping[str, bytes]:
+    return {stat.path: store.read(stat.path) for stat in store.list("")}
+
+
+def check(store: Store) -> Reading:
+    objects = objects_of(store)
+    reading = read_log(objects)
+    for commit in reading.live.values():
+        check_data(objects, commit)
+    return reading
+
+
+def paused_at(region: int, store: Store, call: int, moment: str) -> int:
+    """All is well after an old attempt was held up there; answers how many storage calls it makes."""
+    before(region, store)
+    new: list[Attempt] = []
+    at = (call, moment)
+    old = Attempt(1, store, region, at=at, meanwhile=lambda: new.append(meanwhile(region, store)))
+    n_calls = old.run(attempt(20, start=1))
+    if not new:
+        return n_calls
+    reading = check(store)
+    assert reading.head is not None
+    assert reading.bodies[reading.head]["step"] == 40
+    assert len(new[0].told("committed")) == 2
+    for each in (old, *new):
+        assert each.told("committed") <= set(reading.commits)
+        assert not (each.told("refused") | each.told("voided")) & set(reading.commits)
+    # Nothing is in the way of who comes next, who restores what the new attempt saved last.
+    last = Attempt(3, store, region)
+    last.run(attempt(50, start=3))
+    assert len(last.told("committed")) == 1
+    assert [commit["step"] for commit in check(store).live.values()] == [50]
+    return n_calls
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_old_attempt_is_held_up_at_each_of_its_storage_calls(
+    region: int, fresh: Callable[[], Store], moment: str
+) -> None:
+    n_calls = paused_at(region, fresh(), -1, moment)
+    assert n_calls >= _ENOUGH
+    for call in range(n_calls):
+        try:
+            paused_at(region, fresh(), call, moment)
+        except Exception as error:
+            error.add_note(f"the old attempt was held up {moment} its storage call {call}")
+            raise
