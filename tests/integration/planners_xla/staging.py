@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
 import torch_xla
 import torch_xla.runtime as xr
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 from torch_xla.distributed.spmd import Mesh, mark_sharding
 
 from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner, SPMDStager
@@ -41,7 +42,7 @@ def step(state: dict[str, Any]) -> None:
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     state = make_state(5)
-    saving = dcp.async_save(
+    saving = async_save(
         state,
         checkpoint_id=folder / "saved",
         planner=SPMDSavePlanner(),
@@ -49,9 +50,10 @@ def main(folder: Path) -> None:
         no_dist=True,
     )
     step(state)
+    assert not isinstance(saving, AsyncSaveResponse)
     saving.result()
     loaded = make_state(0)
-    dcp.load(loaded, checkpoint_id=folder / "saved", planner=SPMDLoadPlanner(), no_dist=True)
+    load(loaded, checkpoint_id=folder / "saved", planner=SPMDLoadPlanner(), no_dist=True)
     wanted = make_state(5)
     for name, tensor in wanted["model"].items():
         assert torch.equal(loaded["model"][name].cpu(), tensor.cpu()), name
