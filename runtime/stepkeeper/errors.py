@@ -12,6 +12,7 @@ __all__ = [
     "LogGapError",
     "ManifestError",
     "MissingObjectError",
+    "NotExclusiveError",
     "NotInPodError",
     "ObjectExistsError",
     "PinFormatError",
@@ -23,6 +24,7 @@ __all__ = [
     "TornCheckpointError",
     "TransientStorageError",
     "UnknownOutcomeError",
+    "UnsharedRootError",
     "VerifyError",
 ]
 
@@ -49,6 +51,14 @@ class MissingObjectError(StorageError, FileNotFoundError):
 
 class ObjectExistsError(StorageError, FileExistsError):
     """A bulk write met other bytes under its name; nothing was overwritten."""
+
+
+class NotExclusiveError(StorageError):
+    """In this store two writers of one name may both be told that they won: no log can live there."""
+
+
+class UnsharedRootError(StorageError):
+    """The hosts of a job don't see one root, but each its own. Nothing was claimed; the message names the hosts."""
 
 
 class FencedError(StepkeeperError, RuntimeError):

@@ -1,13 +1,14 @@
 """From a URI to a store."""
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stepkeeper.errors import BadUriError
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.memory import MemoryStore, named_bucket
+from stepkeeper.storage.mounts import gcsfuse_uri, read_mountinfo
 from stepkeeper.storage.posix import PosixStore
 
 __all__ = ["open_store"]
@@ -15,8 +16,11 @@ __all__ = ["open_store"]
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{1,220}[a-z0-9]")
 
 
-def open_store(uri: str) -> Store:
-    """A store whose root is `uri`: file:///…, gs://bucket/prefix or memory://name. Nothing is read or written yet.
+def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
+    """A store whose root is `uri`: file:///…, gs://bucket/prefix, memory://name, or what fsspec has a file system for.
+
+    Nothing is read or written yet. fsspec's stores prove before their first put that of two creates of one name only
+    one wins; `unsafe_single_writer` leaves that out, where nothing else will ever write there.
 
     Raises BadUriError saying what to write instead.
     """
@@ -36,10 +40,12 @@ def open_store(uri: str) -> Store:
             raise BadUriError(
                 f"{uri!r} has no scheme; for a folder write {hint!r}, for a bucket 'gs://bucket/prefix'"
             )
+        case "local":
+            raise BadUriError(f"{uri!r}: for a folder write 'file://' and its absolute path")
         case "gcs":
             raise BadUriError(f"{uri!r}: write 'gs://{parts.netloc}{parts.path}'")
-        case scheme:
-            raise BadUriError(f"{uri!r}: no store for {scheme!r}; there are file://, gs:// and memory://")
+        case _:
+            return _open_fsspec(uri, parts, unsafe_single_writer=unsafe_single_writer)
 
 
 def _open_file(uri: str, parts: SplitResult) -> PosixStore:
@@ -50,6 +56,13 @@ def _open_file(uri: str, parts: SplitResult) -> PosixStore:
     path = Path(unquote(parts.path))
     if not path.is_absolute() or ".." in path.parts or path == Path("/"):
         raise BadUriError(f"{uri!r}: a folder's URI is 'file:///' and its absolute path, without '..'")
+    bucket = gcsfuse_uri(read_mountinfo(), PurePosixPath(path.resolve()))
+    if bucket is not None:
+        raise BadUriError(
+            f"{uri!r} is a bucket mounted by Cloud Storage FUSE, where a file may be lost after fsync and of two "
+            f"writers of one name both win; write {bucket!r}, with the folder of the mount's option only-dir, "
+            "if it has one, behind the bucket's name"
+        )
     return PosixStore(path)
 
 
@@ -65,3 +78,28 @@ def _open_gcs(uri: str, parts: SplitResult) -> Store:
     from stepkeeper.storage.gcs import GcsStore
 
     return GcsStore(bucket=parts.netloc, prefix=prefix)
+
+
+def _open_fsspec(uri: str, parts: SplitResult, *, unsafe_single_writer: bool) -> Store:
+    if "::" in uri:
+        raise BadUriError(
+            f"{uri!r}: '::' puts a cache or an archive before the store; write the store's own URI"
+        )
+    if parts.password is not None:
+        raise BadUriError(
+            f"a {parts.scheme}:// URI with a password in it would be written into logs; "
+            "put the password into fsspec's configuration"
+        )
+    if not parts.netloc:
+        raise BadUriError(f"{uri!r} names no bucket or host; write '{parts.scheme}://bucket/prefix'")
+    if ".." in parts.path.split("/") or "//" in parts.path:
+        raise BadUriError(f"{uri!r}: leave out '..' and '//'")
+    try:
+        # An extra, as is the file system's own package.
+        from stepkeeper.storage.fsspec import open_fsspec
+    except ImportError as error:
+        raise BadUriError(
+            f"{uri!r}: for {parts.scheme}:// install stepkeeper[fsspec] and fsspec's package for it; "
+            "file://, gs:// and memory:// need neither"
+        ) from error
+    return open_fsspec(uri, unsafe_single_writer=unsafe_single_writer)

@@ -1,5 +1,6 @@
 """URIs: what names a store, and what is said about the rest."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,18 @@ def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
 
 
+def test_a_password_in_a_uri_is_not_repeated() -> None:
+    with pytest.raises(BadUriError) as refused:
+        open_store("sftp://me:secret@host/x")
+    assert "secret" not in str(refused.value)
+
+
+def test_without_fsspec_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "stepkeeper.storage.fsspec", None)
+    with pytest.raises(BadUriError, match=r"for s3:// install stepkeeper\[fsspec\]"):
+        open_store("s3://bucket/x")
+
+
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
@@ -43,7 +56,13 @@ def test_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gs://bucket/a//b", "leave them out"),
         ("gs://bucket/x?y=1", "no meaning in a checkpoint URI"),
         ("gcs://bucket/x", "write 'gs://bucket/x'"),
-        ("s3://bucket/x", "no store for 's3'; there are file://, gs:// and memory://"),
+        ("s4://bucket/x", "fsspec has no file system for it: Protocol not known: s4"),
+        ("hf://bucket/x", "fsspec has no file system for it: Install huggingface_hub"),
+        ("local:///mnt/x", "for a folder write 'file://'"),
+        ("simplecache::gs://bucket/x", "a cache or an archive before the store"),
+        ("sftp://me:secret@host/x", "a sftp:// URI with a password"),
+        ("s3:///x", "names no bucket or host; write 's3://bucket/prefix'"),
+        ("s3://bucket/a/../b", "leave out"),
     ],
 )
 def test_what_names_no_store_is_told_what_to_write(uri: str, message: str) -> None:

@@ -1,0 +1,255 @@
+"""Any store that fsspec has a file system for, once it has proven that of two creates of one name only one wins."""
+
+import contextlib
+import errno
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, final
+
+import fsspec
+from fsspec.spec import AbstractFileSystem
+
+from stepkeeper.errors import (
+    BadUriError,
+    MissingObjectError,
+    NotExclusiveError,
+    ObjectExistsError,
+    StorageError,
+    TransientStorageError,
+)
+from stepkeeper.storage.base import Buffer, ObjectStat, check_path, joined_size_bytes
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = ["PROOFS", "FsspecStore", "open_fsspec"]
+
+PROOFS: Final = ".stepkeeper/probes/"
+"""Where the objects are that prove something and are deleted at once."""
+
+_RACERS: Final = 8
+_ROUNDS: Final = 3
+_COMPARED_BYTES: Final = 16 * 1024 * 1024
+_TRANSIENT: Final = frozenset(
+    {errno.EIO, errno.EREMOTEIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT}
+)
+_MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+def open_fsspec(uri: str, *, unsafe_single_writer: bool = False) -> "FsspecStore":
+    """The store at `uri`, with listing caches off. Its options are fsspec's own: configuration files, environment.
+
+    Raises BadUriError if there is no such file system, or its package isn't installed.
+    """
+    try:
+        filesystem, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True)
+    except (ValueError, ImportError) as error:
+        raise BadUriError(f"{uri!r}: fsspec has no file system for it: {error}") from error
+    return FsspecStore(filesystem, root, uri=uri.rstrip("/"), unsafe_single_writer=unsafe_single_writer)
+
+
+@final
+class FsspecStore:
+    """Before the first put of the process the exclusive create is proven; a reader needs no right to write."""
+
+    def __init__(
+        self,
+        filesystem: AbstractFileSystem,
+        root: str,
+        *,
+        uri: str,
+        unsafe_single_writer: bool = False,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
+        self._filesystem: Any = filesystem
+        self._root = root.rstrip("/")
+        self._uri = uri
+        self._unsafe = unsafe_single_writer
+        self._patience = patience
+        self._proving = threading.Lock()
+        self._proven = unsafe_single_writer
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """As `Store`'s. Raises NotExclusiveError, and puts nothing, where two puts of one name could both win."""
+        where = self._at(path)
+        self._prove()
+        with self._translated(path):
+            if not self._unsafe:
+                return self._create(where, data)
+            if self._filesystem.exists(where):
+                return False
+            self._pipe(where, data, "overwrite")
+        return True
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        where = self._at(path)
+        with self._translated(path):
+            if not self._create(where, b"".join(parts)):
+                self._check_same(path, parts)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        if length == 0:
+            return b""
+        where = self._at(path)
+        end = None if length is None else offset + length
+        with self._translated(path):
+            try:
+                data: bytes = self._filesystem.cat_file(where, start=offset or None, end=end)
+            except _MISSING as error:
+                raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
+            except (
+                Exception
+            ):  # a range behind the end has another name in every file system: the size decides
+                if offset < self._size_bytes(path):
+                    raise
+                return b""
+        return data
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        folder = f"{self._root}/{prefix.rpartition('/')[0]}".rstrip("/")
+        with self._translated(prefix):
+            self._filesystem.invalidate_cache()
+            try:
+                found: dict[str, dict[str, Any]] = self._filesystem.find(folder, detail=True)
+            except _MISSING:
+                return []
+        # Some name their files as they were asked for, some with or without a slash in front.
+        above = len(self._root.strip("/"))
+        stats = [
+            ObjectStat(path=name.strip("/")[above:].lstrip("/"), size_bytes=int(info.get("size") or 0))
+            for name, info in found.items()
+            if info.get("type") != "directory"
+        ]
+        return sorted((s for s in stats if s.path.startswith(prefix)), key=lambda stat: stat.path)
+
+    def delete(self, path: str) -> None:
+        where = self._at(path)
+        with self._translated(path), contextlib.suppress(*_MISSING):
+            self._filesystem.rm_file(where)
+
+    def close(self) -> None:
+        """Fsspec closes its connections itself."""
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{check_path(path)}"
+
+    def _create(self, where: str, data: bytes) -> bool:
+        try:
+            self._pipe(where, data, "create")
+        except FileExistsError:
+            return False
+        return True
+
+    def _pipe(self, where: str, data: bytes, mode: str) -> None:
+        try:
+            self._filesystem.pipe_file(where, data, mode=mode)
+        except FileNotFoundError:
+            # In a bucket there are no folders to make, and makedirs would make a bucket that isn't there.
+            if self._filesystem.async_impl:
+                raise
+            self._filesystem.makedirs(where.rpartition("/")[0], exist_ok=True)
+            self._filesystem.pipe_file(where, data, mode=mode)
+
+    def _size_bytes(self, path: str) -> int:
+        self._filesystem.invalidate_cache()
+        try:
+            return int(self._filesystem.info(self._at(path))["size"])
+        except _MISSING as error:
+            raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
+
+    def _check_same(self, path: str, parts: Sequence[Buffer]) -> None:
+        """Nothing, if an earlier try of the same write got through. Raises ObjectExistsError."""
+        same = self._size_bytes(path) == joined_size_bytes(parts)
+        offset = 0
+        for part in parts:
+            view = memoryview(part).cast("B") if joined_size_bytes([part]) else memoryview(b"")
+            for first in range(0, view.nbytes if same else 0, _COMPARED_BYTES):
+                expected = view[first : first + _COMPARED_BYTES]
+                same = same and self.read(path, offset + first, expected.nbytes) == expected
+            offset += view.nbytes
+        if not same:
+            raise ObjectExistsError(f"{self._uri}/{path} exists with other bytes; it was not overwritten")
+
+    def _prove(self) -> None:
+        with self._proving:
+            if self._proven:
+                return
+            filesystem = self._filesystem
+            inherited = type(filesystem).pipe_file is AbstractFileSystem.pipe_file
+            if inherited and not filesystem.async_impl:
+                raise self._refusal("its create looks first and writes then")
+            for _ in range(_ROUNDS):
+                self._race(f"{PROOFS}create-{secrets.token_hex(16)}")
+            self._proven = True
+
+    def _race(self, path: str) -> None:
+        """Of many creates of `path` at once one has won, and one more after that has lost. Raises NotExclusiveError."""
+        start = threading.Barrier(_RACERS)
+
+        def race(number: int) -> bool:
+            start.wait()
+            return self._proof_put(path, str(number).encode())
+
+        try:
+            with ThreadPoolExecutor(_RACERS, thread_name_prefix="stepkeeper-proof") as pool:
+                won = [number for number, first in enumerate(pool.map(race, range(_RACERS))) if first]
+            if self._proof_put(path, b"late"):
+                raise self._refusal("a create of a name that was taken went through")
+            if len(won) != 1:
+                raise self._refusal(f"of {_RACERS} creates of one name at the same time {len(won)} won")
+            there = self._patience.retry(lambda: self.read(path))
+            if there != str(won[0]).encode():
+                raise self._refusal(f"it holds {there!r} where the create of {won[0]!r} had won")
+        finally:
+            self._patience.retry(lambda: self.delete(path))
+
+    def _proof_put(self, path: str, data: bytes) -> bool:
+        """True: this put won. Asked again without an answer to the first, what is there says whose it is."""
+        asked_again = False
+
+        def put() -> bool:
+            nonlocal asked_again
+            with self._translated(path):
+                try:
+                    won = self._create(self._at(path), data)
+                except BaseException:
+                    asked_again = True
+                    raise
+            return won or (asked_again and self.read(path) == data)
+
+        return self._patience.retry(put)
+
+    def _refusal(self, why: str) -> NotExclusiveError:
+        return NotExclusiveError(
+            f"{self._uri}: of two writers of one name both could win ({why}), so two jobs, or two starts of one, could "
+            "overwrite each other's commits. Use gs://, an s3:// with conditional writes, or file:// on a file system "
+            "that all hosts share; or say unsafe_single_writer=True if nothing else ever writes there"
+        )
+
+    @contextlib.contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        """Whatever a file system raises leaves as a StorageError that names the object."""
+        where = f"{self._uri}/{path}"
+        try:
+            yield
+        except StorageError:
+            raise
+        except (TimeoutError, ConnectionError) as error:
+            raise TransientStorageError(f"{where}: no answer: {error!r}") from error
+        except _MISSING as error:
+            raise StorageError(f"{where}: there is no such bucket or folder: {error}") from error
+        except PermissionError as error:
+            raise StorageError(f"{where}: not allowed: {error}") from error
+        except NotImplementedError as error:
+            raise StorageError(
+                f"{where}: {type(self._filesystem).__name__} can't do that: {error}"
+            ) from error
+        except OSError as error:
+            kind = TransientStorageError if error.errno in _TRANSIENT else StorageError
+            raise kind(error.errno, f"{where}: {error}") from error
+        except Exception as error:  # a client's own: what it doesn't call an OSError may have been applied
+            raise TransientStorageError(f"{where}: {error!r}") from error

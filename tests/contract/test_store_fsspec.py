@@ -1,0 +1,311 @@
+"""What fsspec has a file system for does what every store has to do, or is refused before anything is put."""
+
+import asyncio
+import threading
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
+from typing_extensions import override
+
+from stepkeeper.errors import MissingObjectError, NotExclusiveError, StorageError, TransientStorageError
+from stepkeeper.storage import open_store
+from stepkeeper.storage.fsspec import FsspecStore
+from stepkeeper.storage.retry import Patience
+from stepkeeper.testing.store import StoreContract
+
+NO_PATIENCE = Patience(total_s=0)
+AT_ONCE = Patience(sleep=lambda _: None)
+
+
+class BucketFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """Its create is decided by the server, in one moment."""
+
+    protocol = "bucket"
+    cachable = False
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        super().__init__()
+        self.objects = objects
+        self.buckets = {"checkpoints"}
+
+    @override
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        await self._request(path)
+        if mode == "create" and path in self.objects:
+            raise FileExistsError(path)
+        self.objects[path] = bytes(value)
+        await asyncio.sleep(0)
+
+    @override
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        await self._request(path)
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        if start is not None and start >= len(self.objects[path]):
+            raise OSError(22, "InvalidRange")
+        return self.objects[path][start:end]
+
+    @override
+    async def _info(self, path: str, **_: Any) -> dict[str, Any]:
+        await self._request(path)
+        if path in self.objects:
+            return {"name": path, "size": len(self.objects[path]), "type": "file"}
+        if any(name.startswith(f"{path}/") for name in self.objects):
+            return {"name": path, "size": 0, "type": "directory"}
+        raise FileNotFoundError(path)
+
+    @override
+    async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        await self._request(path)
+        below = [name for name in self.objects if name.startswith(f"{path}/")]
+        names = sorted({"/".join(name.split("/")[: path.count("/") + 2]) for name in below})
+        return [await self._info(name) if detail else name for name in names]
+
+    @override
+    async def _rm_file(self, path: str, **_: Any) -> None:
+        await self._request(path)
+        self.objects.pop(path, None)
+
+    async def _request(self, path: str) -> None:
+        await asyncio.sleep(0.001)
+        if path.split("/", maxsplit=1)[0] not in self.buckets:
+            raise FileNotFoundError("NoSuchBucket")
+
+
+class LookingFileSystem(BucketFileSystem):
+    """Its create looks first, and writes then: right as long as nobody else does."""
+
+    @override
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        taken = path in self.objects
+        await self._request(path)
+        if mode == "create" and taken:
+            raise FileExistsError(path)
+        self.objects[path] = bytes(value)
+
+
+class OverwritingFileSystem(BucketFileSystem):
+    """Knows no create, and doesn't say so."""
+
+    @override
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        await super()._pipe_file(path, value)
+
+
+class ForgetfulFileSystem(BucketFileSystem):
+    """Tells the right one that it won, and keeps what came last."""
+
+    @override
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        try:
+            await super()._pipe_file(path, value, mode)
+        except FileExistsError:
+            self.objects[path] = bytes(value)
+            raise
+
+
+class InheritedCreate(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """Has what fsspec gives to all: a look, and then a write."""
+
+    pipe_file = AbstractFileSystem.pipe_file
+
+
+class LosingFileSystem(BucketFileSystem):
+    """Loses answers to creates that went through."""
+
+    @override
+    def __init__(self, objects: dict[str, bytes], losses: int) -> None:
+        super().__init__(objects)
+        self.losses = losses
+
+    @override
+    async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        await super()._pipe_file(path, value, mode)
+        if self.losses:
+            self.losses -= 1
+            raise TimeoutError
+
+
+def store_on(filesystem: AbstractFileSystem, *, root: str = "checkpoints/run", **options: Any) -> FsspecStore:
+    return FsspecStore(filesystem, root, uri=f"bucket://{root}", **options)
+
+
+class TestBucketStore(StoreContract):
+    @pytest.fixture
+    def objects(self) -> dict[str, bytes]:
+        return {"checkpoints/run-of-another/x": b"not ours"}
+
+    @pytest.fixture
+    def store(self, objects: dict[str, bytes]) -> FsspecStore:
+        return store_on(BucketFileSystem(objects))
+
+    @pytest.fixture
+    def another(self, objects: dict[str, bytes]) -> FsspecStore:
+        return store_on(BucketFileSystem(objects))
+
+
+class OneAtATime(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """fsspec's memory; its create isn't one moment for threads."""
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: dict[str, Any] = {}
+        self.pseudo_dirs = [""]
+        self.lock = threading.Lock()
+
+    @override
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        with self.lock:
+            super().pipe_file(path, value, mode, **options)
+
+
+class TestMemoryOfFsspec(StoreContract):
+    @pytest.fixture
+    def store(self) -> FsspecStore:
+        return store_on(OneAtATime(), root="/run")
+
+    @pytest.fixture
+    def another(self, store: FsspecStore) -> FsspecStore:
+        return store_on(store._filesystem, root="/run")
+
+
+@pytest.mark.parametrize(
+    ("filesystem", "why"),
+    [
+        (LookingFileSystem, "of 8 creates of one name at the same time 8 won"),
+        (OverwritingFileSystem, "a create of a name that was taken went through"),
+        (ForgetfulFileSystem, "where the create of"),
+    ],
+)
+def test_where_two_could_win_nothing_is_put(filesystem: type[BucketFileSystem], why: str) -> None:
+    objects: dict[str, bytes] = {}
+    store = store_on(filesystem(objects))
+    for _ in range(2):
+        with pytest.raises(
+            NotExclusiveError, match=f"^bucket://checkpoints/run: .*{why}.*unsafe_single_writer=True"
+        ):
+            store.put_if_absent(".stepkeeper/log/00000000.json", b"x")
+    assert objects == {}
+
+
+def test_a_create_that_looks_and_then_writes_is_refused_without_a_race() -> None:
+    store = store_on(InheritedCreate(), root="/refused")
+    with pytest.raises(NotExclusiveError, match="looks first and writes then"):
+        store.put_if_absent("x", b"x")
+
+
+def test_the_proof_is_made_once_and_leaves_nothing() -> None:
+    objects: dict[str, bytes] = {}
+    filesystem = BucketFileSystem(objects)
+    store = store_on(filesystem)
+    assert store.put_if_absent("x", b"1")
+    assert list(objects) == ["checkpoints/run/x"]
+    proven = store._prove
+    filesystem.buckets.clear()
+    proven()
+
+
+def test_a_reader_proves_nothing() -> None:
+    store = store_on(OverwritingFileSystem({"checkpoints/run/x": b"1"}))
+    assert store.read("x") == b"1"
+    assert [stat.path for stat in store.list("")] == ["x"]
+
+
+def test_who_says_so_puts_without_a_proof_and_still_overwrites_nothing() -> None:
+    store = store_on(OverwritingFileSystem({}), unsafe_single_writer=True)
+    assert store.put_if_absent("x", b"1")
+    assert not store.put_if_absent("x", b"2")
+    assert store.read("x") == b"1"
+
+
+def test_lost_answers_don_t_fail_the_proof() -> None:
+    store = store_on(LosingFileSystem({}, losses=3), patience=AT_ONCE)
+    assert store.put_if_absent("x", b"1")
+
+
+def test_a_put_without_an_answer_is_of_unknown_outcome() -> None:
+    filesystem = LosingFileSystem({}, losses=0)
+    store = store_on(filesystem)
+    store.put_if_absent("x", b"1")
+    filesystem.losses = 1
+    with pytest.raises(TransientStorageError, match="bucket://checkpoints/run/y: no answer"):
+        store.put_if_absent("y", b"1")
+    assert store.read("y") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("raised", "becomes"),
+    [
+        (PermissionError("AccessDenied"), StorageError),
+        (FileNotFoundError("NoSuchBucket"), StorageError),
+        (NotImplementedError("no"), StorageError),
+        (OSError(28, "full"), StorageError),
+        (OSError(16, "SlowDown"), TransientStorageError),
+        (OSError(121, "InternalError"), TransientStorageError),
+        (ConnectionResetError(), TransientStorageError),
+        (RuntimeError("a client's own error"), TransientStorageError),
+    ],
+)
+def test_errors_name_the_object_and_say_whether_to_ask_again(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, becomes: type[StorageError]
+) -> None:
+    filesystem = BucketFileSystem({})
+    store = store_on(filesystem, patience=NO_PATIENCE)
+
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    for name in ("pipe_file", "rm_file", "find"):
+        monkeypatch.setattr(filesystem, name, fail)
+    with pytest.raises(StorageError, match="bucket://checkpoints/run/5/x") as found:
+        store.write("5/x", [b"1"])
+    assert type(found.value) is becomes
+    with pytest.raises(StorageError) as put:
+        store.put_if_absent("x", b"1")
+    assert type(put.value) is becomes
+
+
+def test_an_error_of_a_read_condemns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem = BucketFileSystem({"checkpoints/run/x": b"123"})
+    store = store_on(filesystem)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(16, "SlowDown")
+
+    monkeypatch.setattr(filesystem, "cat_file", fail)
+    with pytest.raises(TransientStorageError):
+        store.read("x")
+    with pytest.raises(TransientStorageError):
+        store.read("x", 1, 1)
+    with pytest.raises(MissingObjectError):
+        store.read("y")
+
+
+def test_no_bucket_is_made() -> None:
+    filesystem = BucketFileSystem({})
+    filesystem.buckets.clear()
+    with pytest.raises(StorageError, match="there is no such bucket"):
+        store_on(filesystem).write("x", [b"1"])
+
+
+def test_a_scheme_that_fsspec_knows_is_opened_without_listing_caches() -> None:
+    class Registered(BucketFileSystem):
+        protocol = "stepkeeper-test"
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__({})
+            self.options = options
+
+    fsspec.register_implementation("stepkeeper-test", Registered, clobber=True)
+    store = open_store("stepkeeper-test://checkpoints/a/b/")
+    assert isinstance(store, FsspecStore)
+    assert store.uri == "stepkeeper-test://checkpoints/a/b"
+    assert store._filesystem.options == {"use_listings_cache": False}
+    store.write("x", [b"1"])
+    assert list(store._filesystem.objects) == ["checkpoints/a/b/x"]
