@@ -40,3 +40,13 @@ class SPMDStager(AsyncStager):
         leaves |= copies
         leaves |= {name: copies[first] for name, first in flat.aliases.items()}
         return with_leaves(flat, leaves)
+
+    @override
+    def synchronize_staging(self) -> None:
+        """Nothing: a copy that is still under way is of the state as it was."""
+        return
+
+    @override
+    def close(self) -> None:
+        """Nothing is held but what is being saved."""
+        return
