@@ -1,6 +1,7 @@
 """A folder as a store: `link` is the put-if-absent, and nothing counts before files and folders are fsynced."""
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
@@ -16,6 +17,11 @@ __all__ = ["PosixStore"]
 _TRANSIENT: Final = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT})
 _NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _TEMPORARY: Final = ".tmp-"
+_SILLY_RENAMED: Final = ".nfs"
+"""What an NFS client makes of a file that is deleted while somebody reads it."""
+
+_AT_FDCWD: Final = -100
+_RENAME_NOREPLACE: Final = 1
 _MAX_PARTS: Final = 512
 """Buffers in one writev; IOV_MAX is 1024 on Linux."""
 
@@ -25,6 +31,8 @@ class PosixStore:
     def __init__(self, root: Path) -> None:
         self._root = root
         """Absolute. It need not exist before the first write."""
+
+        self._above_synced = False
 
     @property
     def uri(self) -> str:
@@ -117,18 +125,16 @@ class PosixStore:
             raise
 
     def _link(self, temporary: Path, target: Path) -> bool:
+        """True: `temporary` has the name `target`, and perhaps its old one. False: that was taken."""
         try:
             os.link(temporary, target)
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno in _NO_LINK:
-                raise StorageError(
-                    error.errno,
-                    f"{target.parent} can't link files ({error.strerror}): there is no way to write the log "
-                    "so that of two writers only one wins; put the root on another file system",
-                ) from error
-            raise
+            if error.errno not in _NO_LINK:
+                raise
+            # vfat, exFAT and many a FUSE have no hard links.
+            return _rename_no_replace(temporary, target)
         return True
 
     def _check_same(self, target: Path, parts: Sequence[Buffer]) -> None:
@@ -148,6 +154,9 @@ class PosixStore:
         """The entries of every folder from `folder` to the root, and the root's own, outlive a power cut."""
         for each in (*self._folders(folder), self._root.parent):
             _sync_folder(each)
+        if not self._above_synced:
+            _sync_above(self._root.parent)
+            self._above_synced = True
 
     @contextlib.contextmanager
     def _translated(self, target: Path, always: type[StorageError] | None = None) -> Iterator[None]:
@@ -168,6 +177,41 @@ def _make_folder(folder: Path) -> None:
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     _sync_folder(folder.parent)
+
+
+def _sync_above(folder: Path) -> None:
+    """So are the entries of the folders above, up to the file system's root: who made them may have been killed."""
+    device = folder.stat().st_dev
+    for each in folder.parents:
+        if each.stat().st_dev != device:
+            return
+        try:
+            _sync_folder(each)
+        except PermissionError:
+            # What this user may not even list was there before.
+            return
+
+
+def _rename_no_replace(temporary: Path, target: Path) -> bool:
+    """True: `temporary` is called `target` now. False: that name was taken. Raises StorageError if there is no way."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        number = errno.ENOSYS
+    else:
+        names = (os.fsencode(temporary), os.fsencode(target))
+        if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) == 0:
+            return True
+        number = ctypes.get_errno()
+    if number == errno.EEXIST:
+        return False
+    if number not in (errno.EINVAL, errno.ENOSYS, *_NO_LINK):
+        raise OSError(number, os.strerror(number))
+    raise StorageError(
+        number,
+        f"{target.parent} can neither link files nor rename them without replacing ({os.strerror(number)}): there is "
+        "no way to write the log so that of two writers only one wins; put the root on another file system",
+    )
 
 
 def _sync_folder(folder: Path) -> None:
@@ -215,7 +259,7 @@ def _walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectS
             return
         raise
     for entry in entries:
-        if entry.name.startswith(_TEMPORARY):
+        if entry.name.startswith((_TEMPORARY, _SILLY_RENAMED)):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", below=True)

@@ -1,5 +1,6 @@
 """A folder as a store: what is synced, what is left behind, and what failures mean."""
 
+import ctypes
 import errno
 import os
 from collections.abc import Iterator
@@ -55,7 +56,34 @@ def test_a_put_is_synced_before_it_has_its_name_and_its_folders_after(
     assert synced[:3] == [str(folder) for folder in made]
     assert Path(synced[3]).parent == root / "log"
     assert Path(synced[3]).name.startswith(".tmp-")
-    assert synced[4:] == [f"link {root}/log/0.json", f"{root}/log", str(root), str(root.parent)]
+    assert synced[4:8] == [f"link {root}/log/0.json", f"{root}/log", str(root), str(root.parent)]
+
+
+def test_folders_above_the_root_are_synced_once_whoever_made_them(
+    store: PosixStore, root: Path, synced: list[str]
+) -> None:
+    root.mkdir(parents=True)
+    store.put_if_absent("log/0.json", b"x")
+    assert str(root.parent.parent) in synced
+    assert str(root.parent.parent.parent) in synced
+    synced.clear()
+    store.put_if_absent("log/1.json", b"x")
+    assert str(root.parent.parent) not in synced
+
+
+def test_folders_above_that_may_not_be_read_are_left_alone(
+    store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_it = os.open
+
+    def guarded(path: Path, *arguments: int) -> int:
+        if path == root.parent.parent:
+            raise PermissionError(errno.EACCES, "not allowed")
+        return open_it(path, *arguments)
+
+    root.mkdir(parents=True)
+    monkeypatch.setattr(os, "open", guarded)
+    assert store.put_if_absent("log/0.json", b"x")
 
 
 def test_a_put_that_lost_syncs_the_winners_folder(store: PosixStore, root: Path, synced: list[str]) -> None:
@@ -90,10 +118,51 @@ def test_folders_that_a_deletion_empties_go_and_the_root_stays(store: PosixStore
     assert not any(root.iterdir())
 
 
-def test_a_file_system_without_links_is_refused(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+class OldLibrary:
+    """A C library, or a kernel, that can't rename without replacing."""
+
+    def __init__(self, number: int | None) -> None:
+        if number is not None:
+            self.renameat2 = lambda *_: ctypes.set_errno(number) or -1
+
+
+@pytest.mark.parametrize("number", [None, errno.EINVAL, errno.ENOSYS, errno.EPERM])
+def test_without_links_and_without_such_a_rename_a_file_system_is_refused(
+    store: PosixStore, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
     fail(monkeypatch, "link", errno.EPERM)
-    with pytest.raises(StorageError, match=r"can't link files.* put the root on another file system"):
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: OldLibrary(number))
+    with pytest.raises(
+        StorageError, match=r"can neither link files nor .* put the root on another file system"
+    ):
         store.put_if_absent("log/0.json", b"x")
+    assert store.list("") == []
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV])
+def test_without_links_a_name_is_taken_by_a_rename_that_replaces_nothing(
+    store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    fail(monkeypatch, "link", number)
+    assert store.put_if_absent("log/0.json", b"x")
+    assert not store.put_if_absent("log/0.json", b"y")
+    assert store.read("log/0.json") == b"x"
+    assert [path.name for path in (root / "log").iterdir()] == ["0.json"]
+
+
+def test_a_rename_without_an_answer_is_transient(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(monkeypatch, "link", errno.EPERM)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: OldLibrary(errno.EIO))
+    with pytest.raises(TransientStorageError, match=r"log/0\.json"):
+        store.put_if_absent("log/0.json", b"x")
+
+
+def test_what_nfs_keeps_of_a_deleted_file_is_no_object(store: PosixStore, root: Path) -> None:
+    store.write("1/0-a/x", [b"x"])
+    store.write("1/0-a/y", [b"y"])
+    (root / "1/0-a/x").rename(root / "1/0-a/.nfs000000000012d687000000a1")
+    store.delete("1/0-a/x")
+    store.delete("1/0-a/y")
     assert store.list("") == []
 
 
