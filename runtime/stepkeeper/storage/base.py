@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-__all__ = ["Buffer", "ObjectStat", "PagedStore", "Store", "check_path", "joined_size_bytes"]
+__all__ = ["PROBE_PREFIX", "Buffer", "ObjectStat", "PagedStore", "Store", "check_path", "joined_size_bytes"]
 
 Buffer = bytes | memoryview
+
+PROBE_PREFIX: Final = ".stepkeeper/probes/"
+"""Where the objects are that prove something of a store, and are deleted at once."""
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]+")
 

@@ -19,13 +19,10 @@ from stepkeeper.errors import (
     StorageError,
     TransientStorageError,
 )
-from stepkeeper.storage.base import Buffer, ObjectStat, check_path, joined_size_bytes
+from stepkeeper.storage.base import PROBE_PREFIX, Buffer, ObjectStat, check_path, joined_size_bytes
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["PROOFS", "FsspecStore", "open_fsspec"]
-
-PROOFS: Final = ".stepkeeper/probes/"
-"""Where the objects are that prove something and are deleted at once."""
+__all__ = ["FsspecStore", "open_fsspec"]
 
 _RACERS: Final = 8
 _ROUNDS: Final = 3
@@ -183,7 +180,7 @@ class FsspecStore:
             if inherited and not filesystem.async_impl:
                 raise self._refusal("its create looks first and writes then")
             for _ in range(_ROUNDS):
-                self._race(f"{PROOFS}create-{secrets.token_hex(16)}")
+                self._race(f"{PROBE_PREFIX}create-{secrets.token_hex(16)}")
             self._proven = True
 
     def _race(self, path: str) -> None:

@@ -1,0 +1,214 @@
+"""Proof, before a root is claimed, that all ranks see one root and that of two writers of one name only one wins."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from stepkeeper.companion.client import error_from, error_to
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.errors import (
+    MissingObjectError,
+    NotExclusiveError,
+    StepkeeperError,
+    StorageError,
+    TransientStorageError,
+    UnsharedRootError,
+)
+from stepkeeper.log.entries import new_nonce
+from stepkeeper.storage.base import PROBE_PREFIX, Store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = ["Exchange", "RootProof", "prove_shared"]
+
+_NAMED_HOSTS: Final = 8
+_MEET_S: Final = 3600.0
+_SLACK_S: Final = 300.0
+"""What a rank may take beyond its patience: requests that hang."""
+
+
+class Exchange(Protocol):
+    """The ranks among themselves, as `Gang` has them. All ranks call the same methods with the same names."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]: ...
+
+    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]: ...
+
+
+class RootProof:
+    """The proof for one process's store, made once: before its first claim."""
+
+    def __init__(self, store: Store, ranks: Exchange, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+        self._store = store
+        self._ranks = ranks
+        self._patience = patience
+        self._made = False
+
+    def make(self) -> None:
+        """As `prove_shared`; nothing if that was said before. Ranks: all, at the same points."""
+        if not self._made:
+            prove_shared(self._store, self._ranks, patience=self._patience)
+            self._made = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Finding:
+    """What one rank found where rank 0 had put the probe object."""
+
+    rank: int
+    host: str
+    unshared: str | None = None
+    """Why this can't be the root that rank 0 writes to."""
+
+    overwrote: bool = False
+    """It saw rank 0's object, and could put another over it all the same."""
+
+
+def prove_shared(
+    store: Store,
+    ranks: Exchange,
+    *,
+    name: str = "probe",
+    host: str | None = None,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> None:
+    """All ranks have met, see one root, and a name in it can be taken once. Nothing of the proof stays there.
+
+    `name` is what the ranks call this proof among themselves. What a store shows late is waited for, as long as
+    `patience` says.
+
+    Ranks: all; all of them raise the same.
+
+    Raises:
+        UnsharedRootError: hosts see other roots than rank 0 does; it names them.
+        NotExclusiveError: of two writers of one name both won.
+        StorageError: rank 0 may not write, there is no such bucket, or no answer in time.
+
+    """
+    own = socket.gethostname() if host is None else host
+    timeout_s = patience.total_s + _SLACK_S
+    ranks.gather(f"{name}/met", {}, _MEET_S)
+    placed: dict[str, Any] | None = None
+    if ranks.rank == 0:
+        try:
+            placed = {"path": _placed(store, patience), "host": own}
+        except StepkeeperError as error:
+            placed = {"error": error_to(error)}
+    placed = ranks.broadcast(f"{name}/placed", placed, _MEET_S)
+    if "error" in placed:
+        raise error_from(placed["error"])
+    path = str(placed["path"])
+    finding = _found(store, path, ranks, own, patience)
+    findings = ranks.gather(f"{name}/found", encode(finding), timeout_s)
+    verdict: dict[str, Any] | None = None
+    if ranks.rank == 0:
+        verdict = _cleaned(store, path, patience, [decode(_Finding, each) for each in findings], own)
+    verdict = ranks.broadcast(f"{name}/verdict", verdict, timeout_s)
+    if "error" in verdict:
+        raise error_from(verdict["error"])
+
+
+def _placed(store: Store, patience: Patience) -> str:
+    """Where rank 0's probe object is: its path ends with its content, and a second put of it has lost."""
+    nonce = new_nonce()
+    path = f"{PROBE_PREFIX}{nonce}"
+    # False may be the answer to a second try of a put that had gone through: no other knows the nonce.
+    patience.retry(lambda: store.put_if_absent(path, nonce.encode()))
+    if patience.retry(lambda: store.put_if_absent(path, b"second")):
+        raise NotExclusiveError(
+            f"{store.uri}: an object was put twice under one name, and both times it was said that nothing had been "
+            "there: no log can live on this store; put the root on another one"
+        )
+    return path
+
+
+def _found(store: Store, path: str, ranks: Exchange, host: str, patience: Patience) -> _Finding:
+    """Whether this rank sees rank 0's object; the last rank tries to take its name, too."""
+    expected = path.removeprefix(PROBE_PREFIX).encode()
+    asks_to_take = ranks.rank == ranks.world_size - 1 and ranks.rank != 0
+    pauses_s = patience.pauses_s()
+    unshared: str | None = None
+    while True:
+        try:
+            found = store.read(path)
+        except MissingObjectError:
+            # Who sees nothing where a name was taken sees late; who can take it has a root of its own.
+            unshared, final = _taken(store, path)
+        except TransientStorageError as error:
+            unshared, final = f"no answer: {error}", False
+        except StorageError as error:
+            unshared, final = str(error), True
+        else:
+            unshared = None if found == expected else f"another object is there, of {len(found)} bytes"
+            final = unshared is None
+        if final:
+            break
+        pause_s = next(pauses_s, None)
+        if pause_s is None:
+            break
+        patience.sleep(pause_s)
+    overwrote = unshared is None and asks_to_take and _could_take(store, path)
+    return _Finding(rank=ranks.rank, host=host, unshared=unshared, overwrote=overwrote)
+
+
+def _taken(store: Store, path: str) -> tuple[str, bool]:
+    """Why rank 0's object isn't seen, and whether it never will be."""
+    try:
+        if not store.put_if_absent(path, b"another"):
+            return "it isn't shown there yet", False
+        store.delete(path)
+    except TransientStorageError as error:
+        return f"no answer: {error}", False
+    except StorageError as error:
+        return str(error), True
+    return "a folder or bucket of its own", True
+
+
+def _could_take(store: Store, path: str) -> bool:
+    """True: a put under a name that is taken won. No answer is none."""
+    try:
+        return store.put_if_absent(path, b"last")
+    except StorageError:
+        return False
+
+
+def _cleaned(
+    store: Store, path: str, patience: Patience, findings: Sequence[_Finding], host: str
+) -> dict[str, Any]:
+    """Rank 0's verdict, once the probe object is gone."""
+    try:
+        patience.retry(lambda: store.delete(path))
+    except StepkeeperError as error:
+        return {"error": error_to(error)}
+    refusal = _verdict(store.uri, findings, host)
+    return {} if refusal is None else {"error": error_to(refusal)}
+
+
+def _verdict(uri: str, findings: Sequence[_Finding], host: str) -> StepkeeperError | None:
+    """Why these ranks can't claim `uri`; None if they can. Pure."""
+    if any(finding.overwrote for finding in findings):
+        return NotExclusiveError(
+            f"{uri}: two hosts took one name: no log can live on this store; put the root on another one"
+        )
+    by_host: dict[str, list[_Finding]] = {}
+    for finding in findings:
+        if finding.unshared is not None:
+            by_host.setdefault(finding.host, []).append(finding)
+    if not by_host:
+        return None
+    named = [
+        f"{name} (rank {', '.join(str(finding.rank) for finding in found[:4])}{', …' if len(found) > 4 else ''}: "
+        f"{found[0].unshared})"
+        for name, found in by_host.items()
+    ]
+    more = f" and {len(named) - _NAMED_HOSTS} other hosts" if len(named) > _NAMED_HOSTS else ""
+    return UnsharedRootError(
+        f"{uri} isn't one place for all hosts: what {host} (rank 0) wrote there isn't seen by "
+        f"{'; '.join(named[:_NAMED_HOSTS])}{more}. Use a bucket, or a file system that all hosts have mounted there"
+    )
