@@ -16,6 +16,7 @@ from stepkeeper.errors import CompanionLostError, FencedError, SaveError, Stepke
 from stepkeeper.gang import Gang
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.manifest import checkpoint_folder
+from stepkeeper.same_state import check_same_state
 from stepkeeper.snapshot import Region, Snapshot
 
 __all__ = ["SaveJob", "SaveState", "persist"]
@@ -34,8 +35,8 @@ class SaveState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    number: int
-    """How many saves this process began before; the same in all ranks."""
+    name: str
+    """What the ranks call it among themselves."""
 
     step: int
     base: int | None
@@ -45,11 +46,6 @@ class SaveJob:
     region: Region
     moved: Callable[[SaveState], None]
     duration_millis: Callable[[], int]
-
-    @property
-    def name(self) -> str:
-        """What the ranks call it among themselves."""
-        return f"save/{self.number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +65,11 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
     Ranks: all.
 
     Raises:
+        RanksDifferError: the ranks' states differ. Nothing was written.
         StepkeeperError: it is no commit and never will be.
 
     """
+    check_same_state(job.name, job.step, job.snapshot.summary, gang)
     failure: Exception | None = None
     process: CompanionProcess | None = None
     place: _Place | None = None

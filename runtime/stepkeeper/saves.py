@@ -10,6 +10,7 @@ from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
 from stepkeeper.progress import Progress
 from stepkeeper.saving import InFlight, SaveEnd, Saver
+from stepkeeper_planners.errors import PlannerError
 
 __all__ = ["Saves"]
 
@@ -99,7 +100,7 @@ class Saves:
             last.result(timeout_s)
         except FencedError:
             raise
-        except (StepkeeperError, TimeoutError) as error:
+        except (StepkeeperError, PlannerError, TimeoutError) as error:
             _log.exception("the save for the notice failed")
             self._error = f"the save of step {last.step} for the notice failed: {error!r}"
             self._progress.failed(self._error)

@@ -5,15 +5,17 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.errors import CompanionLostError
+from stepkeeper.errors import CompanionLostError, GangError, SaveError
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
 from stepkeeper.persist import SaveJob, SaveState, persist
+from stepkeeper.same_state import check_same_state
 from stepkeeper.snapshot import Region, take_snapshot
 from stepkeeper_planners.layout import Ranks
 
@@ -56,6 +58,7 @@ class InFlight:
 
         Raises:
             TimeoutError: it isn't yet.
+            RanksDifferError: the ranks' states differ: nothing was written.
             StepkeeperError: the save failed.
 
         """
@@ -131,15 +134,18 @@ class Saver:
             self._forget_ended()
         self._forget_ended()
         region = self._free.pop()
+        name = f"save/{self._number}"
+        self._number += 1
         in_flight = InFlight(step)
         try:
             ranks = Ranks(rank=self._gang.rank, world_size=self._gang.world_size)
             snapshot = take_snapshot(state, ranks, region)
-        except BaseException:
+        except BaseException as error:
             self._free.append(region)
+            self._executor.submit(self._tell_refusal, name, step, f"{type(error).__name__}: {error}")
             raise
         job = SaveJob(
-            number=self._number,
+            name=name,
             step=step,
             base=self._base(),
             snapshot=snapshot,
@@ -147,7 +153,6 @@ class Saver:
             moved=in_flight.moved,
             duration_millis=in_flight.duration_millis,
         )
-        self._number += 1
         self._pending.append(in_flight)
         self._executor.submit(self._run, job, in_flight)
         return in_flight
@@ -196,6 +201,11 @@ class Saver:
             in_flight.future.set_exception(failure)
         else:
             in_flight.future.set_result(committed)
+
+    def _tell_refusal(self, name: str, step: int, refusal: str) -> None:
+        """The other ranks don't wait for this one's share of a save that it has no snapshot for."""
+        with suppress(SaveError, GangError):  # the train thread has raised the reason
+            check_same_state(name, step, None, self._gang, refusal=refusal)
 
     def _note(self, step: int, failure: BaseException | None) -> None:
         if failure is None:

@@ -1,20 +1,23 @@
 """Taking a snapshot: all that the train loop waits for."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
+from stepkeeper.same_state import StateSummary
 from stepkeeper.snapshot.device import clone_on_device
 from stepkeeper.snapshot.region import ALIGNMENT_BYTES, Region
 from stepkeeper_planners import adapters
+from stepkeeper_planners.agree import digest_small_tensor, digest_value
 from stepkeeper_planners.assign import SavePlan, TensorWrite, plan_save
 from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.layout import Ranks, TensorLayout
 from stepkeeper_planners.per_rank import stored_name
-from stepkeeper_planners.state import gather_state
+from stepkeeper_planners.state import FlatState, gather_state
 from stepkeeper_planners.values import encode_value
 
 __all__ = ["Snapshot", "take_snapshot"]
@@ -30,6 +33,9 @@ class Snapshot:
     key_paths: dict[str, tuple[str | int, ...]]
     writes: tuple[TensorWrite, ...]
     """For each of `tensors`, which part of which of this rank's local shards it is."""
+
+    summary: StateSummary
+    """What of the state all ranks must have alike."""
 
     on_device: dict[str, torch.Tensor]
     """Copies of XLA tensors, by name: nothing that happens to the state changes them."""
@@ -54,13 +60,14 @@ def take_snapshot(state: Mapping[str, object], ranks: Ranks, region: Region) -> 
 
     Raises:
         UnsupportedValueError: a value is of a type that is not stored; it names the key.
-        UnsupportedShardingError: a tensor is placed in a way that can't be described.
+        UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
 
     """
     flat = gather_state(state)
     clones = clone_on_device(flat.tensors)
     now = flat.tensors | clones
     layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in now.items()]
+    _check_known_whole(layouts, ranks)
     plan = plan_save(layouts, tuple(flat.values), ranks)
     blobs = {fqn: encode_value(fqn, flat.values[fqn]) for fqn in plan.values}
     for fqn, value in flat.per_rank.items():
@@ -78,7 +85,32 @@ def take_snapshot(state: Mapping[str, object], ranks: Ranks, region: Region) -> 
         aliases=dict(flat.aliases),
         key_paths=dict(flat.paths),
         writes=plan.tensors,
+        summary=_summary(flat, layouts, ranks),
         on_device=clones,
+    )
+
+
+def _check_known_whole(layouts: Sequence[TensorLayout], ranks: Ranks) -> None:
+    """Who writes what is decided by every rank alone, so each must know where all of a tensor lies."""
+    partial = next((layout.fqn for layout in layouts if not layout.complete), None)
+    if partial is not None and ranks.world_size > 1:
+        raise UnsupportedShardingError(
+            f"{partial}: this rank knows only its own part of it, and CheckpointManager saves tensors whose placement "
+            "every rank knows whole, such as a DTensor. Make it one, or save it with torch.distributed.checkpoint and "
+            "SPMDSavePlanner"
+        )
+
+
+def _summary(flat: FlatState, layouts: Sequence[TensorLayout], ranks: Ranks) -> StateSummary:
+    if ranks.world_size == 1:
+        return StateSummary()
+    small = {fqn: digest_small_tensor(tensor) for fqn, tensor in flat.tensors.items()}
+    return StateSummary(
+        layouts=layouts,
+        values={fqn: digest_value(fqn, value) for fqn, value in flat.values.items()},
+        contents={fqn: digest for fqn, digest in small.items() if digest is not None},
+        aliases=dict(flat.aliases),
+        per_rank=tuple(flat.per_rank),
     )
 
 

@@ -49,9 +49,8 @@ class FirstOfTwo:
         return dict(value)
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        assert name
         assert timeout_s
-        return [dict(value), {"error": error_to(self.other)}]
+        return [dict(value), {"error": error_to(self.other)} if name.endswith("/vote") else dict(value)]
 
     def abort(self) -> None:
         """Nobody waits."""
@@ -67,7 +66,7 @@ def a_job() -> SaveJob:
     region = Region()
     snapshot = take_snapshot({"step": 7}, Ranks(rank=0, world_size=1), region)
     return SaveJob(
-        number=0,
+        name="save/0",
         step=7,
         base=None,
         snapshot=snapshot,

@@ -1,0 +1,157 @@
+"""One of several ranks with something of its own: python states.py RANK WORLD_SIZE FOLDER CASE. Ends well or badly."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
+
+from stepkeeper import CheckpointManager, PerRank
+from stepkeeper.errors import SaveError, StepkeeperError
+from stepkeeper_planners.errors import LoadMismatchError, RanksDifferError, UnsupportedValueError
+from stepkeeper_planners.layout import Ranks
+
+RANK, WORLD_SIZE, FOLDER, CASE = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+ROOT = FOLDER / "root"
+
+
+class Loader:
+    """Hands out every WORLD_SIZE-th document, from its own place on."""
+
+    def __init__(self) -> None:
+        self.documents = list(range(RANK, 12, WORLD_SIZE))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"documents": list(self.documents)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.documents = state["documents"]
+
+
+def split_evenly(saved: Sequence[Any], ranks: Ranks) -> dict[str, Any]:
+    left = sorted(document for each in saved for document in each["documents"])
+    return {"documents": left[ranks.rank :: ranks.world_size]}
+
+
+def new_state(resize: Callable[[Sequence[Any], Ranks], object] | None = split_evenly) -> dict[str, Any]:
+    return {
+        "w": torch.zeros(1000),
+        "b": torch.zeros(700),
+        "step": 0,
+        "loader": PerRank(Loader(), resize=resize),
+    }
+
+
+def join() -> None:
+    port_file = FOLDER / f"port-{CASE}-{WORLD_SIZE}"
+    if RANK == 0:
+        store = TCPStore("localhost", 0, WORLD_SIZE, is_master=True, wait_for_workers=False)
+        new = port_file.with_suffix(".new")
+        new.write_text(str(store.port))
+        new.rename(port_file)
+    else:
+        while not port_file.exists():
+            time.sleep(0.01)
+        store = TCPStore("localhost", int(port_file.read_text()), WORLD_SIZE, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD_SIZE)
+
+
+def train(manager: CheckpointManager) -> None:
+    """Goes on from what is there, every rank taking one document a step, and says what it has left."""
+    state = new_state()
+    restored = manager.restore_latest(state)
+    first = restored.step + 1 if restored else 1
+    documents = state["loader"].value.documents
+    (FOLDER / f"at-{first - 1}-{RANK}-of-{WORLD_SIZE}").write_text(repr(documents))
+    assert state["step"] == first - 1
+    assert torch.equal(state["w"], torch.full((1000,), float(first - 1)))
+    for step in (first, first + 1):
+        state["w"] += 1
+        state["step"] = step
+        documents.pop(0)
+        manager.step(step, state)
+
+
+def refused(manager: CheckpointManager) -> None:
+    """At another world size, where nothing says what becomes of the loaders."""
+    state = new_state(resize=None)
+    error = failure_of(partial(manager.restore_latest, state), LoadMismatchError)
+    assert "loader" in str(error)
+    assert "resize=" in str(error)
+
+
+def failure_of(act: Callable[[], object], kind: type[Exception]) -> Exception:
+    try:
+        act()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def differs(manager: CheckpointManager) -> None:
+    """Saves of states that aren't alike are given up on all ranks; those before and after them are commits."""
+    state = new_state()
+    manager.save(1, state, force=True)
+    for step, own in (
+        (2, {"position": RANK}),
+        (3, {f"only.{RANK}": torch.ones(3)}),
+        (4, {"rng": torch.tensor([RANK])}),
+    ):
+        before = sorted(str(path) for path in ROOT.rglob("*"))
+        manager.save_async(step, {**state, **own}, force=True)
+        in_flight = manager.in_flight
+        assert in_flight is not None
+        error = failure_of(partial(in_flight.result, 60), RanksDifferError)
+        name = next(iter(own)) if step != 3 else "only.0"
+        assert isinstance(error, RanksDifferError)
+        assert error.ranks[name] == (1,), error.ranks
+        assert sorted(str(path) for path in ROOT.rglob("*")) == before
+        late = failure_of(partial(manager.step, step, state), SaveError)
+        assert f"{name} (on rank 1)" in str(late)
+        assert isinstance(late.__cause__, RanksDifferError)
+    manager.save(5, state, force=True)
+    # One rank can't take its snapshot; the others aren't left waiting.
+    bad = {**state, "handle": object()} if RANK == 1 else {**state, "handle": 1}
+    kind = UnsupportedValueError if RANK == 1 else SaveError
+    error = failure_of(partial(manager.save, 6, bad, force=True), kind)
+    assert "handle" in str(error)
+    if RANK != 1:
+        failure_of(manager.wait, SaveError)
+    manager.save(7, state, force=True)
+    assert manager.all_steps() == [1, 5, 7]
+
+
+def told_to_stop(manager: CheckpointManager) -> None:
+    """The one save of a notice is of states that aren't alike: the process ends in order all the same."""
+    state = new_state()
+    manager.save(1, state, force=True)
+    manager.request_stop()
+    step = 1
+    while not manager.step(step := step + 1, {**state, "position": RANK}).stop:
+        time.sleep(0.01)
+    assert "position (on rank 1)" in str(manager.health().error)
+    assert manager.all_steps() == [1]
+
+
+def main() -> None:
+    if WORLD_SIZE > 1:
+        join()
+    case = {"train": train, "refused": refused, "differs": differs, "told_to_stop": told_to_stop}[CASE]
+    interval = 2 if CASE == "train" else 10**6
+    manager = CheckpointManager(ROOT.as_uri(), interval)
+    try:
+        case(manager)
+        manager.close()
+    except StepkeeperError:
+        manager.__exit__(*sys.exc_info())
+        raise
+    if WORLD_SIZE > 1:
+        dist.destroy_process_group()
+
+
+main()
