@@ -151,7 +151,9 @@ def test_a_wrong_value_is_refused_by_name(helm: str, value: str, said: str) -> N
 def test_a_release_of_another_name_has_names_of_its_own(helm: str) -> None:
     text = run([helm, "template", "team-a", CHART, "--kube-version", "1.36.3"])
     names = {document["metadata"]["name"] for document in yaml.safe_load_all(text) if document}
-    assert {name.removesuffix("-unknown-fields").rpartition("-")[0] for name in names} == {"team-a-stepkeeper"}
+    assert {name.removesuffix("-unknown-fields").rpartition("-")[0] for name in names} == {
+        "team-a-stepkeeper"
+    }
 
 
 def test_an_older_kubernetes_is_refused(helm: str) -> None:
