@@ -65,18 +65,22 @@ LOST = (attempt(20, restores=False), follower(0, 30), attempt(30, restores=False
 LOST_TOLD = frozenset({"committed", "voided", "fenced"})
 BRANCHES = (attempt(10, 20, 30, last=3),)
 ALL = (attempt(20, 30), attempt(20, 30), reader(), collector())
+GOING_BACK = (attempt(25, 35, rewinds=True), attempt(40), reader())
 CONDEMNING = (attempt(20, quarantines=True), attempt(20, quarantines=True))
 
 QUICK = {
     "two-attempts": Scenario(processes=TWO, told=TWO_TOLD),
     "two-attempts-and-a-fault": Scenario(processes=TWO, faults=1, switches=2, told=TWO_TOLD | {"voided"}),
+    "one-attempt-and-two-faults": Scenario(
+        processes=[attempt(20, 30)], faults=2, told=frozenset({"committed", "voided"})
+    ),
     "a-reader-and-a-deletion": Scenario(processes=READ, told=READ_TOLD),
     "a-reader-a-deletion-and-a-fault": Scenario(processes=READ, faults=1, switches=2, told=READ_TOLD),
     "a-lost-companion": Scenario(processes=LOST[:2], faults=1, crashes=(0,), told=LOST_TOLD - {"fenced"}),
     "a-lost-companion-and-a-start": Scenario(processes=LOST, switches=1, crashes=(0,), told=LOST_TOLD),
     "three-attempts": Scenario(processes=[attempt(20, restores=False)] * 3, switches=2, told=TWO_TOLD),
     "going-back": Scenario(
-        processes=[attempt(25, 35, rewinds=True), attempt(40), reader()],
+        processes=GOING_BACK,
         before=BRANCHES,
         switches=2,
         told=TWO_TOLD | READ_TOLD,
@@ -86,20 +90,19 @@ QUICK = {
 }
 LONG = {
     "two-attempts-and-a-fault": Scenario(processes=TWO, faults=1, told=TWO_TOLD | {"voided"}),
-    "two-attempts-and-two-faults": Scenario(processes=TWO, faults=2, switches=2, told=TWO_TOLD | {"voided"}),
+    "two-attempts-and-two-faults": Scenario(
+        processes=[attempt(20, restores=False)] * 2, faults=2, switches=2, told=TWO_TOLD | {"voided"}
+    ),
     "a-reader-a-deletion-and-a-fault": Scenario(processes=READ, faults=1, told=READ_TOLD),
     "a-reader-a-deletion-and-two-faults": Scenario(processes=READ, faults=2, switches=2, told=READ_TOLD),
-    "a-lost-companion": Scenario(processes=LOST, faults=1, switches=2, crashes=(0,), told=LOST_TOLD),
-    "three-attempts": Scenario(processes=[attempt(20, restores=False)] * 3, switches=4, told=TWO_TOLD),
+    "a-lost-companion": Scenario(processes=LOST, faults=1, switches=1, crashes=(0,), told=LOST_TOLD),
+    "three-attempts": Scenario(processes=[attempt(20, restores=False)] * 3, switches=3, told=TWO_TOLD),
     "going-back": Scenario(
-        processes=[attempt(25, 35, rewinds=True), attempt(40), reader()],
-        before=BRANCHES,
-        faults=1,
-        switches=2,
-        told=TWO_TOLD | READ_TOLD,
+        processes=GOING_BACK, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD | READ_TOLD
     ),
-    "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, faults=1, switches=2, told=TWO_TOLD),
-    "all-at-once": Scenario(processes=ALL, faults=1, switches=2, told=TWO_TOLD | READ_TOLD),
+    "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD),
+    "all-at-once": Scenario(processes=ALL, faults=1, switches=1, told=TWO_TOLD | READ_TOLD),
+    "all-at-once-interrupted-twice": Scenario(processes=ALL, switches=2, told=TWO_TOLD | READ_TOLD),
 }
 
 
