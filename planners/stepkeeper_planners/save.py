@@ -28,6 +28,7 @@ from stepkeeper_planners.groups import current_ranks, gathered, shared_by
 from stepkeeper_planners.items import LazyItems, OwnItems, tensor_item, value_item
 from stepkeeper_planners.join import join_layouts
 from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.nesting import notes
 from stepkeeper_planners.per_rank import stored_name
 from stepkeeper_planners.state import FlatState, gather_state
 from stepkeeper_planners.unite import (
@@ -307,7 +308,7 @@ class SPMDSavePlanner(SavePlanner):
             for rank in range(self._ranks.world_size)
         ]
         stored.update((name, BytesStorageMetadata()) for name in (*values, *of_ranks))
-        paths = flat.paths | self._united.paths | {name: (name,) for name in of_ranks}
+        paths = flat.paths | self._united.paths | notes(flat.tree) | {name: (name,) for name in of_ranks}
         return GlobalMetadata(state_dict_metadata=stored, planner_data=paths, aliases=aliases)
 
     def _unite(self, groups: Sequence[tuple[int, ...]]) -> None:

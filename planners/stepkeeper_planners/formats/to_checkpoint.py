@@ -10,15 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PlannerError
 from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress
 from stepkeeper_planners.formats.destination import new_folder
-from stepkeeper_planners.formats.nesting import notes
 from stepkeeper_planners.save import SPMDSavePlanner
 from stepkeeper_planners.state import gather_state
 
@@ -39,7 +37,7 @@ def write_checkpoint(
     with new_folder(
         dst, overwrite=overwrite, replaceable=lambda folder: (folder / ".metadata").is_file()
     ) as new:
-        planner = _Planner(state, Meter(total_bytes=total_bytes, told=progress))
+        planner = _Planner(Meter(total_bytes=total_bytes, told=progress))
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -65,18 +63,11 @@ def _reason(failure: BaseException) -> BaseException:
 
 
 class _Planner(SPMDSavePlanner):
-    """Tells how far it is, and notes what names don't say."""
+    """Tells how far it is."""
 
-    def __init__(self, state: Mapping[str, Any], meter: Meter) -> None:
+    def __init__(self, meter: Meter) -> None:
         super().__init__()
-        self._state, self._meter = state, meter
-
-    @override
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """As ever, with notes among the planner data."""
-        plans, metadata = super().create_global_plan(all_plans)
-        metadata.planner_data = {**(metadata.planner_data or {}), **notes(self._state)}
-        return plans, metadata
+        self._meter = meter
 
     @override
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:

@@ -7,11 +7,11 @@ from typing import Any
 
 from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress
 from stepkeeper_planners.formats.destination import new_file
-from stepkeeper_planners.formats.nesting import nested
 from stepkeeper_planners.formats.stored import Checkpoint, StoredTensor, open_checkpoint
 from stepkeeper_planners.formats.to_checkpoint import write_checkpoint
 from stepkeeper_planners.formats.torch_source import open_torch_save
 from stepkeeper_planners.formats.torch_zip import LaterTensor, write_torch_save
+from stepkeeper_planners.nesting import nested
 
 __all__ = ["checkpoint_to_torch_save", "torch_save_to_checkpoint"]
 

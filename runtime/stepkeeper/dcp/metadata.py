@@ -85,7 +85,7 @@ def encode_metadata(
     tensors = merge_tensors(manifests)
     values = merge_values(manifests)
     state: list[tuple[object, object]] = [(fqn, _tensor_metadata(tensor)) for fqn, tensor in tensors.items()]
-    state += [(fqn, Instance(_BYTES, {})) for fqn in values]
+    state += [(fqn, Instance(_BYTES)) for fqn in values]
     storage = [pair for fqn, tensor in tensors.items() for pair in _tensor_storage(fqn, tensor)]
     storage += [
         (_index(fqn), _location(value.path, value.offset_bytes, value.length_bytes))

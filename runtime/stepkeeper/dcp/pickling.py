@@ -30,10 +30,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """An object made by `cls.__new__(cls)` and given `state`, as __setstate__ or __dict__ take it."""
+    """What `cls.__new__(cls)` makes, given `state` as __setstate__ or __dict__ take it, unless that is None."""
 
     cls: Global
-    state: object
+    state: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,9 @@ class _Writer:
     def add_instance(self, value: Instance) -> None:
         self.add_global(value.cls)
         self.opcodes.append(pickle.EMPTY_TUPLE + pickle.NEWOBJ)
-        self.add(value.state)
-        self.opcodes.append(pickle.BUILD)
+        if value.state is not None:
+            self.add(value.state)
+            self.opcodes.append(pickle.BUILD)
 
     def add_persistent(self, value: Persistent) -> None:
         self.add(value.identity)

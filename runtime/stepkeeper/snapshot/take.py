@@ -16,6 +16,7 @@ from stepkeeper_planners.assign import SavePlan, TensorWrite, plan_save
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.nesting import notes
 from stepkeeper_planners.per_rank import stored_name
 from stepkeeper_planners.state import FlatState, gather_state
 from stepkeeper_planners.values import encode_value
@@ -31,6 +32,8 @@ class Snapshot:
     values: tuple[ValueOrder, ...]
     aliases: dict[str, str]
     key_paths: dict[str, tuple[str | int, ...]]
+    """Name → the keys that lead to it; and what the names don't say of the nesting."""
+
     writes: tuple[TensorWrite, ...]
     """For each of `tensors`, which part of which of this rank's local shards it is."""
 
@@ -83,7 +86,7 @@ def take_snapshot(state: Mapping[str, object], ranks: Ranks, region: Region) -> 
         tensors=orders,
         values=values,
         aliases=dict(flat.aliases),
-        key_paths=dict(flat.paths),
+        key_paths=flat.paths | notes(flat.tree),
         writes=plan.tensors,
         summary=_summary(flat, layouts, ranks),
         on_device=clones,
