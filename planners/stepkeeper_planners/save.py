@@ -96,6 +96,7 @@ class SPMDSavePlanner(SavePlanner):
         self._ranks = Ranks(rank=0, world_size=1)
         self._flat = FlatState(tensors={}, values={})
         self._tensors: dict[str, torch.Tensor] = {}
+        self._copied: dict[str, torch.Tensor] = {}
         self._digests: dict[str, bytes] = {}
         self._layouts: dict[str, TensorLayout] = {}
         self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
@@ -135,7 +136,9 @@ class SPMDSavePlanner(SavePlanner):
         self.sharded_state_dict = adapters.sharded_among(named)
         rest = {k: t for k, t in named.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
-        self._tensors = {**tensors, **adapters.without_copies(tensors)}
+        self._tensors = dict(tensors)
+        self._copied = adapters.without_copies(tensors)
+        self._tensors |= self._copied
 
     @override
     def create_local_plan(self) -> SavePlan:
@@ -199,7 +202,10 @@ class SPMDSavePlanner(SavePlanner):
         self._check_writer(new_plan.storage_data)
         if not isinstance(new_plan.items, OwnItems | LazyItems):
             return new_plan
-        return replace(new_plan, items=self._own_items(), planner_data=None)
+        items = self._own_items()
+        for fqn in self._copied.keys() - self._open_items.keys():
+            self._let_go(fqn)
+        return replace(new_plan, items=items, planner_data=None)
 
     @override
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
@@ -220,8 +226,14 @@ class SPMDSavePlanner(SavePlanner):
             self._open_items[write.fqn] -= 1
             if self._open_items[write.fqn] <= 0:
                 del self._shards[write.fqn]
+                self._let_go(write.fqn)
         # A part must not bring the memory of the whole with it into what is written.
         return shard if write.box.sizes == tuple(shard.shape) else shard[write.shard_box.slices].clone()
+
+    def _let_go(self, fqn: str) -> None:
+        """A copy that was made for this save takes no memory of the devices any more."""
+        if self._copied.pop(fqn, None) is not None:
+            del self._tensors[fqn]
 
     def _describe(self, ranks: Ranks) -> None:
         """All that follows from the state alone, for these ranks."""

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,33 @@ def test_shards_are_moved_once_in_the_order_of_the_plan_and_let_go(monkeypatch: 
         thread.join()
     assert sorted(moved) == sorted(map(id, state.values()))
     assert gang.planners[0]._shards == {}
+
+
+def test_copies_on_devices_are_let_go_tensor_by_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {name: tensor.clone() for name, tensor in tensors.items() if name != "kept"}
+        made.extend(weakref.ref(tensor) for tensor in found.values())
+        return found
+
+    def alive() -> list[int]:
+        return [index for index, copy in enumerate(made) if copy() is not None]
+
+    monkeypatch.setattr(adapters, "without_copies", copies)
+    state = {"a": torch.ones(500), "b": torch.ones(400), "kept": torch.ones(3)}
+    gang = Gang(monkeypatch, state, state)
+    plans = gang.finish()
+    written = {item.index.fqn for plan in plans for item in plan.items}
+    assert written == set(state)
+    # What another rank writes is gone at once.
+    assert len(alive()) == 2
+    for planner, plan in zip(gang.planners, plans, strict=True):
+        for item in plan.items:
+            before = len(alive())
+            planner.resolve_data(item)
+            assert len(alive()) == before - (item.index.fqn != "kept")
+    assert alive() == []
 
 
 def own_part(rank: int, rows: int) -> torch.Tensor:
