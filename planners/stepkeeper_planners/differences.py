@@ -27,6 +27,8 @@ class Differences:
     """Those of the mismatched that `cast` would convert."""
     asked: tuple[str, ...] = ()
     """The top-level names of what the state asks for."""
+    changing: tuple[str, ...] = ()
+    """Those of them below which both sides have values, no tensors, under names that the other side lacks."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.mismatched)
@@ -39,6 +41,7 @@ class Differences:
             mismatched=dict(list(self.mismatched.items())[:_SENT]),
             castable=self.castable[:_SENT],
             asked=self.asked,
+            changing=self.changing,
         )
 
 
@@ -85,6 +88,7 @@ def mismatch(by_rank: Sequence[Differences | None]) -> LoadMismatchError:
         mismatched={name: reasons[name] for name in sorted(reasons)},
         castable=tuple(sorted({name for each in found.values() for name in each.castable})),
         asked=tuple(sorted({name for each in found.values() for name in each.asked})),
+        changing=tuple(sorted({name for each in found.values() for name in each.changing})),
     )
     some = {**missing, **unexpected, **mismatched}
     return LoadMismatchError(
@@ -132,6 +136,11 @@ def _advice(differences: Differences) -> Iterator[str]:
     foreign = sorted({name.partition(".")[0] for name in unexpected} - set(differences.asked))
     if foreign and rename is None:
         yield f"exclude={_tuple(foreign)} loads the rest."
+    for name in differences.changing if rename is None else ():
+        yield (
+            f"If the names below {name!r} change from one start to the next, as a data loader's may, save it as "
+            "PerRank: that is one value of each rank, whatever is in it."
+        )
     if missing or unexpected:
         yield "strict=False loads what both have and leaves the rest of the state as it is."
     if differences.castable:

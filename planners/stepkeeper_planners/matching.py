@@ -155,7 +155,20 @@ class _Comparison:
             mismatched=self._mismatched,
             castable=tuple(self._castable),
             asked=tuple(sorted({name.partition(".")[0] for name in self._asked()})),
+            changing=tuple(self._changing(unread)) if raised else (),
         )
+
+    def _changing(self, unread: Collection[str]) -> list[str]:
+        """The top-level names below which state and checkpoint have values of different names, and only values."""
+        if not self._missing or not unread:
+            return []
+        tensors = {layout.fqn for layout in self._wanted.layouts} | set(self._wanted.aliases)
+        tensors |= set(self._stored.tensors)
+        here, there, with_tensors = (
+            {name.partition(".")[0] for name in names if "." in name}
+            for names in (self._missing, unread, tensors)
+        )
+        return sorted((here & there) - with_tensors)
 
     def _asked(self) -> Iterator[str]:
         yield from (layout.fqn for layout in self._wanted.layouts)

@@ -38,7 +38,9 @@ class TorchSaveReader(StorageReader):
     then keep their parts. So a rank has memory for its state and the largest tensor. Tensors that no rank asks for
     are not read.
 
-    Ranks: all of the group call `dcp.load` with one, at the same time.
+    Ranks: all of the group call `dcp.load` with one, at the same time. What fails while data arrives is raised on all
+    of them at the end; but if a planner of yours raises in `finish_plan` on some ranks only, which is before the reader
+    is called, the others wait for these until the group's timeout.
     """
 
     def __init__(

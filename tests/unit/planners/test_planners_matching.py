@@ -309,3 +309,21 @@ def test_the_report_reaches_other_ranks_whole() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "hinted"),
+    [
+        (["loader.worker_1"], ["loader.shuffle", "loader.x.y"], True),
+        (["loader.worker_1"], ["other.shuffle"], False),
+        (["loader.worker_1"], [], False),
+        (["model.scale"], ["model.offset"], False),
+        (["one"], ["two"], False),
+    ],
+)
+def test_values_whose_names_change_are_better_saved_as_per_rank(
+    mine: list[str], theirs: list[str], hinted: bool
+) -> None:
+    wanted = Wanted(layouts=tensors("model.w"), values={name: tuple(name.split(".")) for name in mine})
+    text = str(refused(wanted, checkpoint("model.w", values=theirs)))
+    assert ("If the names below 'loader' change from one start to the next" in text) == hinted
