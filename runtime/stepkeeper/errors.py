@@ -17,6 +17,7 @@ __all__ = [
     "ObjectExistsError",
     "PinFormatError",
     "ProcessGroupError",
+    "RefusedError",
     "RestoreError",
     "SaveError",
     "StepkeeperError",
@@ -99,6 +100,10 @@ class TornCheckpointError(StepkeeperError, RuntimeError):
 
 class RestoreError(StepkeeperError, RuntimeError):
     """A commit that was meant to be found isn't there or can't be used."""
+
+
+class RefusedError(StepkeeperError, RuntimeError):
+    """What a person asked for isn't safe, and nothing was done. The message says why, and what would be."""
 
 
 class NotInPodError(StepkeeperError, RuntimeError):

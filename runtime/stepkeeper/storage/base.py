@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
 __all__ = ["PROBE_PREFIX", "Buffer", "ObjectStat", "PagedStore", "Store", "check_path", "joined_size_bytes"]
@@ -21,6 +21,9 @@ class ObjectStat:
     size_bytes: int
     crc32c: int | None = None
     """The server's own checksum of what it holds, where it has one."""
+
+    time_unix_s: float | None = field(default=None, compare=False)
+    """When it was put, by the store's own clock, where it says so. For people: nothing is ordered by it."""
 
 
 class Store(Protocol):

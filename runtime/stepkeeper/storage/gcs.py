@@ -111,7 +111,7 @@ class GcsStore:
             blobs = self._client.list_blobs(
                 self._bucket,
                 prefix=self._prefix + prefix,
-                fields="items(name,size,crc32c),nextPageToken",
+                fields="items(name,size,crc32c,updated),nextPageToken",
                 retry=self._retry,
                 timeout=_CALL_TIMEOUT_S,
                 **options,
@@ -121,12 +121,19 @@ class GcsStore:
                     path=blob.name.removeprefix(self._prefix),
                     size_bytes=int(blob.size or 0),
                     crc32c=_decoded_crc32c(blob.crc32c),
+                    time_unix_s=None if blob.updated is None else blob.updated.timestamp(),
                 )
         self._bucket_was_there = True
 
     def delete(self, path: str) -> None:
         with self._translated(path), contextlib.suppress(api_exceptions.NotFound):
             self._blob(path).delete(retry=self._retry, timeout=_CALL_TIMEOUT_S)
+
+    def bucket_settings(self) -> dict[str, Any]:
+        """The bucket's resource as the JSON API says it. Raises StorageError: it takes storage.buckets.get."""
+        with self._translated(""):
+            self._bucket.reload(retry=self._retry, timeout=_CALL_TIMEOUT_S)
+            return dict(self._bucket._properties)  # noqa: SLF001  # the only way to it that knows every field
 
     def close(self) -> None:
         self._client.close()

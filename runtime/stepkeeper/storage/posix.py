@@ -265,4 +265,7 @@ def _walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectS
             yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", below=True)
         else:
             with contextlib.suppress(FileNotFoundError):
-                yield ObjectStat(path=prefix + entry.name, size_bytes=entry.stat().st_size)
+                stat = entry.stat()
+                yield ObjectStat(
+                    path=prefix + entry.name, size_bytes=stat.st_size, time_unix_s=stat.st_mtime
+                )

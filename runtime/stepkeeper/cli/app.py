@@ -1,0 +1,60 @@
+"""The commands, put together; and what becomes of an error: one line, and an exit code."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from stepkeeper.cli.doctor import doctor
+from stepkeeper.cli.read import ls, path, show
+from stepkeeper.cli.terminal import exit_code_of, say
+from stepkeeper.cli.verify import verify
+from stepkeeper.cli.watch import watch
+from stepkeeper.cli.write import gc, rm
+from stepkeeper.errors import StepkeeperError
+from stepkeeper.storage.retry import Patience
+
+__all__ = ["app"]
+
+
+def _one_line(command: Callable[..., None]) -> Callable[..., None]:
+    """The command; its errors by design leave as one line on stderr, and an exit code."""
+
+    @wraps(command)
+    def guarded(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except StepkeeperError as error:
+            say(str(error))
+            raise typer.Exit(exit_code_of(error)) from error
+
+    return guarded
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help=(
+        "Checkpoints of a root: a folder (file:///…), a bucket (gs://…), or what fsspec knows. All but rm are safe "
+        "while a job is saving. Exit codes: 0 fine, 1 something is wrong or isn't there, 2 usage, 3 the store doesn't "
+        "answer or refuses, 4 not safe now, so not done."
+    ),
+)
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    patience_s: Annotated[
+        float,
+        typer.Option("--patience", min=0.0, metavar="SECONDS", help="How long no answer is waited out."),
+    ] = 20.0,
+) -> None:
+    context.obj = Patience(total_s=patience_s)
+
+
+for command in (ls, show, verify, path, watch, rm, gc, doctor):
+    app.command()(_one_line(command))

@@ -1,0 +1,137 @@
+"""The command doctor: whether a root can be trusted, and what to do where it can't."""
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from stepkeeper.cli.bucket import Finding, judge_bucket
+from stepkeeper.cli.probing import prove_store, throughput
+from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, opened, show_document
+from stepkeeper.errors import LogFormatError, LogGapError, PinFormatError, StorageError
+from stepkeeper.log.tail import LOG_PREFIX, slot_path
+from stepkeeper.pins import list_pins
+from stepkeeper.storage import Store
+
+__all__ = ["doctor"]
+
+_MIB = 1024 * 1024
+
+
+def doctor(
+    context: typer.Context,
+    url: Url,
+    *,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Leave out all that writes: probe objects, throughput.")
+    ] = False,
+    throughput_mib: Annotated[
+        int | None, typer.Option("--throughput", metavar="MIB", min=1, help="Write and read that much.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the log, the bucket's settings, permissions and conditional writes. Exit code 1 where something is bad."""
+    if read_only and throughput_mib is not None:
+        raise typer.BadParameter("--throughput writes: leave out --read-only")
+    with opened(context, url) as root:
+        findings = _log_findings(root)
+        findings += _pin_findings(root)
+        findings += _latest_findings(root)
+        findings += _bucket_findings(root.store)
+        if not read_only:
+            findings += prove_store(root.store, root.patience)
+        if throughput_mib is not None:
+            findings.append(throughput(root.store, throughput_mib * _MIB))
+        if as_json:
+            documents = [
+                {"check": f.check, "verdict": f.verdict, "says": f.says, "todo": f.todo} for f in findings
+            ]
+            show_document(root.uri, {"findings": documents})
+        else:
+            _show(findings)
+    if any(finding.verdict == "bad" for finding in findings):
+        raise typer.Exit(ExitCode.FINDING)
+
+
+def _show(findings: list[Finding]) -> None:
+    for finding in findings:
+        typer.echo(f"{finding.verdict.upper():<8}{finding.check}: {finding.says}")
+        if finding.todo:
+            typer.echo(f"{'':<8}-> {finding.todo}")
+
+
+def _log_findings(root: Root) -> list[Finding]:
+    """Raises StorageError: without a listing nothing can be said."""
+    listed = root.patience.retry(lambda: root.store.list(LOG_PREFIX))
+    paths = {stat.path for stat in listed}
+    try:
+        state = root.log.open()
+        # The listing came first: whatever it lacks below the tail that was found then is a hole.
+        n_listed = sum(slot_path(slot) in paths for slot in range(state.tail + 1))
+        greatest = max((slot for slot in range(state.tail + 1) if slot_path(slot) in paths), default=-1)
+        if n_listed != greatest + 1:
+            missing = next(slot for slot in range(greatest + 1) if slot_path(slot) not in paths)
+            raise LogGapError(f"{root.uri}/{slot_path(missing)} is gone")
+    except LogGapError as error:
+        todo = (
+            "put the slot back, from soft delete or object versions; find the rule or job that deletes there"
+        )
+        return [Finding(check="log", verdict="bad", says=str(error), todo=todo)]
+    except LogFormatError as error:
+        todo = "use the newest release; if that says the same, the object was changed by something else"
+        return [Finding(check="log", verdict="bad", says=str(error), todo=todo)]
+    if state.tail < 0:
+        return [Finding(check="log", verdict="ok", says="empty: nothing has been saved here yet")]
+    owner = state.owner.name if state.owner else "a process started by hand"
+    says = f"{state.tail + 1} entries without a gap; last claim: slot {state.claim}, {owner}"
+    return [Finding(check="log", verdict="ok", says=says)]
+
+
+def _pin_findings(root: Root) -> list[Finding]:
+    try:
+        pins = list_pins(root.store, patience=root.patience)
+    except PinFormatError as error:
+        todo = "ask who put it there; it keeps its commit's data until it is deleted"
+        return [Finding(check="pins", verdict="warn", says=str(error), todo=todo)]
+    stale = [pin for pin in pins if pin.slot not in root.log.state.commits]
+    if stale:
+        says = f"{len(stale)} of {len(pins)} pins keep data of commits that were deleted"
+        todo = "gc --pins names their holders; delete the pin objects of those that are gone"
+        return [Finding(check="pins", verdict="warn", says=says, todo=todo)]
+    return [Finding(check="pins", verdict="ok", says=f"{len(pins)}")]
+
+
+def _latest_findings(root: Root) -> list[Finding]:
+    state = root.log.state
+    latest = state.latest
+    if latest is None:
+        if not state.commits:
+            return []
+        says = f"none, though there are {len(state.commits)} commits"
+        todo = "ls --all shows them; a start goes on from none of them unless it is told to"
+        return [Finding(check="latest", verdict="warn", says=says, todo=todo)]
+    listed = root.patience.retry(lambda: root.store.list(f"{latest.folder}/"))
+    size_bytes = sum(stat.size_bytes for stat in listed)
+    what = f"step {latest.step} (sequence {latest.slot})"
+    if size_bytes < latest.size_bytes:
+        if latest.slot not in root.log.refresh().commits:
+            return [Finding(check="latest", verdict="ok", says=f"{what} was replaced while it was looked at")]
+        says = f"{what} has {size_bytes} bytes of {latest.size_bytes}"
+        todo = "verify names the objects; a start falls back to the commit before"
+        return [Finding(check="latest", verdict="bad", says=says, todo=todo)]
+    return [Finding(check="latest", verdict="ok", says=f"{what}: all {latest.size_bytes} bytes are there")]
+
+
+def _bucket_findings(store: Store) -> list[Finding]:
+    if urlsplit(store.uri).scheme != "gs":
+        return []
+    from stepkeeper.storage.gcs import GcsStore
+
+    assert isinstance(store, GcsStore)
+    try:
+        settings = store.bucket_settings()
+    except StorageError as error:
+        says = f"can't be read ({' '.join(str(error).split())})"
+        todo = "look yourself for lifecycle rules, soft delete and retention policy, or grant storage.buckets.get"
+        return [Finding(check="bucket", verdict="unknown", says=says, todo=todo)]
+    return judge_bucket(settings, urlsplit(store.uri).path.strip("/"))

@@ -1,0 +1,128 @@
+"""What only a try shows of a store: permissions, that one of many creates wins, how fast it is."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from stepkeeper.cli.bucket import Finding
+from stepkeeper.cli.render import size_text
+from stepkeeper.errors import MissingObjectError, StorageError, TransientStorageError
+from stepkeeper.log.entries import new_nonce
+from stepkeeper.storage import Store
+from stepkeeper.storage.retry import Patience
+
+__all__ = ["prove_store", "throughput"]
+
+_PREFIX: Final = ".stepkeeper/probes/"
+_RACERS: Final = 16
+_THREADS: Final = 8
+_OBJECT_BYTES: Final = 64 * 1024 * 1024
+
+
+def prove_store(store: Store, patience: Patience) -> list[Finding]:
+    """What putting, reading, listing and deleting a probe object shows; it is gone afterwards, if it can be deleted.
+
+    Raises TransientStorageError: no answer is no finding.
+    """
+    path = f"{_PREFIX}{new_nonce()}"
+    findings: list[Finding] = []
+
+    def tried(check: str, todo: str, operation: Callable[[], str | None]) -> bool:
+        try:
+            complaint = patience.retry(operation)
+        except TransientStorageError:
+            raise
+        except StorageError as error:
+            complaint = " ".join(str(error).split())
+        if complaint is None:
+            findings.append(Finding(check=check, verdict="ok", says="works"))
+        else:
+            findings.append(Finding(check=check, verdict="bad", says=complaint, todo=todo))
+        return complaint is None
+
+    role = "on a bucket grant roles/storage.objectUser; of a folder let the job's user be the owner"
+    if not tried("put", role, lambda: _put(store, path)):
+        return findings
+    try:
+        tried(
+            "read", role, lambda: None if store.read(path) == b"0" else "it reads other bytes than were put"
+        )
+        tried("list", "caches of listings must be off", lambda: _listed(store, path))
+        exclusive = "no log can live here: use gs://, an s3:// with conditional writes, or a folder on one file system"
+        tried("conditional-write", exclusive, lambda: _raced(store))
+    finally:
+        tried("delete", role, lambda: _deleted(store, path))
+    return findings
+
+
+def _put(store: Store, path: str) -> str | None:
+    # False may be the answer to a second try of a put that had gone through: no other knows the name.
+    store.put_if_absent(path, b"0")
+    return None
+
+
+def _listed(store: Store, path: str) -> str | None:
+    found = any(stat.path == path for stat in store.list(path))
+    return None if found else "an object that was just put isn't listed"
+
+
+def _raced(store: Store) -> str | None:
+    """Of many creates of one name exactly one wins, and its bytes are there."""
+    path = f"{_PREFIX}{new_nonce()}"
+    barrier = threading.Barrier(_RACERS)
+
+    def put(number: int) -> bool:
+        barrier.wait()
+        return store.put_if_absent(path, str(number).encode())
+
+    try:
+        with ThreadPoolExecutor(_RACERS) as pool:
+            won = [number for number, first in enumerate(pool.map(put, range(_RACERS))) if first]
+        if len(won) != 1:
+            return f"of {_RACERS} creates of one name at the same time {len(won)} won"
+        there = store.read(path)
+        return None if there == str(won[0]).encode() else f"create {won[0]} won, but {there!r} is there"
+    finally:
+        store.delete(path)
+
+
+def _deleted(store: Store, path: str) -> str | None:
+    store.delete(path)
+    try:
+        store.read(path)
+    except MissingObjectError:
+        return None
+    return f"{path} is there after it was deleted"
+
+
+def throughput(store: Store, size_bytes: int) -> Finding:
+    """How fast this host writes and reads objects there, several at a time. They are gone afterwards."""
+    each_bytes = min(_OBJECT_BYTES, -(-size_bytes // _THREADS))
+    n_objects = -(-size_bytes // each_bytes)
+    # Bytes that no file system and no proxy makes smaller.
+    data = os.urandom(each_bytes)
+    paths = [f"{_PREFIX}{new_nonce()}" for _ in range(n_objects)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            write_s = _timed(lambda: list(pool.map(lambda path: store.write(path, [data]), paths)))
+            read_s = _timed(lambda: list(pool.map(lambda path: len(store.read(path)), paths)))
+        finally:
+            list(pool.map(partial(store.delete), paths))
+    total_bytes = n_objects * each_bytes
+    return Finding(
+        check="throughput",
+        verdict="ok",
+        says=f"{size_text(total_bytes)} in {n_objects} objects, {_THREADS} at a time: written durably at "
+        f"{size_text(int(total_bytes / write_s))}/s, read at {size_text(int(total_bytes / read_s))}/s",
+        todo="reading may come from this host's memory; compare with what a checkpoint's bytes per host need",
+    )
+
+
+def _timed(operation: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    operation()
+    return max(time.perf_counter() - start_s, 1e-9)

@@ -1,0 +1,184 @@
+"""The commands ls, show and path. They read only: a job that is saving doesn't notice them."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+from stepkeeper.checkpoint import read_manifests
+from stepkeeper.cli.history import begins_of, leftovers_of, times_of
+from stepkeeper.cli.render import (
+    attempt_text,
+    owner_document,
+    pick,
+    row_document,
+    rows_of,
+    size_text,
+    table_row,
+)
+from stepkeeper.cli.terminal import AsJson, Root, Url, opened, say, show_document, show_table
+from stepkeeper.dcp.metadata import merge_tensors, merge_values
+from stepkeeper.log import CommitRecord, LogState
+from stepkeeper.manifest import Manifest
+
+__all__ = ["ls", "path", "show"]
+
+_COLUMNS = ("SEQUENCE", "STEP", "STATE", "CLAIM", "ATTEMPT", "SIZE", "VERIFIED", "AGE")
+_NUMBERS = ("SEQUENCE", "STEP", "CLAIM", "SIZE", "AGE")
+
+Step = Annotated[int | None, typer.Argument(metavar="STEP", help="Default: the latest commit.", min=0)]
+OfSequence = Annotated[int | None, typer.Option("--sequence", min=0, help="By sequence, on any branch.")]
+
+
+def ls(
+    context: typer.Context,
+    url: Url,
+    *,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Also abandoned branches, quarantined commits, data without a commit."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the commits of the latest line, newest first."""
+    with opened(context, url) as root:
+        state = root.log.open()
+        leftovers = leftovers_of(root, state) if every else []
+        shown = [*state.commits.values()] if every else state.line
+        claims = {record.claim for record in shown} | ({state.claim} - {None})
+        rows = rows_of(
+            state,
+            claims=begins_of(
+                root, {c for c in (*claims, *(each.claim for each in leftovers)) if c is not None}
+            ),
+            times=times_of(root) if shown or leftovers else {},
+            leftovers=leftovers,
+            every=every,
+        )
+        if as_json:
+            show_document(
+                root.uri, _state_document(state) | {"commits": [row_document(row, root.uri) for row in rows]}
+            )
+            return
+        if state.tail < 0:
+            say(f"{root.uri}: nothing has been saved here yet")
+        elif not rows:
+            say(f"{root.uri}: no commit on the latest line" + ("" if every else "; --all shows the rest"))
+        now_unix_s = time.time()
+        show_table(_COLUMNS, [table_row(row, now_unix_s) for row in rows], right=_NUMBERS)
+
+
+def show(
+    context: typer.Context,
+    url: Url,
+    *,
+    step: Step = None,
+    sequence: OfSequence = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List tensors and values.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show one commit: who saved it, and what it holds."""
+    with opened(context, url) as root:
+        state = root.log.open()
+        record = _one(state, step, sequence)
+        manifests = read_manifests(root.store, record, patience=root.patience)
+        document = _commit_document(root, state, record, manifests, listed=tensors)
+    if as_json:
+        show_document(root.uri, document)
+    else:
+        _show(document, record)
+
+
+def path(
+    context: typer.Context,
+    url: Url,
+    *,
+    step: Step = None,
+    sequence: OfSequence = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the folder of a commit, which stock torch.distributed.checkpoint loads."""
+    with opened(context, url) as root:
+        record = _one(root.log.open(), step, sequence)
+        uri = f"{root.uri}/{record.folder}"
+        place = unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
+        if as_json:
+            document = {"sequence": record.slot, "step": record.step, "path": place, "commit_uri": uri}
+            show_document(root.uri, document)
+        else:
+            typer.echo(place)
+
+
+def _state_document(state: LogState) -> dict[str, Any]:
+    return {
+        "root": state.root,
+        "tail": state.tail,
+        "head": state.head,
+        "claim": state.claim,
+        "owner": owner_document(state.owner),
+    }
+
+
+def _one(state: LogState, step: int | None, sequence: int | None) -> CommitRecord:
+    if step is not None and sequence is not None:
+        raise typer.BadParameter("give a step or a sequence, not both")
+    steps = () if step is None else (step,)
+    return pick(state, steps, () if sequence is None else (sequence,))[0]
+
+
+def _commit_document(
+    root: Root, state: LogState, record: CommitRecord, manifests: Sequence[Manifest], *, listed: bool
+) -> dict[str, Any]:
+    begin = begins_of(root, {record.claim})[record.claim]
+    times = times_of(root)
+    rows = rows_of(state, claims={record.claim: begin}, times=times, every=True)
+    (row,) = (row for row in rows if row.sequence == record.slot)
+    document = row_document(row, root.uri)
+    tensors, values = merge_tensors(manifests), merge_values(manifests)
+    ref = record.manifest
+    document |= {
+        "host": begin.host,
+        "attempt": attempt_text(row.owner),
+        "world_size": manifests[0].world_size,
+        "n_objects": 1 + sum(len(manifest.objects) for manifest in manifests),
+        "n_tensors": len(tensors),
+        "n_values": len(values),
+        "manifest": {"path": ref.path, "size_bytes": ref.size_bytes, "crc32c": ref.crc32c},
+    }
+    if listed:
+        document["tensors"] = [
+            {
+                "name": name,
+                "dtype": tensor.dtype,
+                "shape": list(tensor.global_shape),
+                "n_chunks": len(tensor.chunks),
+            }
+            for name, tensor in tensors.items()
+        ]
+        document["values"] = [
+            {"name": name, "size_bytes": value.length_bytes} for name, value in values.items()
+        ]
+    return document
+
+
+def _show(document: dict[str, Any], record: CommitRecord) -> None:
+    manifest = document["manifest"]
+    lines = {
+        "step": document["step"],
+        "sequence": document["sequence"],
+        "state": document["state"] + (", verified by a restore" if document["verified"] else ""),
+        "claim": f"{document['claim']} of {document['attempt']} on {document['host'] or '-'}",
+        "parent": "-" if document["parent"] is None else document["parent"],
+        "size": f"{size_text(record.size_bytes)} ({record.size_bytes} bytes)",
+        "content": f"{document['n_tensors']} tensors, {document['n_values']} values",
+        "written by": f"{document['world_size']} ranks, in {document['n_objects']} objects",
+        "manifest": f"{manifest['path']}, {manifest['size_bytes']} bytes, crc32c {manifest['crc32c']:08x}",
+        "folder": document["commit_uri"],
+    }
+    for key, value in lines.items():
+        typer.echo(f"{key + ':':<12}{value}")
+    rows = [(t["name"], t["dtype"], str(t["shape"])) for t in document.get("tensors", ())]
+    rows += [(v["name"], "value", size_text(v["size_bytes"])) for v in document.get("values", ())]
+    show_table(("NAME", "TYPE", "SHAPE"), rows)

@@ -1,0 +1,97 @@
+"""Which commits a person may have removed, and when. Pure."""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from stepkeeper.contract import Identity
+from stepkeeper.errors import RefusedError, RestoreError
+from stepkeeper.log import Begin, CommitRecord, LogState, Owner
+
+__all__ = ["HOST_PREFIX", "check_over", "check_removable", "identity_of", "needs_proof", "pick_removed"]
+
+HOST_PREFIX: Final = "stepkeeper rm on "
+"""What a begin of this command says in place of a host: such a claim ends with its command."""
+
+
+def pick_removed(state: LogState, steps: Sequence[int], sequences: Sequence[int]) -> tuple[CommitRecord, ...]:
+    """The commits of these steps and sequences, also abandoned and quarantined ones.
+
+    Raises RestoreError where there is none, RefusedError where a step names several.
+    """
+    picked: dict[int, CommitRecord] = {}
+    for step in steps:
+        named = [record for record in state.commits.values() if record.step == step]
+        if not named:
+            raise RestoreError(f"no commit of step {step} is there")
+        if len(named) > 1:
+            listed = ", ".join(str(record.slot) for record in named)
+            raise RefusedError(f"step {step} was saved more than once: name one by --sequence, of {listed}")
+        picked[named[0].slot] = named[0]
+    for sequence in sequences:
+        if sequence not in state.commits:
+            raise RestoreError(f"no commit has sequence {sequence}")
+        picked[sequence] = state.commits[sequence]
+    return tuple(picked.values())
+
+
+def check_removable(state: LogState, slots: Collection[int]) -> None:
+    """Nothing, if the line keeps what a restore needs without `slots`.
+
+    Raises RefusedError for the latest commit, and for the newest one of its line that a restore has verified.
+    """
+    if state.head in slots:
+        raise RefusedError(
+            f"sequence {state.head} is the latest commit: the next start would lose steps without a word. To go back "
+            "to an older one, start from that one; then this one is abandoned, and can be removed"
+        )
+    verified = _verified_of_line(state)
+    if verified and verified[0].slot in slots:
+        raise RefusedError(
+            f"sequence {verified[0].slot} (step {verified[0].step}) is the newest commit on the latest line that was "
+            "ever restored whole: it is the way back if a newer one turns out bad. It can go once a newer was restored"
+        )
+
+
+def needs_proof(state: LogState, slots: Collection[int]) -> CommitRecord | None:
+    """The commit whose bytes have to be right before `slots` may go: the latest, if the line has none verified."""
+    of_line = any(record.slot in slots for record in state.line)
+    return state.latest if of_line and not _verified_of_line(state) else None
+
+
+def check_over(state: LogState, last: Begin, last_write: str, *, force: bool) -> None:
+    """Nothing, if nobody can be writing under the last claim, or `force` says that nobody is. Raises RefusedError."""
+    if force or last.host.startswith(HOST_PREFIX):
+        return
+    who = state.owner.name if state.owner else f"a process on {last.host or 'an unknown host'}"
+    raise RefusedError(
+        f"claim {state.claim} of {who} may be writing still (its last entry: {last_write}); removing takes the root "
+        "from it, and it would stop with exit code 77 at its next save. Where that job is over, say --force; else "
+        "let retention delete, or stop the job first"
+    )
+
+
+def identity_of(owner: Owner | None) -> Identity | None:
+    """Under which the root stays its owner's: this claim takes it from no name, and is older than any later start."""
+    if owner is None:
+        return None
+    namespace, _, job = owner.name.partition("/")
+    return Identity(
+        namespace=namespace,
+        job=job,
+        job_uid=owner.uid,
+        pod="",
+        pod_uid="",
+        node="",
+        jobset_number=owner.jobset_number,
+        restart_attempt=owner.restart_attempt,
+        slice_index=0,
+        host_index=0,
+        n_slices=1,
+        hosts_per_slice=1,
+        coordinator="",
+        grace_s=0,
+    )
+
+
+def _verified_of_line(state: LogState) -> list[CommitRecord]:
+    return [record for record in state.line if record.verified]

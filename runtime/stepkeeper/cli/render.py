@@ -1,0 +1,211 @@
+"""Rows and documents from the state of a log. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from stepkeeper.errors import RestoreError
+from stepkeeper.log import Begin, CommitRecord, LogState, Owner
+
+__all__ = [
+    "Leftover",
+    "Row",
+    "age_text",
+    "attempt_text",
+    "owner_document",
+    "pick",
+    "row_document",
+    "rows_of",
+    "size_text",
+    "table_row",
+]
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_MINUTE_S: Final = 60
+_HOUR_S: Final = 3600
+_DAY_S: Final = 86400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """A folder with data that no commit of the log's state names."""
+
+    folder: str
+    step: int
+    claim: int
+    size_bytes: int
+    slot: int | None = None
+    """Of the commit that it was; None: it never was one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    sequence: int | None
+    step: int
+    claim: int
+    state: str
+    """latest, line, abandoned, quarantined, deleted (data still there), uncommitted (under way, or given up)."""
+
+    size_bytes: int
+    verified: bool
+    folder: str
+    owner: Owner | None = None
+    parent: int | None = None
+    time_unix_s: float | None = None
+
+
+def rows_of(
+    state: LogState,
+    *,
+    claims: Mapping[int, Begin],
+    times: Mapping[int, float],
+    leftovers: Sequence[Leftover] = (),
+    every: bool = False,
+) -> list[Row]:
+    """The line, newest first; with `every` also what else is live or quarantined, and `leftovers`."""
+    line = {record.slot for record in state.line}
+    records = [record for record in state.commits.values() if every or record.slot in line]
+    rows = [
+        Row(
+            sequence=record.slot,
+            step=record.step,
+            claim=record.claim,
+            state=_state_of(state, record, line),
+            size_bytes=record.size_bytes,
+            verified=record.verified,
+            folder=record.folder,
+            owner=_owner(claims, record.claim),
+            parent=record.parent,
+            time_unix_s=times.get(record.slot),
+        )
+        for record in records
+    ]
+    rows += [
+        Row(
+            sequence=each.slot,
+            step=each.step,
+            claim=each.claim,
+            state="uncommitted" if each.slot is None else "deleted",
+            size_bytes=each.size_bytes,
+            verified=False,
+            folder=each.folder,
+            owner=_owner(claims, each.claim),
+            time_unix_s=None if each.slot is None else times.get(each.slot),
+        )
+        for each in (leftovers if every else ())
+    ]
+    return sorted(rows, key=lambda row: row.claim if row.sequence is None else row.sequence, reverse=True)
+
+
+def pick(state: LogState, steps: Sequence[int], sequences: Sequence[int] = ()) -> tuple[CommitRecord, ...]:
+    """The newest commit of each step on the line, and the commits of `sequences`; the latest where nothing is asked.
+
+    Raises RestoreError, saying what there is.
+    """
+    if not steps and not sequences:
+        if state.latest is None:
+            raise RestoreError(
+                "this root has no latest commit" if state.commits else "nothing is committed here"
+            )
+        return (state.latest,)
+    picked = [_of_step(state, step) for step in steps]
+    for sequence in sequences:
+        if sequence not in state.commits:
+            raise RestoreError(f"no commit has sequence {sequence}; there are: {_listed(state)}")
+        picked.append(state.commits[sequence])
+    return tuple({record.slot: record for record in picked}.values())
+
+
+def _of_step(state: LogState, step: int) -> CommitRecord:
+    for record in state.line:
+        if record.step == step:
+            return record
+    off_line = [str(record.slot) for record in state.commits.values() if record.step == step]
+    if off_line:
+        raise RestoreError(
+            f"step {step} isn't on the latest line, but has --sequence {' or '.join(off_line)}"
+        )
+    raise RestoreError(f"no commit of step {step}; there are: {_listed(state)}")
+
+
+def _listed(state: LogState) -> str:
+    newest = list(state.commits.values())[-8:]
+    more = ", …" if len(state.commits) > len(newest) else ""
+    return ", ".join(f"step {r.step} (sequence {r.slot})" for r in reversed(newest)) + more or "none"
+
+
+def _state_of(state: LogState, record: CommitRecord, line: set[int]) -> str:
+    if record.slot == state.head:
+        return "latest"
+    if record.quarantined:
+        return "quarantined"
+    return "line" if record.slot in line else "abandoned"
+
+
+def _owner(claims: Mapping[int, Begin], claim: int) -> Owner | None:
+    return claims[claim].owner if claim in claims else None
+
+
+def row_document(row: Row, uri: str) -> dict[str, Any]:
+    return {
+        "sequence": row.sequence,
+        "step": row.step,
+        "state": row.state,
+        "claim": row.claim,
+        "owner": owner_document(row.owner),
+        "parent": row.parent,
+        "size_bytes": row.size_bytes,
+        "verified": row.verified,
+        "time_unix_s": row.time_unix_s,
+        "commit_uri": f"{uri}/{row.folder}",
+    }
+
+
+def owner_document(owner: Owner | None) -> dict[str, Any] | None:
+    if owner is None:
+        return None
+    return {
+        "name": owner.name,
+        "uid": owner.uid,
+        "jobset_number": owner.jobset_number,
+        "restart_attempt": owner.restart_attempt,
+    }
+
+
+def table_row(row: Row, now_unix_s: float) -> tuple[str, ...]:
+    """Sequence, step, state, claim, attempt, size, verified, age."""
+    return (
+        "-" if row.sequence is None else str(row.sequence),
+        str(row.step),
+        row.state,
+        str(row.claim),
+        attempt_text(row.owner),
+        size_text(row.size_bytes),
+        "yes" if row.verified else "-",
+        "-" if row.time_unix_s is None else age_text(now_unix_s - row.time_unix_s),
+    )
+
+
+def attempt_text(owner: Owner | None) -> str:
+    return "-" if owner is None else f"{owner.name} {owner.jobset_number}.{owner.restart_attempt}"
+
+
+def size_text(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in _UNITS[:-1]:
+        if size < 1024:
+            return f"{size_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} {_UNITS[-1]}"
+
+
+def age_text(seconds: float) -> str:
+    """Never negative: the store's clock and this one needn't agree."""
+    whole = max(int(seconds), 0)
+    if whole < _MINUTE_S:
+        return f"{whole}s"
+    if whole < _HOUR_S:
+        return f"{whole // _MINUTE_S}m"
+    if whole < 2 * _DAY_S:
+        return f"{whole // _HOUR_S}h"
+    return f"{whole // _DAY_S}d"

@@ -1,0 +1,81 @@
+"""The command verify."""
+
+from typing import Annotated, Any
+
+import typer
+
+from stepkeeper.cli.blocks import Verification, verify_commit
+from stepkeeper.cli.render import pick, size_text
+from stepkeeper.cli.terminal import (
+    AsJson,
+    ExitCode,
+    Root,
+    Sequences,
+    Url,
+    opened,
+    progress_bar,
+    say,
+    show_document,
+)
+from stepkeeper.log import CommitRecord
+
+__all__ = ["verify"]
+
+
+def verify(
+    context: typer.Context,
+    url: Url,
+    *,
+    steps: Annotated[
+        list[int] | None, typer.Argument(metavar="STEP", min=0, help="Default: the latest.")
+    ] = None,
+    sequences: Sequences = None,
+    every: Annotated[bool, typer.Option("--all", help="All live commits, abandoned branches too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read every block of commits and compare it with its checksum. Exit code 1 where one is bad."""
+    if every and (steps or sequences):
+        raise typer.BadParameter("--all and single commits exclude each other")
+    with opened(context, url) as root:
+        state = root.log.open()
+        records = state.live[::-1] if every else pick(state, steps or (), sequences or ())
+        documents = [_verified(root, record, as_json=as_json) for record in records]
+        if as_json:
+            show_document(root.uri, {"commits": documents})
+        elif not documents:
+            say(f"{root.uri}: there are no commits to verify")
+    if any(document["bad"] for document in documents):
+        raise typer.Exit(ExitCode.FINDING)
+
+
+def _verified(root: Root, record: CommitRecord, *, as_json: bool) -> dict[str, Any]:
+    with progress_bar(f"step {record.step}", record.size_bytes) as advance:
+        found = verify_commit(root.store, record, patience=root.patience, on_bytes=advance)
+    # What a job deletes while it is read here isn't bad.
+    deleted = bool(found.bad) and record.slot not in root.log.refresh().commits
+    if not as_json:
+        _show(record, found, deleted=deleted)
+    return {
+        "sequence": record.slot,
+        "step": record.step,
+        "commit_uri": f"{root.uri}/{record.folder}",
+        "n_objects": found.n_objects,
+        "size_bytes": found.size_bytes,
+        "deleted_meanwhile": deleted,
+        "bad": [] if deleted else [{"object": b.name, "block": b.block, "says": b.says} for b in found.bad],
+        "alien": list(found.alien),
+    }
+
+
+def _show(record: CommitRecord, found: Verification, *, deleted: bool) -> None:
+    what = f"step {record.step} (sequence {record.slot})"
+    if deleted:
+        typer.echo(f"{what}: was deleted while it was read")
+        return
+    for bad in found.bad:
+        block = "" if bad.block is None else f" block {bad.block}"
+        typer.echo(f"{what}: BAD {record.folder}/{bad.name}{block}: {bad.says}")
+    for name in found.alien:
+        typer.echo(f"{what}: {record.folder}/{name} is no object of this commit")
+    if not found.bad:
+        typer.echo(f"{what}: {found.n_objects} objects, {size_text(found.size_bytes)}, every block is right")

@@ -1,0 +1,63 @@
+"""The command watch."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from stepkeeper.cli.history import begins_of, time_of
+from stepkeeper.cli.render import attempt_text, row_document, rows_of, size_text
+from stepkeeper.cli.terminal import AsJson, Root, Url, opened, show_document
+from stepkeeper.log import CommitRecord, LogState
+
+__all__ = ["watch"]
+
+
+def watch(
+    context: typer.Context,
+    url: Url,
+    *,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.0, metavar="SECONDS", help="Between two looks at the log.")
+    ] = 5.0,
+    count: Annotated[int | None, typer.Option(min=1, help="End after that many commits.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the latest commit, and new ones as they appear, until Ctrl-C."""
+    try:
+        with opened(context, url) as root:
+            _watch(root, interval_s, count, as_json=as_json)
+    except KeyboardInterrupt:
+        return
+
+
+def _watch(root: Root, interval_s: float, count: int | None, *, as_json: bool) -> None:
+    state = root.log.open()
+    seen = state.tail if state.head is None else state.head - 1
+    n_left = count
+    while True:
+        new = [record for record in state.commits.values() if record.slot > seen][:n_left]
+        for record in new:
+            _announce(root, state, record, as_json=as_json)
+        seen = max(seen, state.tail)
+        if n_left is not None:
+            n_left -= len(new)
+            if n_left == 0:
+                return
+        time.sleep(interval_s)
+        state = root.log.refresh()
+
+
+def _announce(root: Root, state: LogState, record: CommitRecord, *, as_json: bool) -> None:
+    rows = rows_of(
+        state, claims=begins_of(root, {record.claim}), times=time_of(root, record.slot), every=True
+    )
+    (row,) = (row for row in rows if row.sequence == record.slot)
+    if as_json:
+        show_document(root.uri, row_document(row, root.uri), line=True)
+        return
+    moment = "" if row.time_unix_s is None else time.strftime("%FT%TZ ", time.gmtime(row.time_unix_s))
+    typer.echo(
+        f"{moment}step {row.step} (sequence {row.sequence}, claim {row.claim}, {attempt_text(row.owner)}): "
+        f"{size_text(row.size_bytes)}, {row.state}"
+    )

@@ -1,0 +1,215 @@
+"""The commands rm and gc: what they take away is named in the log as gone first, and nothing pinned goes."""
+
+import socket
+import sys
+import time
+from collections.abc import Collection
+from typing import Annotated, Any
+
+import typer
+
+from stepkeeper.cli.blocks import verify_commit
+from stepkeeper.cli.history import time_of
+from stepkeeper.cli.removal import (
+    HOST_PREFIX,
+    check_over,
+    check_removable,
+    identity_of,
+    needs_proof,
+    pick_removed,
+)
+from stepkeeper.cli.render import age_text, size_text
+from stepkeeper.cli.terminal import (
+    AsJson,
+    Root,
+    Sequences,
+    Url,
+    opened,
+    progress_bar,
+    say,
+    show_document,
+    show_table,
+)
+from stepkeeper.collect import Garbage, sweep
+from stepkeeper.collect import gc as collect
+from stepkeeper.errors import RefusedError
+from stepkeeper.log import Begin, CommitRecord, LogState
+from stepkeeper.pins import list_pins
+
+__all__ = ["gc", "rm"]
+
+
+def rm(
+    context: typer.Context,
+    url: Url,
+    *,
+    steps: Annotated[list[int] | None, typer.Argument(metavar="STEP", min=0)] = None,
+    sequences: Sequences = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="The job that saved here is over. If it isn't, this stops it.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove commits and their data. For roots whose job is over: this claims the root."""
+    if not steps and not sequences:
+        raise typer.BadParameter("name the commits to remove: steps, or --sequence")
+    with opened(context, url) as root:
+        state = root.log.open()
+        records = pick_removed(state, steps or (), sequences or ())
+        slots = {record.slot for record in records}
+        check_removable(state, slots)
+        _check_over(root, state, force=force)
+        _check_confirmed(root, records, force=force, yes=yes, as_json=as_json)
+        _check_proof(root, state, slots)
+        deleted, pinned = _removed(root, state.tail, slots)
+        waiting = {each.slot for each in pinned}
+        document = {
+            "deleted": [{"sequence": r.slot, "step": r.step, "size_bytes": r.size_bytes} for r in deleted],
+            "pinned": sorted(each.slot for each in pinned if each.slot is not None),
+        }
+        if as_json:
+            show_document(root.uri, document)
+            return
+        for record in deleted:
+            waits = "; pinned: its data goes with gc once its pins are gone" if record.slot in waiting else ""
+            typer.echo(
+                f"removed step {record.step} (sequence {record.slot}, {size_text(record.size_bytes)}){waits}"
+            )
+
+
+def gc(
+    context: typer.Context,
+    url: Url,
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and leave it.")] = False,
+    pins: Annotated[
+        bool, typer.Option("--pins", help="List pins and who holds them; collect nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete data that no commit needs: of saves that earlier starts gave up, of deletions that were cut short."""
+    if pins and dry_run:
+        raise typer.BadParameter("--pins and --dry-run exclude each other")
+    with opened(context, url) as root:
+        if pins:
+            _show_pins(root, as_json=as_json)
+            return
+        report = collect(root.log, root.store, dry_run=dry_run, patience=root.patience)
+        if as_json:
+            show_document(
+                root.uri,
+                {
+                    "dry_run": dry_run,
+                    "collected": [_garbage_document(each) for each in report.collected],
+                    "pinned": [_garbage_document(each) for each in report.pinned],
+                },
+            )
+            return
+        done = "would collect" if dry_run else "collected"
+        for each in report.collected:
+            typer.echo(f"{done} {each.folder}: {each.n_objects} objects, {size_text(each.size_bytes)}")
+        for each in report.pinned:
+            typer.echo(f"pinned {each.folder}: {each.n_objects} objects, {size_text(each.size_bytes)}")
+        total_bytes = sum(each.size_bytes for each in report.collected)
+        typer.echo(
+            f"{done} {len(report.collected)} folders, {size_text(total_bytes)}; {len(report.pinned)} pinned"
+        )
+
+
+def _check_over(root: Root, state: LogState, *, force: bool) -> None:
+    assert state.claim is not None
+    last = root.log.entry(state.claim).body
+    assert isinstance(last, Begin)
+    written = time_of(root, state.tail).get(state.tail)
+    moment = f"slot {state.tail}" if written is None else f"{age_text(time.time() - written)} ago"
+    check_over(state, last, moment, force=force)
+
+
+def _check_confirmed(
+    root: Root, records: Collection[CommitRecord], *, force: bool, yes: bool, as_json: bool
+) -> None:
+    if force:
+        say(
+            f"claiming {root.uri}: a job that still saves there stops with exit code 77 at its next save, and what it "
+            "trained since its last commit is lost"
+        )
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise typer.BadParameter("nobody can be asked here: say --yes")
+    listed = ", ".join(f"step {record.step} (sequence {record.slot})" for record in records)
+    if not typer.confirm(f"Remove {listed} from {root.uri}?", err=True):
+        raise RefusedError("nothing was removed")
+
+
+def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
+    latest = needs_proof(state, slots)
+    if latest is None:
+        return
+    say(f"no commit on the latest line was restored yet: step {latest.step} is read whole first")
+    with progress_bar(f"step {latest.step}", latest.size_bytes) as advance:
+        found = verify_commit(root.store, latest, patience=root.patience, on_bytes=advance)
+    if found.bad:
+        raise RefusedError(
+            f"the latest commit, step {latest.step}, is bad ({found.bad[0].says}): nothing older was removed"
+        )
+
+
+def _removed(
+    root: Root, tail: int, slots: Collection[int]
+) -> tuple[tuple[CommitRecord, ...], tuple[Garbage, ...]]:
+    """What was deleted in the log, and of it what is pinned: the data of the rest is gone."""
+    state = root.log.refresh()
+    if state.tail != tail:
+        raise RefusedError(
+            f"slot {state.tail} was written just now: a job is saving here. Nothing was removed; stop it first"
+        )
+    claim = root.log.begin(identity_of(state.owner), host=HOST_PREFIX + socket.gethostname())
+
+    def choose(state: LogState) -> list[int]:
+        check_removable(state, slots)
+        return sorted(slot for slot in slots if slot in state.commits)
+
+    deleted = root.log.delete(claim, choose)
+    garbage = [Garbage(folder=record.folder, slot=record.slot) for record in deleted]
+    return deleted, sweep(root.store, garbage, patience=root.patience)
+
+
+def _show_pins(root: Root, *, as_json: bool) -> None:
+    state = root.log.open()
+    pins = list_pins(root.store, patience=root.patience)
+    if as_json:
+        documents = [
+            {
+                "sequence": pin.slot,
+                "step": state.commits[pin.slot].step if pin.slot in state.commits else None,
+                "holder": pin.holder,
+                "root": pin.root,
+                "reason": pin.reason,
+                "nonce": pin.nonce,
+            }
+            for pin in pins
+        ]
+        show_document(root.uri, {"pins": documents})
+        return
+    rows = [
+        (
+            str(pin.slot),
+            str(state.commits[pin.slot].step) if pin.slot in state.commits else "deleted",
+            pin.holder,
+            pin.root or "-",
+            pin.reason or "-",
+        )
+        for pin in pins
+    ]
+    show_table(("SEQUENCE", "STEP", "HOLDER", "ROOT", "REASON"), rows, right=("SEQUENCE", "STEP"))
+
+
+def _garbage_document(garbage: Garbage) -> dict[str, Any]:
+    return {
+        "folder": garbage.folder,
+        "sequence": garbage.slot,
+        "n_objects": garbage.n_objects,
+        "size_bytes": garbage.size_bytes,
+    }
