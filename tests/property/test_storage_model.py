@@ -65,6 +65,7 @@ LOST = (attempt(20, restores=False), follower(0, 30), attempt(30, restores=False
 LOST_TOLD = frozenset({"committed", "voided", "fenced"})
 BRANCHES = (attempt(10, 20, 30, last=3),)
 ALL = (attempt(20, 30), attempt(20, 30), reader(), collector())
+FEWER_SAVES = (attempt(20, restores=False), attempt(20, restores=False), reader(), collector())
 GOING_BACK = (attempt(25, 35, rewinds=True), attempt(40), reader())
 CONDEMNING = (attempt(20, quarantines=True), attempt(20, quarantines=True))
 
@@ -101,7 +102,9 @@ LONG = {
         processes=GOING_BACK, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD | READ_TOLD
     ),
     "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD),
-    "all-at-once": Scenario(processes=ALL, faults=1, switches=1, told=TWO_TOLD | READ_TOLD),
+    "all-at-once-and-a-fault": Scenario(
+        processes=FEWER_SAVES, faults=1, switches=1, told=TWO_TOLD | READ_TOLD
+    ),
     "all-at-once-interrupted-twice": Scenario(processes=ALL, switches=2, told=TWO_TOLD | READ_TOLD),
 }
 
