@@ -1,5 +1,6 @@
 """Whether all ranks are about to save the same: a digest for each name, and one fingerprint of them all. Pure."""
 
+import marshal
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = [
 _DIGEST_BYTES: Final = 16
 _SMALL_BYTES: Final = 65_536
 _NO_CONTENT: Final = bytes(_DIGEST_BYTES)
+_NUMBERS: Final = frozenset({type(None), bool, int, float, complex})
 _TENSOR, _VALUE, _PER_RANK, _ALIAS = b"t", b"v", b"p", b"a"
 _KINDS: Final = {_TENSOR: "a tensor", _VALUE: "a value", _PER_RANK: "a PerRank", _ALIAS: "a tied tensor"}
 
@@ -167,14 +169,20 @@ def _value(fqn: str, value: object) -> bytes:
         return _hashed(b"dict" + b"".join(sorted(items)))
     if kind in (list, tuple):
         assert isinstance(value, list | tuple)
-        parts = [_value(f"{fqn}[{index}]", item) for index, item in enumerate(value)]
-        return _hashed(kind.__name__.encode() + b"".join(parts))
+        if _NUMBERS.issuperset(map(type, value)):
+            # As one: data loaders keep long lists of them. Version 2 depends on nothing but the numbers.
+            content = b"numbers" + marshal.dumps(value, 2)
+        else:
+            content = b"".join(_value(f"{fqn}[{index}]", item) for index, item in enumerate(value))
+        return _hashed(kind.__name__.encode() + content)
     if kind is np.ndarray or isinstance(value, np.generic):
         return _array(fqn, value)
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
         return _tensor(value)
     if kind in (bool, int, float, complex, str, bytes, type(None)):
-        return _hashed(f"{kind.__name__} {value!r}".encode("utf-8", "surrogatepass"))
+        # Python refuses to write very long numbers as decimals.
+        text = f"{value:x}" if kind is int else repr(value)
+        return _hashed(f"{kind.__name__} {text}".encode("utf-8", "surrogatepass"))
     # Rare types, and those that are refused.
     return _hashed(encode_value(fqn, value))
 

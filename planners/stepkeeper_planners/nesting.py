@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.state import Path
+from stepkeeper_planners.state import Path, has_scalars_only
 
 __all__ = ["nested", "notes"]
 
@@ -51,7 +51,7 @@ def _notes(node: object, path: Path) -> Iterator[tuple[str, Path]]:
             if type(key) is int:
                 yield _NUMBER, below
             yield from _notes(value, below)
-    elif isinstance(node, list):
+    elif isinstance(node, list) and not has_scalars_only(node):
         for index, value in enumerate(node):
             yield from _notes(value, (*path, index))
 

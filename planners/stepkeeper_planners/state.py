@@ -16,6 +16,7 @@ from stepkeeper_planners.per_rank import PerRank, Resize, parse_stored_name
 Path = tuple[str | int, ...]
 
 _MAX_DEPTH: Final = 100
+_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,11 @@ def with_leaves(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]
     return tree
 
 
+def has_scalars_only(values: list[Any]) -> bool:
+    """Nothing in it has to be looked at: data loaders keep long lists of numbers."""
+    return _SCALARS.issuperset(map(type, values))
+
+
 def _name(path: Path) -> str:
     return ".".join(map(str, path))
 
@@ -118,6 +124,8 @@ def _resolve(node: object, path: Path) -> object:
             resolved[key] = _resolve(value, (*path, str(key)))
         return resolved
     if isinstance(node, list):
+        if has_scalars_only(node):
+            return list(node)
         return [_resolve(value, (*path, index)) for index, value in enumerate(node)]
     if isinstance(node, tuple):
         _refuse_objects(node, path)
@@ -176,7 +184,7 @@ def _is_leaf(node: object) -> bool:
     """As stock: a list is opened only where a tensor or a mapping is in it, or in its lists; a tuple never."""
     if isinstance(node, Mapping):
         return False
-    if not isinstance(node, list):
+    if not isinstance(node, list) or has_scalars_only(node):
         return True
     return not any(
         isinstance(item, torch.Tensor | PerRank) or (isinstance(item, Mapping | list) and not _is_leaf(item))

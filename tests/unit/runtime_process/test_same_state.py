@@ -1,5 +1,6 @@
 """What ranks that are about to save different states are told, each of them."""
 
+import copy
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from stepkeeper.gang import SoloGang, StoreGang
 from stepkeeper.same_state import StateSummary, check_same_state
 from stepkeeper.snapshot import Region, take_snapshot
 from stepkeeper_planners import PerRank
+from stepkeeper_planners.agree import digest_value
 from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks
 
@@ -126,3 +128,26 @@ def test_a_tensor_that_no_rank_knows_alone_is_refused() -> None:
     state: dict[str, object] = {"table": torch.zeros(2, 2).as_subclass(Rows)}
     with pytest.raises(UnsupportedShardingError, match=r"^table: this rank knows only its own part"):
         summary_of(state, 0, 2)
+
+
+def test_digests_tell_apart_what_is_not_equal_however_large() -> None:
+    values: list[object] = [
+        2**20_000,
+        -(2**20_000),
+        [1, 2],
+        (1, 2),
+        [1, 2.0],
+        [True, 2],
+        [2, 1],
+        [1, [2]],
+        [2**20_000],
+        [0.0],
+        [-0.0],
+        [None],
+        [],
+        (),
+        ["1", "2"],
+    ]
+    digests = {digest_value("v", value) for value in values}
+    assert len(digests) == len(values)
+    assert {digest_value("v", copy.deepcopy(value)) for value in values} == digests
