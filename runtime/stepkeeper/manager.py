@@ -86,7 +86,7 @@ class CheckpointManager:
         self._progress = Progress(self._companion.tell)
         self._restorer = Restorer(self._store, self._companion, self._gang)
         self._decisions = Decisions(save_interval, self._gang)
-        self._saves = Saves(self._companion, self._gang, self._progress, max_pending=max_pending_async)
+        self._saves = Saves(self._store, self._companion, self._gang, self._progress, max_pending_async)
         self._saves_on_notice = chkpt_on_preemption
         self._stopped = False
         self._closed = False
@@ -140,7 +140,7 @@ class CheckpointManager:
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
 
         """
-        self._saves.wait()
+        self._saves.await_and_prove()
         self._raise_failure()
         self._progress.moved(ReportPhase.RESTORING)
         with self._fenced_said():

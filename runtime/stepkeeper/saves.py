@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.errors import FencedError, GangError, SaveError, StepkeeperError
+from stepkeeper.errors import FencedError, GangError, SaveError, StepkeeperError, StorageError
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
+from stepkeeper.probe import RootProof
 from stepkeeper.progress import Progress
 from stepkeeper.saving import InFlight, SaveEnd, Saver
+from stepkeeper.storage import Store
 from stepkeeper_planners.errors import PlannerError
 
 __all__ = ["Saves"]
@@ -20,8 +22,11 @@ _log: Final = logging.getLogger(__name__)
 class Saves:
     """What was restored, what is being saved, what was committed."""
 
-    def __init__(self, companion: Companion, gang: Gang, progress: Progress, *, max_pending: int) -> None:
+    def __init__(
+        self, store: Store, companion: Companion, gang: Gang, progress: Progress, max_pending: int
+    ) -> None:
         self._progress = progress
+        self._proof = RootProof(store, gang)
         self._restored: CommitRecord | None = None
         self._committed: CommitRecord | None = None
         self._error: str | None = None
@@ -68,8 +73,10 @@ class Saves:
 
         Raises:
             TimeoutError: as many still were after `timeout_s`.
+            StorageError: the root isn't one for all ranks, can't hold a log, or gave no answer.
 
         """
+        self._proof.make()
         begun = self._last_begun = self._saver.start(step, state, timeout_s)
         self._progress.saving(step)
         if begun.ended:
@@ -85,7 +92,7 @@ class Saves:
         if last is None or last.step != step or last.failed:
             try:
                 self.begin(step, state, timeout_s)
-            except TimeoutError as error:
+            except (StorageError, TimeoutError) as error:
                 _log.error("step %d is not saved for the notice: %s", step, error)
 
     def await_last(self, timeout_s: float | None) -> None:
@@ -105,6 +112,11 @@ class Saves:
             self._error = f"the save of step {last.step} for the notice failed: {error!r}"
             self._progress.failed(self._error)
         self._saver.take_failure(newest=True)
+
+    def await_and_prove(self) -> None:
+        """No save is in flight, and the root is proven to be one for all ranks. Raises StorageError."""
+        self.wait()
+        self._proof.make()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True if no save is in flight any more."""

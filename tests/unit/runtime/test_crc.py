@@ -31,3 +31,7 @@ def test_blocks_do_not_depend_on_parts(parts: list[bytes], block_bytes: int) -> 
     assert crcs == tuple(google_crc32c.value(block) for block in blocks)
     assert combine_crc32c(crcs, block_bytes, len(whole)) == google_crc32c.value(whole)
     assert crc32c_of_parts(parts) == google_crc32c.value(whole)
+
+
+def test_the_library_uses_the_processors_instructions() -> None:
+    assert google_crc32c.implementation == "c", "the slow one in Python checks some MB a second"

@@ -21,6 +21,7 @@ from stepkeeper.persist import SaveJob, persist
 from stepkeeper.progress import Progress
 from stepkeeper.saves import Saves
 from stepkeeper.snapshot import Region, take_snapshot
+from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_planners.layout import Ranks
 
 
@@ -104,12 +105,29 @@ def test_a_lost_companion_is_one_for_all_ranks_or_for_none(
 def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
     class Alone(SoloGang):
         def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # type: ignore[explicit-override]  # Python 3.11 has no typing.override
+            if name.startswith("probe/"):
+                return [dict(value)]
             raise GangError(f"{name}: rank 1 is lost {value} {timeout_s}")
 
     companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saves(companion, Alone(), Progress(lambda _state: None), max_pending=1)
+    saves = Saves(MemoryStore(), companion, Alone(), Progress(lambda _state: None), max_pending=1)
     saves.begin(7, {"step": 7})
     assert saves.wait(10)
     with pytest.raises(GangError, match="rank 1 is lost"):
         saves.raise_failure()
+    saves.close()
+
+
+def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> None:
+    def refuse(moment: str, operation: str, path: str) -> None:
+        raise StorageError(f"{path}: not allowed {moment} {operation}")
+
+    companion = cast(Companion, FailingCompanion(AssertionError("the companion was asked")))
+    store = MemoryStore(hook=refuse)
+    saves = Saves(store, companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
+    for use in (saves.await_and_prove, lambda: saves.begin(7, {"step": 7})):
+        with pytest.raises(StorageError, match=r"\.stepkeeper/probes/.* not allowed"):
+            use()
+    saves.save_for_notice(7, {"step": 7}, 1.0)
+    assert saves.last_begun is None
     saves.close()

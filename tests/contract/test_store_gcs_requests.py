@@ -1,0 +1,97 @@
+"""What is asked of a bucket: one conditional request for an entry of the log, and nothing that composes."""
+
+import base64
+import secrets
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import google_crc32c
+import pytest
+import requests
+
+from stepkeeper.log import Log
+from stepkeeper.storage.gcs import GcsStore
+from stepkeeper.testing.gcs import BUCKET
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    body: bytes
+
+    @property
+    def writes(self) -> bool:
+        return self.method in ("POST", "PUT", "PATCH")
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
+    found: list[Sent] = []
+    send = requests.Session.send
+
+    def recorded(self: requests.Session, request: requests.PreparedRequest, **options: Any) -> Any:
+        url = urlsplit(request.url or "")
+        body = request.body if isinstance(request.body, bytes) else b""
+        found.append(Sent(method=request.method or "", path=url.path, query=parse_qs(url.query), body=body))
+        return send(self, request, **options)
+
+    monkeypatch.setattr(requests.Session, "send", recorded)
+    return found
+
+
+@pytest.fixture
+def store(gcs_address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsStore]:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_address)
+    store = GcsStore(bucket=BUCKET, prefix=secrets.token_hex(8))
+    yield store
+    store.close()
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(struct.pack(">I", google_crc32c.value(data))).decode()
+
+
+def test_an_entry_of_the_log_is_one_request_with_a_condition_and_a_checksum(
+    store: GcsStore, sent: list[Sent]
+) -> None:
+    log = Log(store)
+    claim = log.begin()
+    for number in range(3):
+        log.void(claim, "nothing to save", f"{number}/0-x")
+    writes = [request for request in sent if request.writes]
+    assert len(writes) == 4
+    for slot, request in enumerate(writes):
+        assert request.query["uploadType"] == ["multipart"]
+        assert request.query["ifGenerationMatch"] == ["0"]
+        assert encoded(store.read(f".stepkeeper/log/{slot:08d}.json")).encode() in request.body
+    assert not [request for request in sent if request.method == "DELETE"]
+
+
+def test_nothing_is_put_together_copied_or_changed_by_the_server(store: GcsStore, sent: list[Sent]) -> None:
+    Log(store).begin()
+    store.write("1/0-a/large", [secrets.token_bytes(MIB) * 20])
+    store.write("1/0-a/small", [b"x"])
+    store.read("1/0-a/large", MIB, MIB)
+    store.list("")
+    store.delete("1/0-a/small")
+    for request in sent:
+        assert not {"compose", "rewriteTo", "copyTo"} & set(request.path.split("/")), request.path
+        assert request.method != "PATCH"
+
+
+def test_bulk_data_is_sent_with_a_condition_and_a_checksum_of_the_whole(
+    store: GcsStore, sent: list[Sent]
+) -> None:
+    data = secrets.token_bytes(MIB) * 9
+    store.write("1/0-a/large", [data[:MIB], memoryview(data)[MIB:]])
+    begun = next(request for request in sent if request.writes)
+    assert begun.query["uploadType"] == ["resumable"]
+    assert begun.query["ifGenerationMatch"] == ["0"]
+    assert encoded(data).encode() in begun.body
