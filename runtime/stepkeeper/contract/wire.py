@@ -7,6 +7,7 @@ Bounds hold for what is read: a value that this process makes of its own is not 
 """
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -107,10 +108,15 @@ def _decode_strings(raw: object, path: str) -> dict[str, str]:
     return {_checked_text(key, path): _checked_text(value, f"{path}.{key}") for key, value in raw.items()}
 
 
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def _decode_dataclass(kind: Any, raw: object, path: str) -> object:
     if not isinstance(raw, dict):
         raise ContractError(f"{path}: expected an object, got {type(raw).__name__}")
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := sorted(set(raw) - set(fields)):
         raise ContractError(f"{path}: unknown key {unknown[0]!r}; known: {', '.join(fields)}")
