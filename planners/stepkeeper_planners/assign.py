@@ -130,7 +130,8 @@ def assign(
     """
     for layout in layouts:
         check_cover(layout.fqn, layout.global_shape, [chunk.box for chunk in layout.chunks])
-    works, holders = _all_work(layouts, world_size)
+    # Ranks may have the same state in dicts of another order, and must find the same.
+    works, holders = _all_work(sorted(layouts, key=lambda layout: layout.fqn), world_size)
     fixed = [0] * world_size
     for work in works:
         if len(holders[work.group]) == 1:

@@ -89,15 +89,34 @@ def test_every_element_is_written_once_from_a_shard_that_holds_it(
         assert len({box.offsets for box in boxes[layout.fqn]}) == len(boxes[layout.fqn])
 
 
-@given(states(), st.randoms())
+@st.composite
+def overlapping_copies(draw: st.DrawFn) -> tuple[list[TensorLayout], int]:
+    """Large enough to be cut, and held by sets of ranks that overlap: bytes move between many groups."""
+    world_size = draw(st.integers(3, 6))
+    holders = st.sets(st.integers(0, world_size - 1), min_size=2)
+    drawn = draw(st.lists(st.tuples(st.sampled_from([100, 3000, 5000, 10_000]), holders), max_size=6))
+    made = []
+    for n, (size, ranks) in enumerate(drawn):
+        owners = tuple(Owner(rank=rank, local_index=0) for rank in sorted(ranks))
+        chunk = Chunk(box=Box.whole((size,)), owners=owners)
+        made.append(TensorLayout(fqn=f"t{n}", dtype="float32", global_shape=(size,), chunks=(chunk,)))
+    return made, world_size
+
+
+@given(states() | overlapping_copies(), st.randoms())
+@settings(max_examples=300)
 def test_every_rank_finds_the_same_in_any_order(case: tuple[list[TensorLayout], int], random: Random) -> None:
     layouts, world_size = case
-    mixed = list(layouts)
-    random.shuffle(mixed)
+    shares = []
     for rank in range(world_size):
+        mixed = list(layouts)
+        random.shuffle(mixed)
+        shares.append(assign(mixed, world_size, min_slice_bytes=GRAIN_BYTES).share(rank))
         ranks = Ranks(rank=rank, world_size=world_size)
         assert plan_save(mixed, ["v"], ranks) == plan_save(layouts, ["v"], ranks)
         assert plan_save(layouts, [], ranks).tensors == assign(layouts, world_size).share(rank)
+    expected = assign(layouts, world_size, min_slice_bytes=GRAIN_BYTES)
+    assert shares == [expected.share(rank) for rank in range(world_size)]
 
 
 def grain_bytes(layouts: Sequence[TensorLayout], least: int) -> int:
