@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,23 +18,25 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.dcp.metadata import merge_tensors, merge_values
 from stepkeeper.errors import RestoreError, TornCheckpointError
+from stepkeeper.fitting import error_said, findings_said, first_error, raised_from, said_findings
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord, Log
-from stepkeeper.manifest import ChunkRecord, TensorRecord, ValueRecord
+from stepkeeper.manifest import ChunkRecord, Manifest, TensorRecord, ValueRecord
 from stepkeeper.results import CheckpointInfo, RestoreResult, TensorInfo
 from stepkeeper.snapshot import run_pending
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
 from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.differences import Findings, mismatch, unexpected_everywhere
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.layout import Ranks, TensorLayout
-from stepkeeper_planners.matching import StateReads, Stored, Wanted, plan_load
+from stepkeeper_planners.matching import StateReads, Stored, Wanted, compare
 from stepkeeper_planners.reshard import PieceRead, StoredTensor
-from stepkeeper_planners.state import gather_state, scatter_state
+from stepkeeper_planners.state import FlatState, gather_state, scatter_state
 from stepkeeper_planners.values import decode_value
 
-__all__ = ["Restorer", "load_commit"]
+__all__ = ["Loading", "Restorer"]
 
 _log: Final = logging.getLogger(__name__)
 _READ_AHEAD: Final = 8
@@ -135,29 +137,52 @@ class Restorer:
         return f"{self._store.uri.rstrip('/')}/{record.folder}"
 
     def _load(self, record: CommitRecord, state: Mapping[str, object]) -> str | None:
-        """None if all ranks have loaded it, else why bytes of it are bad. Whatever else goes wrong is raised."""
+        """None if all ranks have loaded it, else why bytes of it are bad. Whatever else goes wrong is raised.
+
+        No rank changes anything of its state before all have said that theirs fits.
+
+        """
+        name = self._name()
+        loading = Loading(self._store, record, state, self._ranks)
+        torn = self._together(f"{name}/fit", loading.compare, partial(_agreed_mismatch, loading))
+        return self._together(f"{name}/filled", loading.fill) if torn is None else torn
+
+    @property
+    def _ranks(self) -> Ranks:
+        return Ranks(rank=self._gang.rank, world_size=self._gang.world_size)
+
+    def _together(
+        self,
+        name: str,
+        act: Callable[[], dict[str, Any]],
+        judge: Callable[[Sequence[dict[str, Any]]], Exception | None] = lambda _: None,
+    ) -> str | None:
+        """All ranks have acted, and none failed; else why bytes are bad.
+
+        What the ranks say of it is for rank 0 to judge: the error is raised in all of them.
+
+        """
         failure: Exception | None = None
-        verdict: dict[str, Any] = {}
         try:
-            load_commit(
-                self._store, record, state, Ranks(rank=self._gang.rank, world_size=self._gang.world_size)
-            )
+            said = act()
         except TornCheckpointError as error:
-            verdict = {"torn": str(error)}
+            said = {"torn": str(error)}
         except Exception as error:  # raised below, once the others have been told
             failure = error
-            verdict = {"error": error_to(error)}
-        name = self._name()
-        verdicts = self._gang.gather(f"{name}/verdict", verdict, _TIMEOUT_S)
-        worst: dict[str, Any] = {}
-        for each in verdicts:
-            worst = each if "error" in each or not worst else worst
-        worst = self._gang.broadcast(f"{name}/worst", worst, _TIMEOUT_S)
+            said = {"error": error_said(error, self._gang.rank)}
+        by_rank = self._gang.gather(name, said, _TIMEOUT_S)
+        worst = first_error(by_rank)
+        if by_rank and worst is None and (judged := judge(by_rank)) is not None:
+            worst = error_said(judged, self._gang.rank)
+        torn = next((each["torn"] for each in by_rank if "torn" in each), None)
+        # An error comes first: what is no fault of the commit's condemns none.
+        answer = {"error": worst} if worst is not None else {} if torn is None else {"torn": torn}
+        answer = self._gang.broadcast(f"{name}/worst", answer, _TIMEOUT_S)
         if failure is not None:
             raise failure
-        if "error" in worst:
-            raise error_from(worst["error"])
-        return None if "torn" not in worst else str(worst["torn"])
+        if "error" in answer:
+            raise raised_from(answer["error"])
+        return None if "torn" not in answer else str(answer["torn"])
 
     def _quarantine(self, commit: CommitRecord, reason: str) -> CommitRecord | None:
         body = Quarantine(commit=commit.slot, reason=reason)
@@ -192,31 +217,74 @@ class Restorer:
         return f"restore/{self._number}"
 
 
-def load_commit(store: Store, record: CommitRecord, state: Mapping[str, object], ranks: Ranks) -> None:
-    """This rank's part of `state` is what the commit holds, tensors in place, Statefuls by load_state_dict().
+class Loading:
+    """One commit on its way into one rank's state: first `compare`, then, when all ranks have, `fill`."""
 
-    Raises:
-        TornCheckpointError: bytes of the commit are bad. The state is part old, part new then.
-        LoadMismatchError: names, shapes or dtypes differ; nothing was changed.
-        StorageError: the store gave no answer, or refused.
+    def __init__(self, store: Store, record: CommitRecord, state: Mapping[str, object], ranks: Ranks) -> None:
+        self._store, self._record, self._state, self._ranks = store, record, state, ranks
+        self._flat = FlatState(tensors={}, values={})
+        self._wanted = Wanted(layouts=())
+        self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
+        self._manifests: Sequence[Manifest] = ()
+        self._tensors: Mapping[str, TensorRecord] = {}
+        self._values: Mapping[str, ValueRecord] = {}
 
-    """
-    manifests = read_manifests(store, record)
-    reader = CheckpointReader(store, manifests)
-    tensors, values = merge_tensors(manifests), merge_values(manifests)
-    flat = gather_state(state)
-    wanted = wanted_of(flat, ranks)
-    stored = Stored(tensors={fqn: _stored(tensor) for fqn, tensor in tensors.items()}, values=tuple(values))
-    reads = plan_load(wanted, stored, ranks)
-    for load, shards in _read_ahead(reader, _loads(wanted, reads, tensors, ranks.rank)):
-        adapters.fill(flat.tensors[load.layout.fqn], shards)
-    names = dict.fromkeys(name for read in reads.values for name in read.stored_names)
-    read_values = {name: _read_value(reader, name, values[name]) for name in names}
-    loaded = {
-        read.fqn: read.value_from(read_values, flat.resizers.get(read.fqn), ranks) for read in reads.values
-    }
-    scatter_state(state, flat, loaded)
-    run_pending(flat.tensors)
+    @property
+    def stored_names(self) -> tuple[str, ...]:
+        """What the commit holds; known once it was compared."""
+        return (*self._tensors, *self._values)
+
+    def compare(self) -> dict[str, Any]:
+        """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
+
+        Raises:
+            TornCheckpointError: bytes of the commit's manifests are bad.
+            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+            StorageError: the store gave no answer, or refused.
+
+        """
+        self._manifests = read_manifests(self._store, self._record)
+        self._tensors, self._values = merge_tensors(self._manifests), merge_values(self._manifests)
+        self._flat = gather_state(self._state)
+        self._wanted = wanted_of(self._flat, self._ranks)
+        stored = {fqn: _stored(tensor) for fqn, tensor in self._tensors.items()}
+        self._reads, differences = compare(
+            self._wanted, Stored(tensors=stored, values=tuple(self._values)), self._ranks
+        )
+        if not differences:
+            return {}
+        findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
+        return {"findings": findings_said(findings)}
+
+    def fill(self) -> dict[str, Any]:
+        """This rank's part of the state is what the commit holds, tensors in place, Statefuls by load_state_dict().
+
+        Raises:
+            TornCheckpointError: bytes of the commit are bad. The state is part old, part new then.
+            StorageError: the store gave no answer, or refused.
+
+        """
+        flat, reads = self._flat, self._reads
+        reader = CheckpointReader(self._store, self._manifests)
+        loads = _loads(self._wanted, reads, self._tensors, self._ranks.rank)
+        for load, shards in _read_ahead(reader, loads):
+            adapters.fill(flat.tensors[load.layout.fqn], shards)
+        names = dict.fromkeys(name for read in reads.values for name in read.stored_names)
+        read_values = {name: _read_value(reader, name, self._values[name]) for name in names}
+        loaded = {
+            read.fqn: read.value_from(read_values, flat.resizers.get(read.fqn), self._ranks)
+            for read in reads.values
+        }
+        scatter_state(self._state, flat, loaded)
+        run_pending(flat.tensors)
+        return {}
+
+
+def _agreed_mismatch(loading: Loading, said: Sequence[dict[str, Any]]) -> Exception | None:
+    """One report of where the ranks' states don't fit; names that only some ranks ask for are no reason."""
+    found = [said_findings(each["findings"]) if "findings" in each else None for each in said]
+    differences = unexpected_everywhere(found, loading.stored_names)
+    return mismatch(differences) if any(differences) else None
 
 
 def _read_value(reader: CheckpointReader, name: str, value: ValueRecord) -> object:
