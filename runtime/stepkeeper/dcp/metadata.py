@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
+from stepkeeper.dcp.cover import overlap
 from stepkeeper.dcp.pickling import Call, Global, Instance, Pairs, pickled
 from stepkeeper.errors import ManifestError
 from stepkeeper.manifest import ChunkRecord, Manifest, TensorRecord, ValueRecord
@@ -134,11 +135,28 @@ def _size(numbers: tuple[int, ...]) -> Call:
 
 
 def _check_covered(tensor: TensorRecord) -> None:
-    """Every element is in one chunk. A sum and distinct places suffice where chunks are a grid, as shardings are."""
+    """Every element is in one chunk."""
+    n_dims = len(tensor.global_shape)
+    for chunk in tensor.chunks:
+        if not len(chunk.offsets) == len(chunk.sizes) == n_dims or not all(
+            start >= 0 and size >= 0 and start + size <= whole
+            for start, size, whole in zip(chunk.offsets, chunk.sizes, tensor.global_shape, strict=True)
+        ):
+            raise ManifestError(
+                f"tensor {tensor.fqn!r} has the shape {tensor.global_shape}, its chunk at {chunk.offsets} of sizes "
+                f"{chunk.sizes} isn't in it: the ranks' plans don't fit together"
+            )
+    # Readers find a chunk by where it starts, also one without elements.
     places = {chunk.offsets for chunk in tensor.chunks}
     volume = sum(prod(chunk.sizes) for chunk in tensor.chunks)
     if volume != prod(tensor.global_shape) or len(places) != len(tensor.chunks):
         raise ManifestError(
             f"tensor {tensor.fqn!r} has {prod(tensor.global_shape)} elements, its {len(tensor.chunks)} chunks "
             f"at {len(places)} places have {volume}: the ranks' plans don't fit together"
+        )
+    twice = overlap([(chunk.offsets, chunk.sizes) for chunk in tensor.chunks])
+    if twice is not None:
+        raise ManifestError(
+            f"tensor {tensor.fqn!r}: its chunks {twice[0]} and {twice[1]} (offsets and sizes) overlap, and others leave "
+            "a gap: the ranks' plans don't fit together"
         )
