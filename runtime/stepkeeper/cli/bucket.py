@@ -8,6 +8,9 @@ from stepkeeper.cli.render import age_text
 
 __all__ = ["Finding", "judge_bucket"]
 
+_NAMES: Final = ("0.json", "0.distcp", ".metadata")
+"""As the objects of a root end, but for pins."""
+
 _COLD: Final = frozenset({"NEARLINE", "COLDLINE", "ARCHIVE"})
 
 Verdict = Literal["ok", "warn", "bad", "unknown"]
@@ -129,6 +132,9 @@ def _reaches(rule: Mapping[str, Any], prefix: str) -> bool:
         or "numNewerVersions" in condition
         or "daysSinceNoncurrentTime" in condition
     ):
+        return False
+    suffixes = condition.get("matchesSuffix")
+    if suffixes and not any(name.endswith(tuple(suffixes)) for name in _NAMES):
         return False
     prefixes = condition.get("matchesPrefix")
     root = f"{prefix}/" if prefix else ""

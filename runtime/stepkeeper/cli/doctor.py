@@ -8,7 +8,7 @@ import typer
 from stepkeeper.cli.bucket import Finding, judge_bucket
 from stepkeeper.cli.probing import prove_store, throughput
 from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, opened, show_document
-from stepkeeper.errors import LogFormatError, LogGapError, PinFormatError, StorageError
+from stepkeeper.errors import LogFormatError, LogGapError, MissingObjectError, PinFormatError, StorageError
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
 from stepkeeper.pins import list_pins
 from stepkeeper.storage import Store
@@ -66,13 +66,11 @@ def _log_findings(root: Root) -> list[Finding]:
     paths = {stat.path for stat in listed}
     try:
         state = root.log.open()
-        # The listing came first: whatever it lacks below the tail that was found then is a hole.
-        n_listed = sum(slot_path(slot) in paths for slot in range(state.tail + 1))
-        greatest = max((slot for slot in range(state.tail + 1) if slot_path(slot) in paths), default=-1)
-        if n_listed != greatest + 1:
-            missing = next(slot for slot in range(greatest + 1) if slot_path(slot) not in paths)
-            raise LogGapError(f"{root.uri}/{slot_path(missing)} is gone")
-    except LogGapError as error:
+        unlisted = [slot for slot in range(state.tail + 1) if slot_path(slot) not in paths]
+        if unlisted:
+            # Those that came since the listing are there.
+            root.log.entry(unlisted[0])
+    except (LogGapError, MissingObjectError) as error:
         todo = (
             "put the slot back, from soft delete or object versions; find the rule or job that deletes there"
         )

@@ -10,7 +10,7 @@ from typing import Final
 
 from stepkeeper.cli.bucket import Finding
 from stepkeeper.cli.render import size_text
-from stepkeeper.errors import MissingObjectError, StorageError, TransientStorageError
+from stepkeeper.errors import MissingObjectError, NotExclusiveError, StorageError, TransientStorageError
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
@@ -21,6 +21,9 @@ _PREFIX: Final = ".stepkeeper/probes/"
 _RACERS: Final = 16
 _THREADS: Final = 8
 _OBJECT_BYTES: Final = 64 * 1024 * 1024
+_EXCLUSIVE: Final = (
+    "no log can live here: use gs://, an s3:// with conditional writes, or a folder on one file system"
+)
 
 
 def prove_store(store: Store, patience: Patience) -> list[Finding]:
@@ -36,6 +39,9 @@ def prove_store(store: Store, patience: Patience) -> list[Finding]:
             complaint = patience.retry(operation)
         except TransientStorageError:
             raise
+        except NotExclusiveError as error:
+            # Some stores prove it themselves, before they put anything.
+            check, todo, complaint = "conditional-write", _EXCLUSIVE, " ".join(str(error).split())
         except StorageError as error:
             complaint = " ".join(str(error).split())
         if complaint is None:
@@ -52,8 +58,7 @@ def prove_store(store: Store, patience: Patience) -> list[Finding]:
             "read", role, lambda: None if store.read(path) == b"0" else "it reads other bytes than were put"
         )
         tried("list", "caches of listings must be off", lambda: _listed(store, path))
-        exclusive = "no log can live here: use gs://, an s3:// with conditional writes, or a folder on one file system"
-        tried("conditional-write", exclusive, lambda: _raced(store))
+        tried("conditional-write", _EXCLUSIVE, lambda: _raced(store))
     finally:
         tried("delete", role, lambda: _deleted(store, path))
     return findings

@@ -20,6 +20,7 @@ from stepkeeper.cli.render import (
 )
 from stepkeeper.cli.terminal import AsJson, Root, Url, opened, say, show_document, show_table
 from stepkeeper.dcp.metadata import merge_tensors, merge_values
+from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, LogState
 from stepkeeper.manifest import Manifest
 
@@ -83,7 +84,7 @@ def show(
     with opened(context, url) as root:
         state = root.log.open()
         record = _one(state, step, sequence)
-        manifests = read_manifests(root.store, record, patience=root.patience)
+        manifests = _manifests(root, record)
         document = _commit_document(root, state, record, manifests, listed=tensors)
     if as_json:
         show_document(root.uri, document)
@@ -109,6 +110,16 @@ def path(
             show_document(root.uri, document)
         else:
             typer.echo(place)
+
+
+def _manifests(root: Root, record: CommitRecord) -> tuple[Manifest, ...]:
+    """Raises TornCheckpointError, or RestoreError where a job has deleted the commit meanwhile."""
+    try:
+        return read_manifests(root.store, record, patience=root.patience)
+    except TornCheckpointError as error:
+        if record.slot not in root.log.refresh().commits:
+            raise RestoreError(f"step {record.step} (sequence {record.slot}) was deleted just now") from error
+        raise
 
 
 def _state_document(state: LogState) -> dict[str, Any]:

@@ -32,6 +32,7 @@ __all__ = [
     "Root",
     "Sequences",
     "Url",
+    "asks_a_person",
     "exit_code_of",
     "opened",
     "progress_bar",
@@ -113,6 +114,11 @@ def _store(url: str) -> Store:
         raise
     except Exception as error:  # a client's own, before there is a request: no credentials, say
         raise StorageError(f"{url}: {error}") from error
+
+
+def asks_a_person() -> bool:
+    """True where a question would be read, and can be answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def say(message: str) -> None:

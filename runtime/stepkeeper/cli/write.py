@@ -1,7 +1,6 @@
 """The commands rm and gc: what they take away is named in the log as gone first, and nothing pinned goes."""
 
 import socket
-import sys
 import time
 from collections.abc import Collection
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from stepkeeper.cli.terminal import (
     Root,
     Sequences,
     Url,
+    asks_a_person,
     opened,
     progress_bar,
     say,
@@ -136,7 +136,7 @@ def _check_confirmed(
         )
     if yes:
         return
-    if as_json or not sys.stdin.isatty():
+    if as_json or not asks_a_person():
         raise typer.BadParameter("nobody can be asked here: say --yes")
     listed = ", ".join(f"step {record.step} (sequence {record.slot})" for record in records)
     if not typer.confirm(f"Remove {listed} from {root.uri}?", err=True):

@@ -1,1 +1,1 @@
-"""For tests of one's own: a contract suite for stores, a Cloud Storage emulator, a pod's identity. Needs pytest."""
+"""For tests of one's own: a suite for stores (needs pytest), a bucket's emulator, a pod's identity, checkpoints."""

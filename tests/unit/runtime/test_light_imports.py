@@ -9,6 +9,8 @@ MODULES = (
     "stepkeeper.checkpoint",
     "stepkeeper.collect",
     "stepkeeper.dcp.metadata",
+    "stepkeeper.cli",
+    "stepkeeper.cli.app",
 )
 HEAVY = ("torch", "numpy", "google.cloud", "google.auth", "requests", "pytest")
 

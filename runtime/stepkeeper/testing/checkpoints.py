@@ -1,0 +1,94 @@
+"""Small committed checkpoints, made without torch and without a companion process."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.log import Claim, CommitRecord, Log
+from stepkeeper.log.entries import new_nonce
+from stepkeeper.manifest import Manifest
+from stepkeeper.storage import Store, open_store
+from stepkeeper.testing.pod import pod_identity
+
+__all__ = ["SmallRoot", "save_small", "write_small"]
+
+_ROW_BYTES = 32
+
+
+def save_small(log: Log, store: Store, claim: Claim, step: int, *, world_size: int = 1) -> CommitRecord:
+    """A checkpoint of `step` is committed: rank r has written row r of the float32 tensor `model.w`, rank 0 a value.
+
+    Raises FencedError, StorageError.
+    """
+    own, *others = write_small(store, claim, step, world_size=world_size)
+    finished = finish_checkpoint(store, own, [manifest.ref() for manifest in others])
+    return log.commit(
+        claim, step=step, folder=own.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
+    )
+
+
+def write_small(store: Store, claim: Claim, step: int, *, world_size: int = 1) -> Sequence[Manifest]:
+    """As `save_small`, up to where all ranks have written: what a save that was given up leaves behind."""
+    nonce = new_nonce()
+    value = b"a value's blob"
+    manifests = []
+    for rank in range(world_size):
+        row = struct.pack("<8f", *(step + rank + column for column in range(8)))
+        order = SaveOrder(
+            rank=rank,
+            world_size=world_size,
+            step=step,
+            claim=claim.slot,
+            nonce=nonce,
+            tensors=(
+                TensorOrder(
+                    fqn="model.w",
+                    dtype="float32",
+                    global_shape=(world_size, 8),
+                    offsets=(rank, 0),
+                    sizes=(1, 8),
+                    start=0,
+                ),
+            ),
+            values=(ValueOrder(fqn="step", start=_ROW_BYTES, length_bytes=len(value)),) if rank == 0 else (),
+        )
+        manifests.append(write_checkpoint(store, order, memoryview(bytearray(row + value))))
+    return manifests
+
+
+@dataclass
+class SmallRoot:
+    """The root at `url`, and the starts of the job default/lm that save there."""
+
+    url: str
+    store: Store = field(init=False)
+    log: Log = field(init=False)
+    claim: Claim = field(init=False)
+    """The last begin's, once there was one."""
+
+    def __post_init__(self) -> None:
+        self.store = open_store(self.url)
+        self.log = Log(self.store)
+
+    def begin(self, attempt: int = 0, base: int | None = None) -> None:
+        """The root is claimed by that start of the job, which goes on from `base`."""
+        self.claim = self.log.begin(pod_identity(restart_attempt=attempt), base=base, host=f"host-{attempt}")
+
+    def save(self, step: int, *, world_size: int = 1) -> CommitRecord:
+        """As `save_small`, under the last claim."""
+        return save_small(self.log, self.store, self.claim, step, world_size=world_size)
+
+    def give_up(self, step: int) -> str:
+        """What a save that never was committed has left behind. Answers its folder."""
+        return write_small(self.store, self.claim, step)[0].folder
+
+    def contents(self) -> dict[str, bytes]:
+        """All objects."""
+        return {stat.path: self.store.read(stat.path) for stat in self.store.list("")}
+
+    def change(self, path: str, data: bytes | None) -> None:
+        """The object holds `data`; None: it is gone."""
+        self.store.delete(path)
+        if data is not None:
+            self.store.write(path, [data])

@@ -1,0 +1,267 @@
+"""ls, show, verify, path and watch: what they print, what they find, and that they leave everything as it is."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from stepkeeper.cli.blocks import Verification, verify_commit
+from stepkeeper.log import CommitRecord
+from stepkeeper.storage import Store
+from stepkeeper.testing.checkpoints import SmallRoot
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def root(url: str) -> SmallRoot:
+    """Steps 10, 15, 25 on the line; 20 on an abandoned branch, and 20 quarantined."""
+    root = SmallRoot(url)
+    root.begin()
+    base = root.save(10)
+    root.save(20)
+    root.begin(1, base.slot)
+    root.log.restored(root.claim, base.slot)
+    root.save(15)
+    root.log.quarantine(root.claim, root.save(20).slot, "a bad block")
+    root.save(25)
+    return root
+
+
+def lines(result: Result) -> list[list[str]]:
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [line.split() for line in result.stdout.splitlines()]
+
+
+def document(result: Result) -> dict[str, object]:
+    assert result.exit_code in (0, 1), result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_ls_is_the_latest_line_newest_first(run: Run, root: SmallRoot) -> None:
+    header, *rows = lines(run("ls", root.url))
+    assert header == ["SEQUENCE", "STEP", "STATE", "CLAIM", "ATTEMPT", "SIZE", "VERIFIED", "AGE"]
+    assert [row[:6] for row in rows] == [
+        ["8", "25", "latest", "3", "default/lm", "0.1"],
+        ["5", "15", "line", "3", "default/lm", "0.1"],
+        ["1", "10", "line", "0", "default/lm", "0.0"],
+    ]
+    assert [row[8] for row in rows] == ["-", "-", "yes"]
+
+
+def test_ls_all_shows_what_else_takes_room(run: Run, root: SmallRoot) -> None:
+    deleted = root.log.delete(root.claim, lambda state: [5])
+    root.give_up(30)
+    assert [record.step for record in deleted] == [15]
+    _, *rows = lines(run("ls", "--all", root.url))
+    assert [(row[0], row[1], row[2]) for row in rows] == [
+        ("8", "25", "latest"),
+        ("6", "20", "quarantined"),
+        ("5", "15", "deleted"),
+        ("-", "30", "uncommitted"),
+        ("2", "20", "abandoned"),
+        ("1", "10", "line"),
+    ]
+
+
+def test_ls_as_a_document(run: Run, root: SmallRoot) -> None:
+    found = document(run("ls", root.url, "--json"))
+    assert set(found) == {"format", "uri", "root", "tail", "head", "claim", "owner", "commits"}
+    assert (found["format"], found["tail"], found["head"], found["claim"]) == (1, 8, 8, 3)
+    commits = found["commits"]
+    assert isinstance(commits, list)
+    latest = commits[0]
+    assert set(latest) == {
+        "sequence", "step", "state", "claim", "owner", "parent", "size_bytes", "verified", "time_unix_s", "commit_uri",
+    }  # fmt: skip
+    assert latest["commit_uri"].startswith(f"{root.store.uri}/25/3-")
+    assert (latest["time_unix_s"] is None) == root.url.startswith("memory")
+
+
+def test_an_empty_root_is_no_error_to_list_but_shows_nothing(run: Run, url: str) -> None:
+    result = run("ls", url)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "nothing has been saved here yet" in result.stderr
+    assert document(run("ls", url, "--json"))["commits"] == []
+    for command in ("show", "path", "verify"):
+        result = run(command, url)
+        assert (result.exit_code, result.stdout) == (1, ""), command
+        assert result.stderr == "stepkeeper: nothing is committed here\n"
+
+
+def test_show_says_who_saved_what(run: Run, root: SmallRoot) -> None:
+    result = run("show", root.url, 15, "--tensors")
+    assert result.exit_code == 0
+    said = dict(line.split(":", 1) for line in result.stdout.splitlines() if ": " in line)
+    assert said["claim"].split() == ["3", "of", "default/lm", "0.1", "on", "host-1"]
+    assert said["content"].split() == ["1", "tensors,", "1", "values"]
+    assert ["model.w", "float32", "[1,", "8]"] in [line.split() for line in result.stdout.splitlines()]
+    found = document(run("show", root.url, "--sequence", 6, "--json"))
+    assert (found["step"], found["state"], found["n_tensors"], "tensors" in found) == (
+        20,
+        "quarantined",
+        1,
+        False,
+    )
+
+
+def test_a_step_off_the_line_is_named_by_its_sequence(run: Run, root: SmallRoot) -> None:
+    result = run("path", root.url, 20)
+    assert result.exit_code == 1
+    assert result.stderr == "stepkeeper: step 20 isn't on the latest line, but has --sequence 2 or 6\n"
+    result = run("path", root.url, 99)
+    assert "no commit of step 99; there are: step 25 (sequence 8), " in result.stderr
+    assert run("path", root.url, 15, "--sequence", 5).exit_code == 2
+
+
+def test_path_is_a_folder_where_there_are_folders(run: Run, root: SmallRoot) -> None:
+    place = run("path", root.url, 10).stdout.strip()
+    if root.url.startswith("file"):
+        assert (Path(place) / ".metadata").is_file()
+    else:
+        assert place.startswith(f"{root.url}/10/0-")
+    assert document(run("path", root.url, 10, "--json"))["path"] == place
+
+
+def test_verify_reads_every_block_and_writes_nothing(run: Run, root: SmallRoot) -> None:
+    before = root.contents()
+    result = run("verify", "--all", root.url)
+    assert result.exit_code == 0
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["25", "15", "20", "10"]
+    for command in (["ls", "--all"], ["show"], ["gc", "--dry-run"], ["doctor"], ["watch", "--count", 1]):
+        assert run(*command, root.url).exit_code == 0, command
+    assert root.contents() == before
+
+
+OBJECTS = ["__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.0.json", "manifest.1.json"]
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize("damage", ["flipped", "cut", "longer", "gone"])
+def test_verify_names_what_is_bad(run: Run, url: str, name: str, damage: str) -> None:
+    root = SmallRoot(url)
+    root.begin()
+    record = root.save(10, world_size=2)
+    good = root.store.read(f"{record.folder}/{name}")
+    bad = {"flipped": good[:50] + bytes([good[50] ^ 1]) + good[51:], "cut": good[:-1], "longer": good + b"x"}
+    root.change(f"{record.folder}/{name}", bad.get(damage))
+    result = run("verify", url)
+    assert result.exit_code == 1
+    assert f"BAD {record.folder}/{name}" in result.stdout
+    block = damage == "flipped" and not name.startswith("manifest")
+    assert (f"{name} block 0" in result.stdout) == (
+        block or (damage == "cut" and not name.startswith("manifest"))
+    )
+    found = document(run("verify", url, "--json"))
+    commits = found["commits"]
+    assert isinstance(commits, list)
+    assert {each["object"] for each in commits[0]["bad"]} == {name}
+    assert str(run("doctor", url).exit_code) == {"cut": "1", "gone": "1"}.get(damage, "0")
+
+
+def test_verify_goes_on_to_the_other_commits(run: Run, root: SmallRoot) -> None:
+    root.change(f"{root.log.state.commits[5].folder}/__0_0.distcp", b"")
+    root.store.write(f"{root.log.state.commits[1].folder}/notes.txt", [b"mine"])
+    result = run("verify", root.url, 15, 10)
+    assert result.exit_code == 1
+    assert [line.split(": ")[1].split("/")[-1] for line in result.stdout.splitlines()][-1].startswith(
+        "3 objects"
+    )
+    assert "notes.txt is no object of this commit" in result.stdout
+    assert run("verify", root.url, 10).exit_code == 0
+
+
+def test_what_was_deleted_while_it_was_verified_is_not_bad(
+    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken(store: Store, commit: CommitRecord, **options: Any) -> Verification:
+        root.log.delete(root.claim, lambda state: [commit.slot])
+        for stat in store.list(commit.folder):
+            store.delete(stat.path)
+        return verify_commit(store, commit, **options)
+
+    monkeypatch.setattr("stepkeeper.cli.verify.verify_commit", overtaken)
+    result = run("verify", root.url, 15)
+    assert (result.exit_code, result.stdout) == (0, "step 15 (sequence 5): was deleted while it was read\n")
+
+
+def test_watch_shows_the_latest_and_then_what_comes(
+    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = iter((30, 35, 40))
+    monkeypatch.setattr(time, "sleep", lambda _: root.save(next(steps)))
+    result = run("watch", root.url, "--json", "--count", 3)
+    assert result.exit_code == 0
+    assert [json.loads(line)["step"] for line in result.stdout.splitlines()] == [25, 30, 35]
+    result = run("watch", root.url, "--count", 1)
+    assert "step 35 (sequence 10, claim 3, default/lm 0.1)" in result.stdout
+
+
+def test_watch_of_an_empty_root_waits_and_ends_quietly(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = SmallRoot(url)
+    moves = iter((root.begin, lambda: root.save(10), lambda: signal.raise_signal(signal.SIGINT)))
+    monkeypatch.setattr(time, "sleep", lambda _: next(moves)())
+    result = run("watch", url)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "step 10 (sequence 1" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["ls", "/tmp/x"], 2),
+        (["ls", "gcs://bucket"], 2),
+        (["ls"], 2),
+        (["nothing"], 2),
+        (["ls", "memory://x", "--nothing"], 2),
+        (["verify", "memory://x", "1", "--all"], 2),
+        (["rm", "memory://x"], 2),
+        (["gc", "memory://x", "--pins", "--dry-run"], 2),
+        (["doctor", "memory://x", "--read-only", "--throughput", "1"], 2),
+        (["rm", "memory://x", "5", "--yes"], 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_exit_codes(run: Run, arguments: list[str], code: int) -> None:
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_store_that_refuses_is_one_line_and_code_3(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "root" / ".stepkeeper" / "log" / "00000000.json").mkdir(parents=True)
+    (tmp_path / "root" / ".stepkeeper" / "log" / "00000000.json" / "x").write_text("")
+    (tmp_path / "root" / ".stepkeeper" / "log" / "00000001.json").write_text("{}")
+    result = run("ls", (tmp_path / "root").as_uri())
+    assert result.exit_code == 3
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_broken_log_is_a_finding(run: Run, root: SmallRoot) -> None:
+    root.change(".stepkeeper/log/00000002.json", None)
+    result = run("ls", root.url)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"stepkeeper: {root.store.uri}/.stepkeeper/log/00000002.json is gone")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from stepkeeper.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "stepkeeper: typer isn't installed: pip install 'stepkeeper[cli]'\n",
+    )

@@ -1,0 +1,187 @@
+"""rm and gc: what goes, what is refused, and what the next start of a job finds."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+import typer
+from typer.testing import Result
+
+from stepkeeper.cli import write as module
+from stepkeeper.errors import FencedError, ForeignRootError
+from stepkeeper.log import Delete
+from stepkeeper.pins import Pin, put_pin, remove_pin
+from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper.testing.pod import pod_identity
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def root(url: str) -> SmallRoot:
+    """Sequence 1, 4, 5 (steps 10, 20, 30) on the line, 1 verified; sequence 2 (step 15) on an abandoned branch."""
+    root = SmallRoot(url)
+    root.begin()
+    base = root.save(10)
+    root.save(15)
+    root.begin(1, base.slot)
+    root.save(20)
+    root.save(30)
+    root.log.restored(root.claim, base.slot)
+    return root
+
+
+def sequences(root: SmallRoot) -> list[int]:
+    return list(root.log.refresh().commits)
+
+
+def folders(root: SmallRoot) -> set[str]:
+    return {path.split("/")[0] for path in root.contents()} - {".stepkeeper"}
+
+
+def test_an_abandoned_commit_goes_with_its_data(run: Run, root: SmallRoot) -> None:
+    result = run("rm", root.url, 15, "--force", "--yes")
+    assert (result.exit_code, result.stdout.split(",")[0]) == (0, "removed step 15 (sequence 2")
+    assert (sequences(root), folders(root)) == ([1, 4, 5], {"10", "20", "30"})
+    assert root.log.state.head == 5
+    assert run("verify", "--all", root.url).exit_code == 0
+
+
+def test_the_deletion_is_in_the_log_before_data_goes(
+    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_short(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "sweep", cut_short)
+        assert run("rm", root.url, 20, "--force", "--yes").exit_code == 130
+    assert isinstance(root.log.entry(root.log.refresh().tail).body, Delete)
+    assert folders(root) == {"10", "15", "20", "30"}
+    assert "collected 1 folders" in run("gc", root.url).stdout
+    assert folders(root) == {"10", "15", "30"}
+
+
+def test_a_root_that_a_job_may_be_writing_to_is_left_alone(run: Run, root: SmallRoot) -> None:
+    before = root.contents()
+    result = run("rm", root.url, 15, "--yes")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "claim 3 of default/lm may be writing still" in result.stderr
+    assert root.contents() == before
+    root.save(40)
+
+
+def test_a_claim_of_this_command_is_over_with_it(run: Run, root: SmallRoot) -> None:
+    assert run("rm", root.url, 15, "--force", "--yes").exit_code == 0
+    assert run("rm", root.url, 20, "--yes").exit_code == 0
+    assert sequences(root) == [1, 5]
+
+
+def test_a_job_that_writes_meanwhile_is_not_fenced_even_by_force(
+    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_check_proof", lambda *_: root.save(40))
+    result = run("rm", root.url, 15, "--force", "--yes")
+    assert result.exit_code == 4
+    assert "slot 7 was written just now: a job is saving here" in result.stderr
+    root.save(50)
+
+
+def test_the_stale_job_stops_and_its_next_start_goes_on(run: Run, root: SmallRoot) -> None:
+    assert run("rm", root.url, 15, "--force", "--yes").exit_code == 0
+    with pytest.raises(FencedError, match="claim 3 is stale"):
+        root.save(40)
+    with pytest.raises(ForeignRootError, match="default/lm"):
+        root.log.begin(pod_identity(job="another", job_uid="uid-2"))
+    root.begin(2)
+    assert root.log.state.head == 5
+    root.save(40)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "why"),
+    [(5, "is the latest commit"), (1, "is the newest commit on the latest line that was ever")],
+)
+def test_what_a_restore_needs_is_not_removed(run: Run, root: SmallRoot, sequence: int, why: str) -> None:
+    before = root.contents()
+    result = run("rm", root.url, "--sequence", sequence, "--force", "--yes")
+    assert result.exit_code == 4
+    assert why in result.stderr
+    assert root.contents() == before
+
+
+def test_where_nothing_was_restored_the_latest_is_read_first(run: Run, url: str) -> None:
+    root = SmallRoot(url)
+    root.begin()
+    first, latest = root.save(10), root.save(20)
+    path = f"{latest.folder}/__0_0.distcp"
+    good = root.store.read(path)
+    root.change(path, b"x" + good[1:])
+    result = run("rm", url, 10, "--force", "--yes")
+    assert result.exit_code == 4
+    assert "the latest commit, step 20, is bad" in result.stderr
+    assert sequences(root) == [first.slot, latest.slot]
+    root.change(path, good)
+    assert run("rm", url, 10, "--force", "--yes").exit_code == 0
+    assert sequences(root) == [latest.slot]
+
+
+def test_a_step_saved_twice_has_to_be_named_by_sequence(run: Run, root: SmallRoot) -> None:
+    root.save(20)
+    result = run("rm", root.url, 20, "--force", "--yes")
+    assert result.exit_code == 4
+    assert "name one by --sequence, of 4, 7" in result.stderr
+    assert run("rm", root.url, "--sequence", 4, "--force", "--yes").exit_code == 0
+
+
+def test_nobody_to_ask_is_no_yes(run: Run, root: SmallRoot) -> None:
+    assert run("rm", root.url, 15, "--force").exit_code == 2
+    assert run("rm", root.url, 15, "--force", "--json").exit_code == 2
+    assert sequences(root) == [1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(True, 0, [1, 4, 5]), (False, 4, [1, 2, 4, 5])])
+def test_a_person_is_asked(
+    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch, answer: bool, code: int, left: list[int]
+) -> None:
+    asked: list[str] = []
+
+    def confirm(text: str, *, err: bool) -> bool:
+        asked.append(text)
+        return answer
+
+    monkeypatch.setattr(module, "asks_a_person", lambda: True)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    assert run("rm", root.url, 15, "--force").exit_code == code
+    assert asked == [f"Remove step 15 (sequence 2) from {root.store.uri}?"]
+    assert sequences(root) == left
+
+
+def test_pinned_data_waits_for_a_collection(run: Run, root: SmallRoot) -> None:
+    pin = Pin(slot=2, nonce="a" * 32, holder="ml/eval-3", reason="an evaluation")
+    put_pin(root.store, pin)
+    found = json.loads(run("rm", root.url, 15, "--force", "--yes", "--json").stdout)
+    assert (found["deleted"][0]["sequence"], found["pinned"]) == (2, [2])
+    assert "15" in folders(root)
+    listed = run("gc", root.url, "--pins")
+    assert listed.stdout.splitlines()[1].split() == ["2", "deleted", "ml/eval-3", "-", "an", "evaluation"]
+    assert json.loads(run("gc", root.url, "--pins", "--json").stdout)["pins"][0]["holder"] == "ml/eval-3"
+    assert json.loads(run("gc", root.url, "--json").stdout)["pinned"][0]["sequence"] == 2
+    remove_pin(root.store, pin)
+    assert run("gc", root.url).stdout.endswith("; 0 pinned\n")
+    assert "15" not in folders(root)
+
+
+def test_gc_takes_what_earlier_claims_left_and_only_that(run: Run, root: SmallRoot) -> None:
+    before = root.contents()
+    left = root.give_up(60)
+    assert "collected 0 folders" in run("gc", root.url).stdout
+    root.begin(2)
+    mine = root.give_up(70)
+    found = json.loads(run("gc", root.url, "--dry-run", "--json").stdout)
+    assert [each["folder"] for each in found["collected"]] == [left]
+    assert any(path.startswith(left) for path in root.contents())
+    assert f"collected {left}: 1 objects" in run("gc", root.url).stdout
+    kept = {path for path in root.contents() if not path.startswith((".stepkeeper", mine))}
+    assert kept == {path for path in before if not path.startswith(".stepkeeper")}
+    root.save(80)
