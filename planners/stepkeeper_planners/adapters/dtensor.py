@@ -15,6 +15,7 @@ from stepkeeper_planners.adapters.placements import (
     Placements,
     RankMesh,
     box_of_rank,
+    check_order,
     chunks_on_mesh,
     with_siblings,
 )
@@ -32,8 +33,8 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     Ranks: numbered as in the default process group.
 
     Raises:
-        UnsupportedShardingError: a placement is Partial, or doesn't say who holds what; or the local tensor isn't
-            what the placements say, or has no elements in memory.
+        UnsupportedShardingError: a placement is Partial, or doesn't say who holds what; or ranks don't ascend along
+            a mesh dimension that cuts; or the local tensor isn't what the placements say, or has no elements in memory.
     """
     shape = tuple(tensor.shape)
     local = _local(tensor)
@@ -42,6 +43,7 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
         mesh, placements = _placed(_dtensor(tensor))
         chunks = chunks_on_mesh(mesh, placements, shape)
         if tensor.numel():
+            check_order(mesh, placements)
             held = box_of_rank(mesh, placements, shape, ranks.rank)
             _check_local(local, ranks.rank, None if held is None else held.sizes)
     except UnsupportedShardingError as error:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import Final
 
 import numpy as np
 
@@ -32,6 +33,9 @@ class Cut:
 
 Placements = tuple[Cut | None, ...]
 """For each mesh dimension what it cuts; None where it holds copies."""
+
+_SHOWN: Final = 16
+"""Ranks of a mesh that are shown in a message."""
 
 Span = tuple[int, int]
 """Offset and size along one dimension."""
@@ -79,6 +83,27 @@ def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...
             box = Box(offsets=tuple(start for start, _ in spans), sizes=tuple(size for _, size in spans))
             chunks.append(Chunk(box=box, owners=owners))
     return tuple(chunks)
+
+
+@lru_cache(maxsize=256)
+def check_order(mesh: RankMesh, placements: Placements) -> None:
+    """Along every mesh dimension that cuts, ranks ascend.
+
+    Elsewhere torch contradicts itself: its collectives take the parts in the order of ranks, so full_tensor() and
+    distribute_tensor() have them in another order than the mesh and the placements say.
+
+    Raises:
+        UnsupportedShardingError: they don't; it says which mesh, and what to build instead.
+    """
+    grid = np.array(mesh.ranks).reshape(mesh.shape)
+    for dim, cut in enumerate(placements):
+        if cut is not None and (np.diff(grid, axis=dim) <= 0).any():
+            shown = str(grid.tolist()) if grid.size <= _SHOWN else f"of shape {mesh.shape}"
+            raise UnsupportedShardingError(
+                f"it is sharded over dimension {dim} of the mesh {shown}, along which ranks don't ascend. There torch "
+                "contradicts itself: full_tensor() takes the parts by rank, the placements by place on the mesh. "
+                "Build the mesh with ranks in ascending order along it"
+            )
 
 
 @lru_cache(maxsize=256)

@@ -60,6 +60,7 @@ def make_state(rank: int, world_size: int) -> dict[str, Any]:
     inner = 2 if world_size % 2 == 0 else 1
     mesh = init_device_mesh("cpu", (world_size // inner, inner), mesh_dim_names=("outer", "inner"))
     some = DeviceMesh("cpu", list(range(max(1, world_size - 1))))
+    line = DeviceMesh("cpu", list(range(world_size)))
     backwards = DeviceMesh("cpu", list(range(world_size))[::-1])
     over = _StridedShard(0, split_factor=inner) if inner > 1 else Shard(0)
     tied = placed(numbers(5, 2), mesh, Shard(0), Replicate())
@@ -70,7 +71,8 @@ def make_state(rank: int, world_size: int) -> dict[str, Any]:
             "copied": placed(numbers(6, 5, dtype=torch.bfloat16), mesh, Replicate(), Shard(1)),
             "few_rows": placed(numbers(2, 9, dtype=torch.int64), mesh, Shard(0), Replicate()),
             "on_some": placed(numbers(8, 2, dtype=torch.int16), some, Shard(0)),
-            "backwards": placed(numbers(9, 2), backwards, Shard(0)),
+            "backwards": placed(numbers(9, 2), backwards, Replicate()),
+            "few_of_many": placed(numbers(9, 2), line, Shard(0)),
             "slice": placed(numbers(4, 6), mesh["outer"], Shard(1)),
         },
         "tied": {"first": tied, "second": tied.detach()},

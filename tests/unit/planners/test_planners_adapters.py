@@ -84,6 +84,11 @@ def without_data(mesh: DeviceMesh) -> torch.Tensor:
     return DTensor.from_local(local, mesh, [Replicate(), Shard(0)], run_check=False)
 
 
+def of_ranks_backwards(mesh: DeviceMesh) -> torch.Tensor:
+    del mesh
+    return DTensor.from_local(torch.ones(3), DeviceMesh("cpu", [2, 1]), [Shard(0)], run_check=False)
+
+
 def of_two(mesh: DeviceMesh) -> torch.Tensor:
     del mesh
     make: Any = TwoTensor
@@ -101,6 +106,7 @@ def of_old_shards(mesh: DeviceMesh) -> torch.Tensor:
         (partial_sum, r"a\.w: it is placed as .*one term of a sum .*redistribute\(\)"),
         (of_another_shape, r"a\.w: rank 1 has a part of shape \(3, 2\), where the placements say \(2, 2\)"),
         (without_data, r"a\.w: a tensor on the meta device"),
+        (of_ranks_backwards, r"a\.w: it is sharded over dimension 0 of the mesh \[2, 1\]"),
         (of_two, r"a\.w: a TwoTensor is made of other tensors \(a, b\)"),
         (of_old_shards, r"a\.w: .*ShardedTensor.*fully_shard"),
     ],
@@ -108,6 +114,7 @@ def of_old_shards(mesh: DeviceMesh) -> torch.Tensor:
         "partial sums",
         "a local tensor of another shape",
         "no elements in memory",
+        "ranks that don't ascend",
         "wrapper subclasses",
         "torch's old ShardedTensor",
     ],

@@ -7,6 +7,7 @@ from stepkeeper_planners.adapters.placements import (
     Placements,
     RankMesh,
     box_of_rank,
+    check_order,
     chunks_on_mesh,
     with_siblings,
 )
@@ -21,6 +22,38 @@ def test_a_mesh_need_not_be_in_the_order_of_ranks_nor_hold_all() -> None:
     assert (first.box, first.owners) == (Box(offsets=(0, 0), sizes=(4, 2)), (Owner(rank=5, local_index=0),))
     assert (second.box, second.owners) == (Box(offsets=(0, 2), sizes=(4, 1)), (Owner(rank=3, local_index=0),))
     assert box_of_rank(mesh, (Cut(dim=-1),), (4, 3), 4) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "placements"),
+    [
+        ((2,), (1, 0), (Cut(dim=0),)),
+        ((3,), (0, 2, 1), (Cut(dim=1),)),
+        ((2, 2), (2, 3, 0, 1), (Cut(dim=0), None)),
+        ((2, 2), (0, 1, 3, 2), (None, Cut(dim=0))),
+    ],
+)
+def test_a_tensor_is_not_cut_along_ranks_that_do_not_ascend(
+    shape: tuple[int, ...], ranks: tuple[int, ...], placements: Placements
+) -> None:
+    with pytest.raises(UnsupportedShardingError, match=r"mesh \[.*full_tensor\(\).*in ascending order"):
+        check_order(RankMesh(shape=shape, ranks=ranks), placements)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "placements"),
+    [
+        ((2,), (1, 0), (None,)),
+        ((2,), (3, 5), (Cut(dim=0),)),
+        ((2, 2), (2, 3, 0, 1), (None, Cut(dim=0))),
+        ((2, 2), (0, 2, 1, 3), (Cut(dim=0), Cut(dim=1))),
+        ((1, 2), (1, 0), (Cut(dim=0), None)),
+    ],
+)
+def test_copies_may_lie_along_ranks_in_any_order(
+    shape: tuple[int, ...], ranks: tuple[int, ...], placements: Placements
+) -> None:
+    check_order(RankMesh(shape=shape, ranks=ranks), placements)
 
 
 def test_copies_are_owners_of_one_chunk_in_the_order_of_ranks() -> None:
