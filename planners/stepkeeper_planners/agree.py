@@ -16,15 +16,14 @@ from stepkeeper_planners.values import encode_value
 
 __all__ = [
     "can_be_one",
-    "digest_small_tensor",
     "digest_value",
+    "digest_whole_numbers",
     "fingerprint",
     "name_differences",
     "name_digests",
 ]
 
 _DIGEST_BYTES: Final = 16
-_SMALL_BYTES: Final = 65_536
 _NO_CONTENT: Final = bytes(_DIGEST_BYTES)
 _NUMBERS: Final = frozenset({type(None), bool, int, float, complex})
 _TENSOR, _VALUE, _PER_RANK, _ALIAS = b"t", b"v", b"p", b"a"
@@ -76,17 +75,18 @@ def digest_value(fqn: str, value: object) -> bytes:
     return _value(fqn, value)
 
 
-def digest_small_tensor(tensor: torch.Tensor) -> bytes | None:
-    """Of whole numbers in the host's memory, such as the state of a random number generator; None of other tensors.
+def digest_whole_numbers(tensor: torch.Tensor) -> bytes | None:
+    """Of whole numbers in the host's memory, such as an order of samples, however many; None of other tensors.
 
     Ranks may well differ in the last bits of what they compute, or in the statistics of their own batches, and one
     is as good as the other; but one rank's random numbers or positions in the data are no other's.
     """
     if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
         return None
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+    if not plain or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
-    return _tensor(tensor) if tensor.numel() * tensor.itemsize <= _SMALL_BYTES else None
+    return _tensor(tensor)
 
 
 def name_differences(
@@ -197,5 +197,8 @@ def _array(fqn: str, value: Any) -> bytes:
 def _tensor(value: torch.Tensor) -> bytes:
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     form = (type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad)
-    data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
-    return _hashed(repr(form).encode() + data)
+    digest = blake2b(repr(form).encode(), digest_size=_DIGEST_BYTES)
+    if plain.numel():
+        # In place: there may be gigabytes.
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.digest()

@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.agree import (
-    digest_small_tensor,
     digest_value,
+    digest_whole_numbers,
     fingerprint,
     name_differences,
     name_digests,
@@ -242,11 +242,11 @@ class SPMDSavePlanner(SavePlanner):
         self._layouts = {layout.fqn: layout for layout in layouts}
         # Of a layout that isn't complete each rank has other elements.
         alike = [layout.fqn for layout in layouts if layout.complete]
-        small = {fqn: digest_small_tensor(self._flat.tensors[fqn]) for fqn in alike}
+        numbers = {fqn: digest_whole_numbers(self._flat.tensors[fqn]) for fqn in alike}
         self._digests = name_digests(
             layouts,
             values={fqn: digest_value(fqn, value) for fqn, value in self._flat.values.items()},
-            contents={fqn: digest for fqn, digest in small.items() if digest is not None},
+            contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
             aliases=self._flat.aliases,
             per_rank_keys=self._flat.per_rank,
         )

@@ -157,6 +157,6 @@ def _check_covered(tensor: TensorRecord) -> None:
     twice = overlap([(chunk.offsets, chunk.sizes) for chunk in tensor.chunks])
     if twice is not None:
         raise ManifestError(
-            f"tensor {tensor.fqn!r}: its chunks {twice[0]} and {twice[1]} (offsets and sizes) overlap, and others leave "
-            "a gap: the ranks' plans don't fit together"
+            f"tensor {tensor.fqn!r}: its chunks {twice[0]} and {twice[1]} (offsets and sizes) overlap, others "
+            "leave a gap: the ranks' plans don't fit together"
         )

@@ -11,7 +11,7 @@ from stepkeeper.same_state import StateSummary
 from stepkeeper.snapshot.device import clone_on_device
 from stepkeeper.snapshot.region import ALIGNMENT_BYTES, Region
 from stepkeeper_planners import adapters
-from stepkeeper_planners.agree import digest_small_tensor, digest_value
+from stepkeeper_planners.agree import digest_value, digest_whole_numbers
 from stepkeeper_planners.assign import SavePlan, TensorWrite, plan_save
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import UnsupportedShardingError
@@ -107,11 +107,11 @@ def _check_known_whole(layouts: Sequence[TensorLayout], ranks: Ranks) -> None:
 def _summary(flat: FlatState, layouts: Sequence[TensorLayout], ranks: Ranks) -> StateSummary:
     if ranks.world_size == 1:
         return StateSummary()
-    small = {fqn: digest_small_tensor(tensor) for fqn, tensor in flat.tensors.items()}
+    numbers = {fqn: digest_whole_numbers(tensor) for fqn, tensor in flat.tensors.items()}
     return StateSummary(
         layouts=layouts,
         values={fqn: digest_value(fqn, value) for fqn, value in flat.values.items()},
-        contents={fqn: digest for fqn, digest in small.items() if digest is not None},
+        contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
         aliases=dict(flat.aliases),
         per_rank=tuple(flat.per_rank),
     )
