@@ -76,7 +76,7 @@ def _converted(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Te
         return elements
     converted = elements.to(dtype)
     if elements.dtype.is_floating_point or elements.dtype.is_complex:
-        fits = bool((converted.isfinite() | ~elements.isfinite()).all())
+        fits = bool((_finite(converted) | ~_finite(elements)).all())
     else:
         fits = (
             dtype.is_floating_point
@@ -88,3 +88,8 @@ def _converted(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Te
             f"{fqn}: an element stored as {elements.dtype} is beyond {dtype}. Load it as it was stored, or exclude it"
         )
     return converted
+
+
+def _finite(elements: torch.Tensor) -> torch.Tensor:
+    """Which of them are; torch itself can't say it of most dtypes of eight bits."""
+    return (elements.float() if elements.dtype.itemsize == 1 else elements).isfinite()

@@ -204,6 +204,32 @@ def test_numbers_that_the_other_dtype_cant_say_are_refused(
     )
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float8_e4m3fn,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2,
+        torch.float8_e5m2fnuz,
+        torch.float8_e8m0fnu,
+    ],
+)
+def test_elements_of_eight_bits_are_converted_like_others(tmp_path: Path, dtype: torch.dtype) -> None:
+    dcp_save({"w": torch.tensor([1.0, 2.0, torch.nan])}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"w": torch.zeros(3, dtype=dtype)}
+    load(state, tmp_path, cast=True)
+    assert torch.equal(state["w"].float()[:2], torch.tensor([1.0, 2.0]))
+    assert state["w"].float()[2].isnan()
+    dcp_save(state, checkpoint_id=tmp_path / "back", no_dist=True)
+    back = {"w": torch.zeros(3)}
+    load(back, tmp_path / "back", cast=True)
+    assert torch.equal(back["w"][:2], torch.tensor([1.0, 2.0]))
+    large = {"w": torch.tensor([1.0, 1e39, 3.0], dtype=torch.float64)}
+    dcp_save(large, checkpoint_id=tmp_path / "large", no_dist=True)
+    with pytest.raises(CheckpointException, match="w: an element stored as .* is beyond"):
+        load(state, tmp_path / "large", cast=True)
+
+
 def write(folder: Path, tensor: torch.Tensor) -> Path:
     tensor = torch.ones_like(tensor) if not tensor.dtype.is_floating_point else tensor
     dcp_save({"w": tensor}, checkpoint_id=folder / "fits", no_dist=True)
