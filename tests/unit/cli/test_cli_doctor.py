@@ -165,3 +165,15 @@ def test_what_a_bucket_is_set_to(settings: dict[str, Any], check: str, verdict: 
     assert findings[check].todo or verdict == "ok"
     others = {found.verdict for name, found in findings.items() if name != check}
     assert others == {"ok"}
+
+
+def test_a_gap_that_opening_a_long_log_does_not_meet(
+    run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepkeeper.log.tail.PAGE", 4)
+    while root.log.state.tail < 40:
+        root.log.void(root.claim, "nothing to save", "10/0-x")
+    root.change(".stepkeeper/log/00000015.json", None)
+    result = run("doctor", root.url)
+    assert result.exit_code == 1
+    assert "00000015.json" in result.stdout.splitlines()[0]

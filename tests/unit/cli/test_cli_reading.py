@@ -13,8 +13,11 @@ import pytest
 from typer.testing import Result
 
 from stepkeeper.cli.blocks import Verification, verify_commit
-from stepkeeper.log import CommitRecord
+from stepkeeper.cli.history import leftovers_of
+from stepkeeper.cli.terminal import Root
+from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store
+from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.checkpoints import SmallRoot
 
 Run = Callable[..., Result]
@@ -265,3 +268,12 @@ def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> N
         1,
         "stepkeeper: typer isn't installed: pip install 'stepkeeper[cli]'\n",
     )
+
+
+def test_what_was_committed_while_it_was_listed_is_no_leftover(root: SmallRoot) -> None:
+    log = Log(root.store)
+    state = log.open()
+    root.save(30)
+    left = root.give_up(40)
+    asked = Root(store=root.store, log=log, patience=Patience(total_s=0))
+    assert [each.folder for each in leftovers_of(asked, state)] == [left]
