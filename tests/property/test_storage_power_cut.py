@@ -1,0 +1,277 @@
+"""The power is cut after any operation of a file system: what was answered before is there, and a start goes on.
+
+A disk keeps what was synced: a file's bytes by the file's fsync, a name by its folder's. Anything else may be there or
+not, each name and each file for itself.
+"""
+
+import errno
+import fnmatch
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, final
+
+import pytest
+from storage_disk.companions import Gang, check_root
+from storage_disk.disk import Answered, Contents, Disk, Killed, Op, Recorder, write_out
+
+from stepkeeper.collect import gc
+from stepkeeper.errors import FencedError, StepkeeperError
+from stepkeeper.log import Log
+from stepkeeper.log.tail import LOG_PREFIX
+from stepkeeper.storage import posix
+from stepkeeper.storage.base import Buffer, ObjectStat, Store
+from stepkeeper.storage.posix import PosixStore
+
+ROOT: Final = "runs/x"
+SEED: Final = 20261121
+
+
+@final
+class Told:
+    """A store, and a record of what it has answered."""
+
+    def __init__(self, inner: Store, recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+
+    @property
+    def uri(self) -> str:
+        return self._inner.uri
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        won = self._inner.put_if_absent(path, data)
+        # Who lost acts on what is there: that has to last as well.
+        self._recorder.note(Answered(path, data if won else self._inner.read(path)))
+        return won
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._inner.write(path, parts)
+        self._recorder.note(Answered(path, b"".join(parts)))
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._inner.read(path, offset, length)
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        return self._inner.list(prefix)
+
+    def delete(self, path: str) -> None:
+        self._recorder.note(Answered(path, None))
+        self._inner.delete(path)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@final
+class Machine:
+    """Where a scenario runs: a disk whose operations are recorded."""
+
+    def __init__(self, disk: Path, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.root = disk / ROOT
+        self.first = 0
+        """What is recorded before is history: nobody cuts the power there."""
+
+    def store(self) -> Told:
+        return Told(PosixStore(self.root), self.recorder)
+
+    def start(self, *, last: int | None = None) -> Gang:
+        """A start of the job has claimed the root."""
+        gang = Gang(self.root.as_uri(), last=last, wrap=lambda rank, store: Told(store, self.recorder))
+        gang.begin()
+        return gang
+
+    def now(self) -> None:
+        self.first = len(self.recorder.ops)
+
+    def killed_in(self, act: Callable[[], object], kills: Callable[[Op], bool]) -> None:
+        """A process that does that was killed after the operation that `kills` picks."""
+        self.recorder.kills = kills
+        with pytest.raises(Killed):
+            act()
+        self.recorder.revive()
+
+
+def saving(machine: Machine) -> None:
+    machine.start().save(10)
+
+
+def saving_again(machine: Machine) -> None:
+    """The same step, by a later start."""
+    machine.start().save(10)
+    machine.now()
+    machine.start().save(10)
+
+
+def deleting(machine: Machine) -> None:
+    gang = machine.start(last=1)
+    gang.save(10)
+    machine.now()
+    gang.save(20)
+
+
+def collecting(machine: Machine) -> None:
+    gang = machine.start()
+    gang.save(10)
+    gang.write(gang.order(20, 0, "e" * 32))
+    later = machine.start()
+    machine.now()
+    gc(Log(machine.store()), machine.store())
+    later.save(30)
+
+
+def meeting_an_entry(machine: Machine) -> None:
+    """A later start was killed when it had linked its begin; the earlier one learns that it lost."""
+    earlier = machine.start()
+    earlier.save(10)
+    machine.now()
+    machine.killed_in(machine.start, lambda op: op.kind == "link")
+    with pytest.raises(FencedError):
+        earlier.save(20)
+
+
+def meeting_an_object(machine: Machine) -> None:
+    """Of two tries of one write the first was killed when all was written but nothing synced."""
+    machine.start().save(10)
+    machine.now()
+    path = f"20/0-{'c' * 32}/__0_0.distcp"
+    machine.killed_in(lambda: machine.store().write(path, [b"bytes"]), lambda op: op.kind == "write")
+    machine.store().write(path, [b"bytes"])
+
+
+def meeting_folders(machine: Machine) -> None:
+    """Who was killed has made the folders above the root, and nothing made them last."""
+    machine.killed_in(machine.start, lambda op: op == Op("mkdir", ROOT))
+    machine.start().save(10)
+
+
+SCENARIOS: Final = (
+    saving,
+    saving_again,
+    deleting,
+    collecting,
+    meeting_an_entry,
+    meeting_an_object,
+    meeting_folders,
+)
+
+
+def record(
+    disk: Path, scenario: Callable[[Machine], None], unsynced: Callable[[Op], bool] = lambda op: False
+) -> Machine:
+    disk.mkdir()
+    machine = Machine(disk, Recorder(disk, unsynced=unsynced))
+    with machine.recorder.recording():
+        scenario(machine)
+    return machine
+
+
+def replay(machine: Machine, folder: Path) -> int:
+    """Wherever the power is cut, all is well; answers how many states of the disk that were."""
+    disk, answered = Disk(), dict[str, bytes]()
+    seen: set[tuple[frozenset[tuple[str, bytes | None]], frozenset[str]]] = set()
+    for number, op in enumerate(machine.recorder.ops):
+        if isinstance(op, Op):
+            disk.apply(op)
+        elif op.data is None:
+            answered.pop(op.path, None)
+        else:
+            answered[op.path] = op.data
+        if number < machine.first:
+            continue
+        for name, left in disk.cuts(SEED + number):
+            state = (frozenset(left.items()), frozenset(answered))
+            if state in seen:
+                continue
+            seen.add(state)
+            try:
+                check(left, answered, folder)
+            except Exception as error:
+                error.add_note(f"the power was cut after operation {number} ({str(op)[:200]}), left: {name}")
+                raise
+    return len(seen)
+
+
+def check(left: Contents, answered: dict[str, bytes], folder: Path) -> None:
+    for path, data in answered.items():
+        assert left.get(f"{ROOT}/{path}") == data, f"{path} was answered and is gone, or has other bytes"
+    slots = [int(Path(path).stem) for path, data in answered.items() if is_commit(path, data)]
+    write_out(left, folder)
+    check_root(PosixStore(folder / ROOT), committed=max(slots, default=-1))
+
+
+def is_commit(path: str, data: bytes) -> bool:
+    return path.startswith(LOG_PREFIX) and json.loads(data)["kind"] == "commit"
+
+
+@pytest.fixture
+def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a disk is put together again: no power is cut while that is looked at."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    return tmp_path / "replayed"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_nothing_that_was_answered_is_lost(
+    tmp_path: Path, replayed: Path, scenario: Callable[[Machine], None]
+) -> None:
+    n_states = replay(record(tmp_path / "disk", scenario), replayed)
+    print(f"{n_states} states of the disk")
+    assert n_states >= 5
+
+
+def test_nor_where_files_cannot_be_linked(
+    tmp_path: Path, replayed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(source: Path, target: Path) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no links here")
+
+    def renaming(machine: Machine) -> None:
+        rename = machine.recorder.renaming(posix._rename_no_replace)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "link", refused)
+            patch.setattr(posix, "_rename_no_replace", rename)
+            saving(machine)
+
+    machine = record(tmp_path / "disk", renaming)
+    assert any(isinstance(op, Op) and op.kind == "rename" for op in machine.recorder.ops)
+    replay(machine, replayed)
+
+
+@pytest.mark.parametrize(
+    ("synced", "scenario"),
+    [
+        pytest.param(f"{ROOT}/.stepkeeper/log/.tmp-*", saving, id="an entry"),
+        pytest.param(f"{ROOT}/*.distcp", saving, id="blobs"),
+        pytest.param(f"{ROOT}/*/manifest.0.json", saving, id="a manifest"),
+        pytest.param(f"{ROOT}/*/.metadata", saving, id="what stock torch reads"),
+        pytest.param(
+            f"{ROOT}/20/0-{'c' * 32}/__0_0.distcp", meeting_an_object, id="an object that was there"
+        ),
+        pytest.param(f"{ROOT}/.stepkeeper/log", saving, id="the log's folder"),
+        pytest.param(f"{ROOT}/.stepkeeper/log", meeting_an_entry, id="the log's folder, by who lost"),
+        pytest.param(f"{ROOT}/.stepkeeper", saving, id="the folder above the log"),
+        pytest.param(f"{ROOT}/10/0-{'?' * 32}", saving, id="a checkpoint's folder"),
+        pytest.param(f"{ROOT}/10/2-{'?' * 32}", saving_again, id="a second checkpoint's folder"),
+        pytest.param(f"{ROOT}/10", saving_again, id="the step's folder"),
+        pytest.param(ROOT, saving, id="the root"),
+        pytest.param("runs", saving, id="the root's parent"),
+        pytest.param("", meeting_folders, id="the folder above that"),
+    ],
+)
+def test_without_one_of_the_fsyncs_something_is_lost(
+    tmp_path: Path, replayed: Path, synced: str, scenario: Callable[[Machine], None]
+) -> None:
+    left_out: list[str] = []
+
+    def unsynced(op: Op) -> bool:
+        hit = fnmatch.fnmatchcase(op.path, synced)
+        left_out.extend([op.path] * hit)
+        return hit
+
+    machine = record(tmp_path / "disk", scenario, unsynced)
+    assert left_out
+    with pytest.raises((AssertionError, StepkeeperError)):
+        replay(machine, replayed)
