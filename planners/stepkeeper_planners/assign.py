@@ -24,6 +24,9 @@ __all__ = ["MIN_SLICE_BYTES", "Assignment", "SavePlan", "TensorWrite", "assign",
 MIN_SLICE_BYTES: Final = 65_536
 """Nothing smaller is cut off a chunk: every piece costs a frame when written and a request when read."""
 
+_LARGE_VALUE_BYTES: Final = 4_096
+"""Smaller values weigh nothing, and are the first rank's."""
+
 _PARTS_OF_A_SHARE: Final = 64
 """Nor anything smaller than this part of what a rank writes: that is even enough."""
 
@@ -79,15 +82,21 @@ class Assignment:
 
     by_rank: tuple[tuple[_Piece, ...], ...]
     heaviest_bytes: int
-    """No assignment, however finely cut, has a heaviest rank that writes less."""
+    """No assignment of the tensors, however finely cut, has a heaviest rank that writes less, values included."""
+
+    value_writers: Mapping[str, int]
 
     @classmethod
-    def of(cls, pieces: Iterable[_Piece], world_size: int, heaviest_bytes: int) -> "Assignment":
+    def of(
+        cls, pieces: Iterable[_Piece], world_size: int, heaviest_bytes: int, value_writers: Mapping[str, int]
+    ) -> "Assignment":
         """The pieces, by rank."""
         by_rank: list[list[_Piece]] = [[] for _ in range(world_size)]
         for piece in pieces:
             by_rank[piece.rank].append(piece)
-        return cls(by_rank=tuple(map(tuple, by_rank)), heaviest_bytes=heaviest_bytes)
+        return cls(
+            by_rank=tuple(map(tuple, by_rank)), heaviest_bytes=heaviest_bytes, value_writers=value_writers
+        )
 
     def share(self, rank: int) -> tuple[TensorWrite, ...]:
         """What this rank writes, sorted by name and place."""
@@ -104,24 +113,32 @@ class Assignment:
         return boxes
 
 
-def plan_save(layouts: Sequence[TensorLayout], value_keys: Sequence[str], ranks: Ranks) -> SavePlan:
-    """Over all ranks each element is written once; this is my share. Values are rank 0's.
+def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], ranks: Ranks) -> SavePlan:
+    """Over all ranks each element is written once, and each value; this is my share.
 
-    Ranks: every rank must give the same layouts and keys; then no two plans write the same element.
+    Ranks: every rank must give the same layouts, values and sizes; then no two plans write the same element.
 
     Raises:
         LayoutError: chunks overlap or leave a gap, or one is held by no rank.
     """
+    assignment = assign(layouts, ranks.world_size, value_bytes=value_bytes)
+    writers = assignment.value_writers
     return SavePlan(
-        tensors=assign(layouts, ranks.world_size).share(ranks.rank),
-        values=tuple(sorted(value_keys)) if ranks.rank == 0 else (),
+        tensors=assignment.share(ranks.rank),
+        values=tuple(sorted(name for name, rank in writers.items() if rank == ranks.rank)),
     )
 
 
 def assign(
-    layouts: Sequence[TensorLayout], world_size: int, *, min_slice_bytes: int = MIN_SLICE_BYTES
+    layouts: Sequence[TensorLayout],
+    world_size: int,
+    *,
+    value_bytes: Mapping[str, int] | None = None,
+    min_slice_bytes: int = MIN_SLICE_BYTES,
 ) -> Assignment:
     """Every element of every tensor is one rank's to write. Chunks of several holders are cut where that is needed.
+
+    So is each value, which every rank has and nobody cuts; `value_bytes` are their sizes, about.
 
     At most as many cuts are made as there are different sets of holders, times their members; mostly none.
 
@@ -136,11 +153,19 @@ def assign(
     for work in works:
         if len(holders[work.group]) == 1:
             fixed[holders[work.group][0]] += work.size_bytes
+    large = {name: size for name, size in (value_bytes or {}).items() if size >= _LARGE_VALUE_BYTES}
+    writers = dict.fromkeys(value_bytes or {}, 0)
+    values = [0] * world_size
+    if large:
+        writers |= _value_writers(large, _loads(_whole(works, holders, fixed), values))
+        for name, size in large.items():
+            values[writers[name]] += size
+    fixed = [of_tensors + of_values for of_tensors, of_values in zip(fixed, values, strict=True)]
     whole = tuple(_whole(works, holders, fixed))
-    loads = _loads(whole, world_size)
+    loads = _loads(whole, values)
     even = -(-sum(loads) // world_size)
     if _is_even(loads, even, even):
-        return Assignment.of(whole, world_size, even)
+        return Assignment.of(whole, world_size, even, writers)
     shared = [group for group, ranks in enumerate(holders) if len(ranks) > 1]
     sizes = Counter[int]()
     for work in works:
@@ -148,11 +173,23 @@ def assign(
     level = level_shares([Group(holders=holders[i], size_bytes=sizes[i]) for i in shared], fixed)
     heaviest = level.heaviest_bytes
     if _is_even(loads, heaviest, even):
-        return Assignment.of(whole, world_size, heaviest)
+        return Assignment.of(whole, world_size, heaviest, writers)
     grain_bytes = max(min_slice_bytes, even // _PARTS_OF_A_SHARE)
     cut = tuple(_cut(works, dict(zip(shared, level.of_groups, strict=True)), holders, grain_bytes))
-    best = min(whole, cut, key=lambda pieces: _unevenness(_loads(pieces, world_size), heaviest, even))
-    return Assignment.of(best, world_size, heaviest)
+    best = min(whole, cut, key=lambda pieces: _unevenness(_loads(pieces, values), heaviest, even))
+    return Assignment.of(best, world_size, heaviest, writers)
+
+
+def _value_writers(value_bytes: Mapping[str, int], loads: Sequence[int]) -> dict[str, int]:
+    """The largest first to whoever has least to write, on top of these loads of uncut tensors."""
+    writers: dict[str, int] = {}
+    heap = [(load, rank) for rank, load in enumerate(loads)]
+    heapq.heapify(heap)
+    for name in sorted(value_bytes, key=lambda name: (-value_bytes[name], name)):
+        load, rank = heap[0]
+        writers[name] = rank
+        heapq.heapreplace(heap, (load + value_bytes[name], rank))
+    return writers
 
 
 def _write(piece: _Piece) -> TensorWrite:
@@ -263,8 +300,8 @@ def _whole_piece(work: _Work, rank: int) -> _Piece:
     return _Piece(work=work, box=work.chunk.box, rank=rank, size_bytes=work.size_bytes)
 
 
-def _loads(pieces: Iterable[_Piece], world_size: int) -> list[int]:
-    loads = [0] * world_size
+def _loads(pieces: Iterable[_Piece], values: Sequence[int]) -> list[int]:
+    loads = list(values)
     for piece in pieces:
         loads[piece.rank] += piece.size_bytes
     return loads

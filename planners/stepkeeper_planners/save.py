@@ -24,7 +24,7 @@ from stepkeeper_planners.agree import (
 from stepkeeper_planners.assign import Assignment, TensorWrite, assign
 from stepkeeper_planners.errors import UnsupportedWriterError, WrongRanksError
 from stepkeeper_planners.global_metadata import GlobalMetadata, tensor_metadata
-from stepkeeper_planners.groups import current_ranks, gathered, shared_by
+from stepkeeper_planners.groups import alone, current_ranks, gathered, shared_by
 from stepkeeper_planners.items import LazyItems, OwnItems, tensor_item, value_item
 from stepkeeper_planners.join import join_layouts
 from stepkeeper_planners.layout import Ranks, TensorLayout
@@ -40,7 +40,7 @@ from stepkeeper_planners.unite import (
     names_to_unite,
     unite,
 )
-from stepkeeper_planners.values import encode_value
+from stepkeeper_planners.values import content_bytes, encode_value
 
 _COMPARED: Final = 8
 """States that are looked at by name where ranks differ: one of each kind, up to so many kinds."""
@@ -100,7 +100,7 @@ class SPMDSavePlanner(SavePlanner):
         self._digests: dict[str, bytes] = {}
         self._layouts: dict[str, TensorLayout] = {}
         self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
-        self._assignment = Assignment(by_rank=((),), heaviest_bytes=0)
+        self._assignment = Assignment(by_rank=((),), heaviest_bytes=0, value_writers={})
         self._metadata = GlobalMetadata({})
         self._writes: dict[MetadataIndex, TensorWrite] = {}
         self._blobs: dict[str, bytes] = {}
@@ -164,7 +164,7 @@ class SPMDSavePlanner(SavePlanner):
         """
         if len(all_plans) == 1 != self._ranks.world_size:
             # Saved with no_dist: what the other processes do is of no concern.
-            self._describe(Ranks(rank=0, world_size=1))
+            self._describe(alone())
             proposals = [self._proposal()]
         else:
             proposals = self._proposals(all_plans)
@@ -251,7 +251,7 @@ class SPMDSavePlanner(SavePlanner):
             per_rank_keys=self._flat.per_rank,
         )
         self._blobs = {stored_name(n, ranks): encode_value(n, v) for n, v in self._flat.per_rank.items()}
-        self._assignment = assign([layout for layout in layouts if layout.complete], ranks.world_size)
+        self._assign()
 
     def _proposal(self) -> _Proposal:
         return _Proposal(
@@ -274,7 +274,16 @@ class SPMDSavePlanner(SavePlanner):
     def _take(self, joined: Sequence[TensorLayout]) -> None:
         if joined:
             self._layouts.update((layout.fqn, layout) for layout in joined)
-            self._assignment = assign(list(self._layouts.values()), self._ranks.world_size)
+            self._assign()
+
+    def _assign(self) -> None:
+        """Who writes what is found anew, of all that is known whole and that all ranks have alike."""
+        elsewhere = self._united.value_writers
+        self._assignment = assign(
+            [layout for layout in self._layouts.values() if layout.complete],
+            self._ranks.world_size,
+            value_bytes={n: content_bytes(v) for n, v in self._flat.values.items() if n not in elsewhere},
+        )
 
     def _proposals(self, plans: Sequence[SavePlan]) -> list[_Proposal]:
         proposals = [plan.planner_data for plan in plans]
@@ -289,9 +298,8 @@ class SPMDSavePlanner(SavePlanner):
     def _items_of(self, rank: int) -> tuple[list[WriteItem], tuple[TensorWrite, ...]]:
         """What this rank writes: tensors by name and place, then values."""
         writes = self._assignment.share(rank)
-        elsewhere = self._united.value_writers
-        names = sorted(name for name in self._flat.values if name not in elsewhere) if rank == 0 else []
-        names += sorted(name for name, writer in elsewhere.items() if writer == rank)
+        writers = {**self._assignment.value_writers, **self._united.value_writers}
+        names = sorted(name for name, writer in writers.items() if writer == rank)
         of_rank = Ranks(rank=rank, world_size=self._ranks.world_size)
         names += [stored_name(name, of_rank) for name in self._flat.per_rank]
         return [tensor_item(write) for write in writes] + [value_item(name) for name in names], writes
@@ -346,7 +354,8 @@ class SPMDSavePlanner(SavePlanner):
         held = holding(names, self._flat, self._layouts) if me == base_ranks[0] else None
         shared = cast("Holding", shared_by(base_ranks[0], held, self._group))
         self._united = unite(names, base_ranks, shared, others)
-        self._take(self._united.layouts)
+        self._layouts.update((layout.fqn, layout) for layout in self._united.layouts)
+        self._assign()
         if self.is_coordinator:
             # The storage writer was given this object already, and asks it what there is when all is written.
             whole = self._whole_metadata()

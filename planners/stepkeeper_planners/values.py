@@ -13,7 +13,7 @@ from stepkeeper_planners.blobs import read_blob
 from stepkeeper_planners.errors import PickleRefusedError, UnsupportedValueError, ValueDecodeError
 from stepkeeper_planners.numpy_data import objection
 
-__all__ = ["decode_value", "encode_value"]
+__all__ = ["content_bytes", "decode_value", "encode_value"]
 
 _SCALARS: Final = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
@@ -41,6 +41,22 @@ def encode_value(fqn: str, value: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(_bare(value), buffer, pickle_module=_Structural)
     return buffer.getvalue()
+
+
+def content_bytes(value: object) -> int:
+    """About how large the value is. Equal for values that are equal but for the order of their dicts.
+
+    The encoded size isn't: what comes first decides how much is filled up to the next boundary.
+    """
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(content_bytes(key) + content_bytes(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(content_bytes, value))
+    return 8
 
 
 def decode_value(fqn: str, data: bytes) -> object:

@@ -113,8 +113,8 @@ def test_every_rank_finds_the_same_in_any_order(case: tuple[list[TensorLayout], 
         random.shuffle(mixed)
         shares.append(assign(mixed, world_size, min_slice_bytes=GRAIN_BYTES).share(rank))
         ranks = Ranks(rank=rank, world_size=world_size)
-        assert plan_save(mixed, ["v"], ranks) == plan_save(layouts, ["v"], ranks)
-        assert plan_save(layouts, [], ranks).tensors == assign(layouts, world_size).share(rank)
+        assert plan_save(mixed, {"v": 1}, ranks) == plan_save(layouts, {"v": 1}, ranks)
+        assert plan_save(layouts, {}, ranks).tensors == assign(layouts, world_size).share(rank)
     expected = assign(layouts, world_size, min_slice_bytes=GRAIN_BYTES)
     assert shares == [expected.share(rank) for rank in range(world_size)]
 

@@ -50,7 +50,7 @@ def test_save_in_one_layout_and_load_in_another_is_the_identity(
     boxes: list[Box] = []
     contents: list[np.ndarray] = []
     for rank in range(saved_by):
-        for write in plan_save([saved], [], Ranks(rank=rank, world_size=saved_by)).tensors:
+        for write in plan_save([saved], {}, Ranks(rank=rank, world_size=saved_by)).tensors:
             held = [c for c in saved.chunks if Owner(rank=rank, local_index=write.local_index) in c.owners]
             assert [c.box for c in held] == [write.box]
             times_written[write.box.slices] += 1

@@ -19,7 +19,7 @@ from stepkeeper_planners.layout import Ranks, TensorLayout
 from stepkeeper_planners.nesting import notes
 from stepkeeper_planners.per_rank import stored_name
 from stepkeeper_planners.state import FlatState, gather_state
-from stepkeeper_planners.values import encode_value
+from stepkeeper_planners.values import content_bytes, encode_value
 
 __all__ = ["Snapshot", "take_snapshot"]
 
@@ -71,7 +71,7 @@ def take_snapshot(state: Mapping[str, object], ranks: Ranks, region: Region) -> 
     now = flat.tensors | clones
     layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in now.items()]
     _check_known_whole(layouts, ranks)
-    plan = plan_save(layouts, tuple(flat.values), ranks)
+    plan = plan_save(layouts, {fqn: content_bytes(value) for fqn, value in flat.values.items()}, ranks)
     blobs = {fqn: encode_value(fqn, flat.values[fqn]) for fqn in plan.values}
     for fqn, value in flat.per_rank.items():
         blobs[stored_name(fqn, ranks)] = encode_value(fqn, value)

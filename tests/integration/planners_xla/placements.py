@@ -45,7 +45,7 @@ def check(tensor: torch.Tensor, source: torch.Tensor) -> None:
         for owner in chunk.owners:
             assert torch.equal(shards[owner.local_index], source[chunk.box.slices]), (layout, owner)
     written = torch.full_like(source, -1)
-    writes = plan_save([layout], [], ALONE).tensors
+    writes = plan_save([layout], {}, ALONE).tensors
     for write in writes:
         written[write.box.slices] = shards[write.local_index]
     assert torch.equal(written, source)

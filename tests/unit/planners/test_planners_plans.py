@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,13 +11,14 @@ from stepkeeper_planners.assign import SavePlan, plan_save
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.values import content_bytes
 
 ALONE = Ranks(rank=0, world_size=1)
 
 
 def plans(layouts: Sequence[TensorLayout], world_size: int) -> list[SavePlan]:
     return [
-        plan_save(layouts, ["step"], Ranks(rank=rank, world_size=world_size)) for rank in range(world_size)
+        plan_save(layouts, {"step": 1}, Ranks(rank=rank, world_size=world_size)) for rank in range(world_size)
     ]
 
 
@@ -59,12 +61,40 @@ def test_the_order_of_the_state_changes_nothing() -> None:
 def test_of_copies_on_one_rank_the_first_is_written() -> None:
     chunk = Chunk(box=Box.whole((4,)), owners=(Owner(rank=0, local_index=2), Owner(rank=0, local_index=1)))
     layout = TensorLayout(fqn="w", dtype="float32", global_shape=(4,), chunks=(chunk,))
-    (write,) = plan_save([layout], [], ALONE).tensors
+    (write,) = plan_save([layout], {}, ALONE).tensors
     assert write.local_index == 1
 
 
-def test_values_are_written_by_the_first_rank() -> None:
+def test_small_values_are_written_by_the_first_rank() -> None:
     assert [plan.values for plan in plans([], 3)] == [("step",), (), ()]
+
+
+def test_large_values_are_written_by_who_has_least_to_write() -> None:
+    layouts = [rows("forced", (0, 2_000_000, (0,))), rows("shared", (0, 1_000_000, (0, 1, 2)))]
+    sizes = {"replay": 8_000_000, "vocabulary": 100_000, "step": 8}
+    found = [plan_save(layouts, sizes, Ranks(rank=rank, world_size=3)) for rank in range(3)]
+    assert [plan.values for plan in found] == [("step",), ("vocabulary",), ("replay",)]
+    assert [[write.fqn for write in plan.tensors] for plan in found] == [["forced"], ["shared"], []]
+    mixed = dict(reversed(sizes.items()))
+    assert plan_save(layouts[::-1], mixed, Ranks(rank=1, world_size=3)) == found[1]
+
+
+def test_tensors_make_up_for_a_value_that_cant_be_cut() -> None:
+    (layout,) = [rows("w", (0, 3_000_000, (0, 1, 2, 3)))]
+    sizes = {"replay": 4_000_000}
+    found = [plan_save([layout], sizes, Ranks(rank=rank, world_size=4)) for rank in range(4)]
+    written = [
+        sum(write.size_bytes for write in plan.tensors) + sum(sizes[name] for name in plan.values)
+        for plan in found
+    ]
+    assert sum(written) == 16_000_000
+    assert max(written) - min(written) < 100_000
+
+
+def test_the_size_of_a_value_is_that_of_its_content_in_any_order() -> None:
+    value = {"a": torch.zeros(100), "b": [np.zeros(7), "text", b"bytes", 3], "c": (1.5, None)}
+    assert content_bytes(value) == content_bytes(dict(reversed(value.items())))
+    assert 400 + 56 + 9 <= content_bytes(value) <= 400 + 56 + 9 + 64
 
 
 @pytest.mark.parametrize(
@@ -74,7 +104,7 @@ def test_values_are_written_by_the_first_rank() -> None:
 )
 def test_layouts_that_lose_or_double_something_are_refused(layout: TensorLayout) -> None:
     with pytest.raises(LayoutError, match="w"):
-        plan_save([layout], [], ALONE)
+        plan_save([layout], {}, ALONE)
 
 
 @pytest.mark.parametrize(
