@@ -53,6 +53,7 @@ def verify_commit(
     sizes = {stat.path.removeprefix(f"{commit.folder}/"): stat.size_bytes for stat in listed}
     manifests, bad = _manifests(store, commit, patience)
     proven = {commit.manifest.path, *(manifest_name(manifest.rank) for manifest in manifests)}
+    on_bytes(sum(sizes.get(name, 0) for name in proven))
     proven |= {each.name for each in bad}
     objects = [record for manifest in manifests for record in manifest.objects]
     to_read = [record for record in objects if record.path not in proven]
