@@ -95,7 +95,7 @@ class LostWritesError(PlannerError, RuntimeError):
 
 
 class WrongRanksError(PlannerError, ValueError):
-    """A save is planned for other ranks than those that take part in it."""
+    """A save or load is planned for other ranks than those that take part in it."""
 
 
 class UnsupportedWriterError(PlannerError, ValueError):

@@ -2,16 +2,22 @@
 
 import torch.distributed as dist
 
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.layout import Ranks, ranks_among
 
-__all__ = ["current_ranks", "gathered", "shared_by"]
+__all__ = ["alone", "current_ranks", "gathered", "shared_by"]
 
 
 def current_ranks(group: dist.ProcessGroup | None = None) -> Ranks:
     """This process among those of the group, by default of all; alone where there is no group."""
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks(rank=0, world_size=1)
-    return Ranks(rank=dist.get_rank(group), world_size=dist.get_world_size(group))
+    return ranks_among(dist.get_rank(group), dist.get_process_group_ranks(group))
+
+
+def alone() -> Ranks:
+    """This process, whatever others there are."""
+    initialized = dist.is_available() and dist.is_initialized()
+    return ranks_among(0, [dist.get_rank() if initialized else 0])
 
 
 def shared_by(rank: int, value: object, group: dist.ProcessGroup | None = None) -> object:

@@ -15,10 +15,18 @@ class Ranks:
 
     rank: int
     world_size: int
+    members: tuple[int, ...] | None = None
+    """The numbers that these processes have in the default process group, by rank; None where those are their ranks."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise LayoutError(f"rank {self.rank} is not one of {self.world_size} ranks")
+
+
+def ranks_among(rank: int, members: Sequence[int]) -> Ranks:
+    """One of these processes, which are given by their numbers in the default process group, by rank."""
+    numbered = tuple(members) == tuple(range(len(members)))
+    return Ranks(rank=rank, world_size=len(members), members=None if numbered else tuple(members))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

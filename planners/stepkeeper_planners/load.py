@@ -8,6 +8,7 @@ from operator import sub
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from typing_extensions import override
@@ -17,7 +18,8 @@ from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.differences import Differences, Findings, mismatch, unexpected_everywhere
 from stepkeeper_planners.dtypes import dtype_name
-from stepkeeper_planners.groups import current_ranks
+from stepkeeper_planners.errors import WrongRanksError
+from stepkeeper_planners.groups import alone, current_ranks
 from stepkeeper_planners.landing import Landing
 from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.matching import StateReads, Stored, compare
@@ -52,6 +54,9 @@ class SPMDLoadPlanner(LoadPlanner):
     reading itself fails, tensors are part old, part new, all else is as it was: load again, or don't use the state.
     Host memory: CPU tensors are read in place; others are collected until all of their parts on this rank are in.
     torch's FileSystemReader reads file by file, so that is this rank's part of all tensors that lie in several files.
+
+    Ranks are those of `process_group`, by default of all processes: give the group that `dcp.load` is given. With
+    `no_dist` a process's `PerRank` is that of one rank of one, as a save with `no_dist` has it.
     """
 
     def __init__(
@@ -61,9 +66,12 @@ class SPMDLoadPlanner(LoadPlanner):
         items: Collection[str] | None = None,
         exclude: Collection[str] = (),
         cast: bool = False,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """Raises PatternError if `items` or `exclude` is one string."""
         self.rules = LoadRules(strict=strict, items=items, exclude=exclude, cast=cast)
+        self._group = process_group
+        self._alone = False
         self.is_coordinator = False
         self.metadata: Metadata | None = None
         self.original_state_dict: dict[str, Any] = {}
@@ -118,9 +126,13 @@ class SPMDLoadPlanner(LoadPlanner):
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
         """
         assert self.metadata is not None
-        self._ranks = current_ranks()
+        self._ranks = current_ranks(self._group)
+        return self._planned()
+
+    def _planned(self) -> LoadPlan:
+        assert self.metadata is not None
         wanted, stored = wanted_of(self._flat, self._ranks), _stored(self.metadata)
-        self._reads, self._differences = compare(wanted, stored, self._ranks, self.rules)
+        self._reads, self._differences = compare(wanted, stored, self._ranks, self.rules, self._owner)
         self.skipped, self.unread = self._reads.skipped, self._reads.unread
         found = None
         if self._differences:
@@ -151,16 +163,41 @@ class SPMDLoadPlanner(LoadPlanner):
         """The ranks' own plans, without what the ranks had to say.
 
         Raises:
+            WrongRanksError: ranks have values of their own, and these are the plans of other ranks.
             LoadMismatchError: names are missing on any rank or unexpected on all, or shapes, dtypes or kinds differ,
                 on any rank; all in one report.
         """
         assert self.metadata is not None
+        if len(global_plan) != self._ranks.world_size:
+            global_plan = self._replanned(global_plan)
         said = [plan.planner_data for plan in global_plan]
         found = [each if isinstance(each, Findings) else None for each in said]
         differences = unexpected_everywhere(found, self.metadata.state_dict_metadata)
         if any(differences):
             raise mismatch(differences)
         return [replace(plan, planner_data=None) for plan in global_plan]
+
+    def _replanned(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans, where they aren't of the ranks that this planner took part with.
+
+        Raises:
+            WrongRanksError: what each rank has of its own can't be found so.
+        """
+        if not self._flat.resizers:
+            return plans
+        if len(plans) == 1:
+            # Loaded with no_dist: what the other processes do is of no concern.
+            self._alone = True
+            return [self._planned()]
+        raise WrongRanksError(
+            f"this load is of {len(plans)} ranks, the planner knows of {self._ranks.world_size}: give it the group "
+            "that the load is given, SPMDLoadPlanner(process_group=…)"
+        )
+
+    @property
+    def _owner(self) -> Ranks:
+        """Who this process is among those that have a value each."""
+        return alone() if self._alone else self._ranks
 
     @override
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -219,7 +256,7 @@ class SPMDLoadPlanner(LoadPlanner):
 
     def _finish(self) -> None:
         values = {
-            read.fqn: read.value_from(self._values, self._flat.resizers.get(read.fqn), self._ranks)
+            read.fqn: read.value_from(self._values, self._flat.resizers.get(read.fqn), self._owner)
             for read in self._reads.values
         }
         scatter_state(self.original_state_dict, self._flat, values)

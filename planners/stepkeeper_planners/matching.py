@@ -89,13 +89,21 @@ class StateReads:
 
 
 def compare(
-    wanted: Wanted, stored: Stored, ranks: Ranks, rules: LoadRules | None = None
+    wanted: Wanted,
+    stored: Stored,
+    ranks: Ranks,
+    rules: LoadRules | None = None,
+    owner: Ranks | None = None,
 ) -> tuple[StateReads, Differences]:
     """What is read, and what keeps it from being loaded; the reads mean nothing if there is such.
 
+    `owner` says whose values of a `PerRank` these are, if that is another than who holds the tensors' parts.
+
     Every element of every local box is read exactly once; tied tensors and copies on this rank are read once too.
     """
-    return _Comparison(wanted, stored, ranks, LoadRules() if rules is None else rules).result()
+    return _Comparison(
+        wanted, stored, ranks, LoadRules() if rules is None else rules, owner or ranks
+    ).result()
 
 
 def plan_load(wanted: Wanted, stored: Stored, ranks: Ranks, rules: LoadRules | None = None) -> StateReads:
@@ -113,8 +121,9 @@ def plan_load(wanted: Wanted, stored: Stored, ranks: Ranks, rules: LoadRules | N
 class _Comparison:
     """One comparison, as it goes."""
 
-    def __init__(self, wanted: Wanted, stored: Stored, ranks: Ranks, rules: LoadRules) -> None:
+    def __init__(self, wanted: Wanted, stored: Stored, ranks: Ranks, rules: LoadRules, owner: Ranks) -> None:
         self._wanted, self._stored, self._ranks, self._rules = wanted, stored, ranks, rules
+        self._owner = owner
         self._stored_values = set(stored.values)
         self._used: set[str] = set()
         self._missing: list[str] = []
@@ -267,9 +276,9 @@ class _Comparison:
 
     def _values_of_ranks(self, fqn: str, resize: Resize | None, worlds: Mapping[int, set[int]]) -> None:
         """Of the world sizes under which it is stored, this one's goes first."""
-        world_size = self._ranks.world_size if self._ranks.world_size in worlds else min(worlds)
+        world_size = self._owner.world_size if self._owner.world_size in worlds else min(worlds)
         try:
-            names = names_to_read(fqn, resize, world_size, self._ranks)
+            names = names_to_read(fqn, resize, world_size, self._owner)
         except PerRankError as error:
             self._mismatched[fqn] = str(error).removeprefix(f"{fqn}: ")
             return

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from stepkeeper.errors import GangError, StepkeeperError
+from stepkeeper_planners.layout import Ranks, ranks_among
 
 __all__ = ["Gang", "SoloGang", "StoreGang", "open_gang", "world_size_of"]
 
@@ -35,6 +36,11 @@ class Gang(Protocol):
 
     @property
     def world_size(self) -> int: ...
+
+    @property
+    def ranks(self) -> Ranks:
+        """Rank and world size, and which processes these are."""
+        ...
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         """Rank 0's `value`. Raises GangError if it doesn't come in time."""
@@ -65,6 +71,7 @@ class SoloGang:
 
     rank: Final = 0
     world_size: Final = 1
+    ranks: Final = Ranks(rank=0, world_size=1)
 
     def __init__(self) -> None:
         self._proposals: dict[str, dict[str, Any]] = {}
@@ -90,10 +97,14 @@ class SoloGang:
 class StoreGang:
     """Several processes with a store between them."""
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+    def __init__(
+        self, store: Store, rank: int, world_size: int, members: Sequence[int] | None = None
+    ) -> None:
+        """`members` are the processes' numbers in the default process group, where those aren't their ranks."""
         self._base = store
         self._rank = rank
         self._world_size = world_size
+        self._ranks = ranks_among(rank, range(world_size) if members is None else members)
         self._clients = threading.local()
         self._cloning = threading.Lock()
         self._aborted = threading.Event()
@@ -105,6 +116,10 @@ class StoreGang:
     @property
     def world_size(self) -> int:
         return self._world_size
+
+    @property
+    def ranks(self) -> Ranks:
+        return self._ranks
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         if self._rank == 0:
@@ -174,10 +189,11 @@ class StoreGang:
         # The only way to the store that init_process_group made; it has kept its name since torch 1.9.
         from torch.distributed.distributed_c10d import _get_default_store
 
-        members = _digest(dist.get_process_group_ranks(group))
-        _instances[members] += 1
-        store = PrefixStore(f"{_PREFIX}/{members}/{_instances[members]}", _get_default_store())
-        return cls(store, dist.get_rank(group), dist.get_world_size(group))
+        members = dist.get_process_group_ranks(group)
+        who = _digest(members)
+        _instances[who] += 1
+        store = PrefixStore(f"{_PREFIX}/{who}/{_instances[who]}", _get_default_store())
+        return cls(store, dist.get_rank(group), dist.get_world_size(group), members)
 
 
 def _digest(ranks: Sequence[int]) -> str:

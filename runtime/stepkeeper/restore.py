@@ -143,13 +143,9 @@ class Restorer:
 
         """
         name = self._name()
-        loading = Loading(self._store, record, state, self._ranks)
+        loading = Loading(self._store, record, state, self._gang.ranks)
         torn = self._together(f"{name}/fit", loading.compare, partial(_agreed_mismatch, loading))
         return self._together(f"{name}/filled", loading.fill) if torn is None else torn
-
-    @property
-    def _ranks(self) -> Ranks:
-        return Ranks(rank=self._gang.rank, world_size=self._gang.world_size)
 
     def _together(
         self,

@@ -17,7 +17,6 @@ from stepkeeper.log import CommitRecord
 from stepkeeper.persist import SaveJob, SaveState, persist
 from stepkeeper.same_state import check_same_state
 from stepkeeper.snapshot import Region, take_snapshot
-from stepkeeper_planners.layout import Ranks
 
 __all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
 
@@ -138,8 +137,7 @@ class Saver:
         self._number += 1
         in_flight = InFlight(step)
         try:
-            ranks = Ranks(rank=self._gang.rank, world_size=self._gang.world_size)
-            snapshot = take_snapshot(state, ranks, region)
+            snapshot = take_snapshot(state, self._gang.ranks, region)
         except BaseException as error:
             self._free.append(region)
             self._executor.submit(self._tell_refusal, name, step, f"{type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from stepkeeper_planners.adapters.placements import (
     RankMesh,
     box_of_rank,
     check_order,
+    chunks_of_group,
     chunks_on_mesh,
     with_siblings,
 )
@@ -30,22 +31,27 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     On a slice of a larger mesh: the same tensor lies on the slices beside it, as it does on each of the ranks of a
     tensor-parallel group where a layer isn't parallel. Ranks outside of all that hold nothing.
 
-    Ranks: numbered as in the default process group.
+    Ranks: those of the mesh are numbered as in the default process group.
 
     Raises:
         UnsupportedShardingError: a placement is Partial, or doesn't say who holds what; or ranks don't ascend along
-            a mesh dimension that cuts; or the local tensor isn't what the placements say, or has no elements in memory.
+            a mesh dimension that cuts; or a part lies outside of the process group; or the local tensor isn't what
+            the placements say, or has no elements in memory.
     """
     shape = tuple(tensor.shape)
     local = _local(tensor)
     plain.check_storable(fqn, local)
     try:
         mesh, placements = _placed(_dtensor(tensor))
-        chunks = chunks_on_mesh(mesh, placements, shape)
+        if ranks.members is None:
+            chunks, own = chunks_on_mesh(mesh, placements, shape), ranks.rank
+        else:
+            chunks = chunks_of_group(mesh, placements, shape, ranks.members)
+            own = ranks.members[ranks.rank]
         if tensor.numel():
             check_order(mesh, placements)
-            held = box_of_rank(mesh, placements, shape, ranks.rank)
-            _check_local(local, ranks.rank, None if held is None else held.sizes)
+            held = box_of_rank(mesh, placements, shape, own)
+            _check_local(local, own, None if held is None else held.sizes)
     except UnsupportedShardingError as error:
         raise UnsupportedShardingError(f"{fqn}: {error}") from error
     return TensorLayout(fqn=fqn, dtype=dtype_name(tensor.dtype), global_shape=shape, chunks=chunks)

@@ -86,6 +86,31 @@ def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...
 
 
 @lru_cache(maxsize=256)
+def chunks_of_group(
+    mesh: RankMesh, placements: Placements, shape: tuple[int, ...], members: tuple[int, ...]
+) -> tuple[Chunk, ...]:
+    """As `chunks_on_mesh`, of ranks in a process group; `members` are those that the mesh calls its ranks, in order.
+
+    Copies that processes outside of the group hold are left out.
+
+    Raises:
+        UnsupportedShardingError: only processes outside of the group hold some part; else as `chunks_on_mesh`.
+    """
+    rank_of = {member: rank for rank, member in enumerate(members)}
+    chunks = []
+    for chunk in chunks_on_mesh(mesh, placements, shape):
+        holders = tuple(rank_of[owner.rank] for owner in chunk.owners if owner.rank in rank_of)
+        if not holders:
+            outside = ", ".join(str(owner.rank) for owner in chunk.owners[:_SHOWN])
+            raise UnsupportedShardingError(
+                f"its part at {chunk.box.offsets} lies on rank {outside}, which isn't in the process group that saves "
+                f"or loads; that is of {len(members)} ranks of all. Give a group that holds all of the tensor's parts"
+            )
+        chunks.append(Chunk(box=chunk.box, owners=_owners(holders)))
+    return tuple(chunks)
+
+
+@lru_cache(maxsize=256)
 def check_order(mesh: RankMesh, placements: Placements) -> None:
     """Along every mesh dimension that cuts, ranks ascend.
 

@@ -226,7 +226,7 @@ def test_elements_of_eight_bits_are_converted_like_others(tmp_path: Path, dtype:
     assert torch.equal(back["w"][:2], torch.tensor([1.0, 2.0]))
     large = {"w": torch.tensor([1.0, 1e39, 3.0], dtype=torch.float64)}
     dcp_save(large, checkpoint_id=tmp_path / "large", no_dist=True)
-    with pytest.raises(CheckpointException, match="w: an element stored as .* is beyond"):
+    with pytest.raises(CheckpointException, match=r"w: an element stored as .* is beyond"):
         load(state, tmp_path / "large", cast=True)
 
 

@@ -11,6 +11,7 @@ import pytest
 from stepkeeper.agreement import STOP, StepAgreement
 from stepkeeper.errors import GangError
 from stepkeeper.gang import SoloGang
+from stepkeeper_planners.layout import Ranks
 
 
 class Board:
@@ -26,6 +27,7 @@ class ThreadGang:
         self.board = board
         self.rank = rank
         self.world_size = world_size
+        self.ranks = Ranks(rank=rank, world_size=world_size)
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         if self.rank == 0:
