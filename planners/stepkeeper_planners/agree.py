@@ -141,6 +141,11 @@ def _form(layout: TensorLayout, known: dict[int, bytes]) -> bytes:
     form = blake2b(digest_size=_DIGEST_BYTES)
     form.update(repr((layout.dtype, layout.global_shape, layout.complete)).encode())
     if layout.complete:
+        if layout.siblings:
+            siblings = known.get(id(layout.siblings))
+            if siblings is None:
+                siblings = known[id(layout.siblings)] = _hashed(repr(layout.siblings).encode())
+            form.update(siblings)
         for chunk in layout.chunks:
             owners = known.get(id(chunk.owners))
             if owners is None:

@@ -18,6 +18,7 @@ from stepkeeper_planners.cutting import Cutter, cut_like_a_ribbon
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.layout import Chunk, Ranks, TensorLayout, check_cover
+from stepkeeper_planners.siblings import on_one_slice
 
 __all__ = ["MIN_SLICE_BYTES", "Assignment", "SavePlan", "TensorWrite", "assign", "plan_save"]
 
@@ -148,7 +149,8 @@ def assign(
     for layout in layouts:
         check_cover(layout.fqn, layout.global_shape, [chunk.box for chunk in layout.chunks])
     # Ranks may have the same state in dicts of another order, and must find the same.
-    works, holders = _all_work(sorted(layouts, key=lambda layout: layout.fqn), world_size)
+    ordered = sorted(on_one_slice(layouts), key=lambda layout: layout.fqn)
+    works, holders = _all_work(ordered, world_size)
     fixed = [0] * world_size
     for work in works:
         if len(holders[work.group]) == 1:

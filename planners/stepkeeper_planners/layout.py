@@ -55,6 +55,8 @@ class TensorLayout:
     chunks: tuple[Chunk, ...]
     complete: bool = True
     """False: only this rank's chunks are here, nobody knows the others'. `join.join_layouts` makes one of them."""
+    siblings: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each slice of a mesh on which the tensor lies by itself, if there are several."""
 
     def local_boxes(self, rank: int) -> dict[int, Box]:
         """What this rank holds: the lowest local index of each distinct box that it has a copy of.

@@ -23,6 +23,7 @@ from stepkeeper_planners.adapters.placements import (
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.siblings import slices_beside
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
@@ -54,7 +55,14 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
             _check_local(local, own, None if held is None else held.sizes)
     except UnsupportedShardingError as error:
         raise UnsupportedShardingError(f"{fqn}: {error}") from error
-    return TensorLayout(fqn=fqn, dtype=dtype_name(tensor.dtype), global_shape=shape, chunks=chunks)
+    n_slices = mesh.shape[-1] if len(mesh.shape) > _dtensor(tensor).device_mesh.ndim else 1
+    return TensorLayout(
+        fqn=fqn,
+        dtype=dtype_name(tensor.dtype),
+        global_shape=shape,
+        chunks=chunks,
+        siblings=slices_beside(mesh.ranks, n_slices, ranks.members),
+    )
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
