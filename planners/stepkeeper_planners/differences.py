@@ -75,8 +75,11 @@ def unexpected_everywhere(
     return [None if each is None else replace(each.differences, unexpected=unexpected) for each in findings]
 
 
-def mismatch(by_rank: Sequence[Differences | None]) -> LoadMismatchError:
-    """One report of what all ranks found; it says of which ranks where they don't agree."""
+def mismatch(by_rank: Sequence[Differences | None], partly: str | None = None) -> LoadMismatchError:
+    """One report of what all ranks found; it says of which ranks where they don't agree.
+
+    `partly` says how a part is loaded, where the caller has no arguments for that; None advises the planner's.
+    """
     found = {rank: each for rank, each in enumerate(by_rank) if each}
     missing = _union(found, len(by_rank), lambda each: each.missing)
     unexpected = _union(found, len(by_rank), lambda each: each.unexpected)
@@ -96,7 +99,7 @@ def mismatch(by_rank: Sequence[Differences | None]) -> LoadMismatchError:
         unexpected=together.unexpected,
         mismatched=together.mismatched,
         ranks={name: those for name, those in some.items() if those is not None},
-        advice=tuple(_advice(together)),
+        advice=(*_causes(together), *(_arguments(together) if partly is None else (partly,))),
     )
 
 
@@ -116,7 +119,7 @@ def _union(
     }
 
 
-def _advice(differences: Differences) -> Iterator[str]:
+def _causes(differences: Differences) -> Iterator[str]:
     missing, unexpected = differences.missing, differences.unexpected
     rename = find_rename(missing, unexpected)
     if rename is not None:
@@ -133,14 +136,18 @@ def _advice(differences: Differences) -> Iterator[str]:
                 + ", ".join(f"{mine!r} may be {theirs!r}" for mine, theirs in near.items())
                 + "."
             )
-    foreign = sorted({name.partition(".")[0] for name in unexpected} - set(differences.asked))
-    if foreign and rename is None:
-        yield f"exclude={_tuple(foreign)} loads the rest."
     for name in differences.changing if rename is None else ():
         yield (
             f"If the names below {name!r} change from one start to the next, as a data loader's may, save it as "
             "PerRank: that is one value of each rank, whatever is in it."
         )
+
+
+def _arguments(differences: Differences) -> Iterator[str]:
+    missing, unexpected = differences.missing, differences.unexpected
+    foreign = sorted({name.partition(".")[0] for name in unexpected} - set(differences.asked))
+    if foreign and find_rename(missing, unexpected) is None:
+        yield f"exclude={_tuple(foreign)} loads the rest."
     if missing or unexpected:
         yield "strict=False loads what both have and leaves the rest of the state as it is."
     if differences.castable:

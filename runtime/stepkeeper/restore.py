@@ -144,7 +144,9 @@ class Restorer:
         """
         name = self._name()
         loading = Loading(self._store, record, state, self._gang.ranks)
-        torn = self._together(f"{name}/fit", loading.compare, partial(_agreed_mismatch, loading))
+        torn = self._together(
+            f"{name}/fit", loading.compare, partial(_agreed_mismatch, loading, self._uri(record))
+        )
         return self._together(f"{name}/filled", loading.fill) if torn is None else torn
 
     def _together(
@@ -276,11 +278,15 @@ class Loading:
         return {}
 
 
-def _agreed_mismatch(loading: Loading, said: Sequence[dict[str, Any]]) -> Exception | None:
+def _agreed_mismatch(loading: Loading, uri: str, said: Sequence[dict[str, Any]]) -> Exception | None:
     """One report of where the ranks' states don't fit; names that only some ranks ask for are no reason."""
     found = [said_findings(each["findings"]) if "findings" in each else None for each in said]
     differences = unexpected_everywhere(found, loading.stored_names)
-    return mismatch(differences) if any(differences) else None
+    partly = (
+        "CheckpointManager restores a state as a whole. A part of this commit, or other dtypes: load it with "
+        f"torch.distributed.checkpoint from {uri}, with SPMDLoadPlanner's strict, items, exclude and cast."
+    )
+    return mismatch(differences, partly) if any(differences) else None
 
 
 def _read_value(reader: CheckpointReader, name: str, value: ValueRecord) -> object:
