@@ -19,6 +19,7 @@ def wanted_of(flat: FlatState, ranks: Ranks) -> Wanted:
         values={fqn: flat.paths[fqn] for fqn in flat.values},
         aliases=flat.aliases,
         per_rank=flat.resizers,
+        overlapping=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.overlaps(tensor)),
         containers=frozenset(_containers(flat.tree, "")),
     )
 

@@ -28,6 +28,8 @@ class Wanted:
     """Further names of tied tensors → the name of the layout."""
     per_rank: Mapping[str, Resize | None] = field(default_factory=dict)
     """What each rank has of its own, with what makes it where the world size changed."""
+    overlapping: Collection[str] = ()
+    """Tensors of which several elements are one place in memory: they can't be filled."""
     containers: Collection[str] = ()
     """Names of the state's dicts and lists: older writers store one without tensors as a value."""
 
@@ -201,6 +203,11 @@ class _Comparison:
             self._no_tensor(names)
             return
         found = self._stored.tensors[name]
+        if layout.fqn in self._wanted.overlapping:
+            self._mismatched[name] = (
+                "expanded in the state: several of its elements are one place in memory. Load into a clone() of it"
+            )
+            return
         if reason := self._difference(layout, found):
             self._mismatched[name] = reason
             return

@@ -133,6 +133,15 @@ def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
     return plain.in_place(tensor) if adapter is plain else None
 
 
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several elements of the local memory are surely one place in it, as after expand()."""
+    if tensor.device.type == "xla":
+        return False
+    local = dtensor.local_part(tensor) if _is_dtensor(tensor) else tensor
+    steps = zip(local.shape, local.stride(), strict=True)
+    return local.numel() > 0 and any(size > 1 and not step for size, step in steps)
+
+
 def sharded_among(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those that lie in parts on several devices; of torch_xla, wrapped as its own planners have them.
 

@@ -40,7 +40,7 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
             the placements say, or has no elements in memory.
     """
     shape = tuple(tensor.shape)
-    local = _local(tensor)
+    local = local_part(tensor)
     plain.check_storable(fqn, local)
     try:
         mesh, placements = _placed(_dtensor(tensor))
@@ -69,12 +69,12 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The local tensor on the CPU, contiguous; its own memory where it is that already."""
     if not tensor.numel():
         return [torch.empty(tensor.shape, dtype=tensor.dtype)]
-    return [plain.plain_data(_local(tensor))]
+    return [plain.plain_data(local_part(tensor))]
 
 
 def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
     """The local tensor's own memory if it is on the CPU, else None."""
-    return plain.in_place(_local(tensor))
+    return plain.in_place(local_part(tensor))
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
@@ -83,7 +83,7 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
     Raises:
         ValueError: the piece is lacking, or has another shape or dtype.
     """
-    local = _local(tensor)
+    local = local_part(tensor)
     if local.numel() and tensor.numel():
         plain.fill(local, pieces)
 
@@ -93,7 +93,7 @@ def identity(tensor: torch.Tensor) -> object:
 
     Told by the storage, not by its address: the local tensor may be empty on some ranks only, and tied on all.
     """
-    local = _local(tensor)
+    local = local_part(tensor)
     part = (_dtensor(tensor).device_mesh, _dtensor(tensor).placements, tuple(tensor.shape))
     place = (local.storage_offset(), tuple(local.shape), local.stride(), local.dtype)
     return ("dtensor", local.untyped_storage()._cdata, place, part)  # noqa: SLF001 — as torch.serialization does
@@ -113,7 +113,8 @@ def _dtensor(tensor: torch.Tensor) -> DTensor:
     return tensor
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The local tensor, with nothing pending."""
     with torch.no_grad():
         local = _dtensor(tensor).to_local()
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
