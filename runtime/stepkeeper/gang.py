@@ -140,6 +140,10 @@ class StoreGang:
         for rank in range(self._world_size):
             left_s = deadline - time.monotonic()
             values.append(self._await(f"{name}/{rank}", left_s, waiting_for=f"rank {rank}"))
+        # Nobody else reads them, and a job makes many: the store is in the memory of one process.
+        with self._client() as client:
+            for rank in range(self._world_size):
+                client.delete_key(f"{name}/{rank}")
         return values
 
     def abort(self) -> None:

@@ -60,3 +60,12 @@ def test_two_gangs_of_the_same_ranks_are_two(processes: Processes) -> None:
     first, second = (processes.gang_of([0, 1], 0) for _ in range(2))
     first.propose("name", {"of": "first"})
     assert second.proposed("name") is None
+
+
+def test_what_was_gathered_is_kept_nowhere() -> None:
+    store = HashStore()
+    first, second = (StoreGang(store, rank, 2) for rank in range(2))
+    for number in range(5):
+        assert second.gather(f"save/{number}", {"rank": 1}, 1.0) == []
+        assert first.gather(f"save/{number}", {"rank": 0}, 1.0) == [{"rank": 0}, {"rank": 1}]
+    assert store.num_keys() == 0
