@@ -24,7 +24,7 @@ class FlatState:
     """The leaves of a state by name. Tensors are the state's own, to be read or filled in place."""
 
     tensors: dict[str, torch.Tensor]
-    """Each tensor once: of tied ones, the first that was met."""
+    """Each tensor once: of tied ones, under the first of their names, whatever the order of dicts."""
     values: dict[str, object]
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name in `tensors`."""
@@ -48,7 +48,7 @@ def gather_state(state: Mapping[str, object]) -> FlatState:
     tree = _resolve(state, ())
     flat = FlatState(tensors={}, values={}, tree=tree)
     all_paths: dict[str, Path] = {}
-    seen: dict[object, str] = {}
+    tied: dict[object, dict[str, torch.Tensor]] = {}
     for path, leaf in _leaves(tree, ()):
         fqn = _name(path)
         if fqn in all_paths:
@@ -64,11 +64,11 @@ def gather_state(state: Mapping[str, object]) -> FlatState:
         if not isinstance(leaf, torch.Tensor):
             flat.values[fqn] = leaf
             continue
-        first = seen.setdefault(identity(leaf) or fqn, fqn)
-        if first == fqn:
-            flat.tensors[fqn] = leaf
-        else:
-            flat.aliases[fqn] = first
+        tied.setdefault(identity(leaf) or fqn, {})[fqn] = leaf
+    for named in tied.values():
+        first = min(named)
+        flat.tensors[first] = named[first]
+        flat.aliases.update((fqn, first) for fqn in named if fqn != first)
     _check_stored_names(flat)
     return flat
 

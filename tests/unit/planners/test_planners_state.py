@@ -115,6 +115,14 @@ def test_tied_tensors_stand_once() -> None:
     assert set(flat.tensors) == {"m.a.weight", "m.a.bias", "m.b.bias", "view", "turned", "e", "f"}
 
 
+def test_the_order_of_a_dict_doesnt_change_which_of_tied_names_stands() -> None:
+    tied = torch.ones(2)
+    for state in ({"a": tied, "b": tied, "c": tied}, {"c": tied, "b": tied, "a": tied}):
+        flat = gather_state(state)
+        assert list(flat.tensors) == ["a"]
+        assert flat.aliases == {"b": "a", "c": "a"}
+
+
 def test_views_of_one_storage_are_not_tied() -> None:
     storage = torch.arange(8.0)
     number = torch.view_as_complex(storage.view(4, 2))
