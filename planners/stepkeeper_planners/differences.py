@@ -1,5 +1,6 @@
 """Where a state and a checkpoint don't fit: what each rank found, and one report of it all."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -11,6 +12,9 @@ from stepkeeper_planners.near_names import find_rename, near_names
 
 _NEAR: Final = 8
 """Missing names for which near ones are looked up: what a message can show."""
+
+_MOMENTS: Final = re.compile(r"(^|\.)state\.\d+\.")
+"""In the names of what an optimizer's state_dict() has of each parameter."""
 
 _SENT: Final = 1000
 """Names of a kind that a rank tells the others of."""
@@ -136,6 +140,11 @@ def _causes(differences: Differences) -> Iterator[str]:
                 + ", ".join(f"{mine!r} may be {theirs!r}" for mine, theirs in near.items())
                 + "."
             )
+    if any(map(_MOMENTS.search, unexpected)) and not any(map(_MOMENTS.search, missing)):
+        yield (
+            "An optimizer has no state before its first step: prime_optimizer(optimizer), before the load, gives it one "
+            "to fill."
+        )
     for name in differences.changing if rename is None else ():
         yield (
             f"If the names below {name!r} change from one start to the next, as a data loader's may, save it as "

@@ -327,3 +327,19 @@ def test_values_whose_names_change_are_better_saved_as_per_rank(
     wanted = Wanted(layouts=tensors("model.w"), values={name: tuple(name.split(".")) for name in mine})
     text = str(refused(wanted, checkpoint("model.w", values=theirs)))
     assert ("If the names below 'loader' change from one start to the next" in text) == hinted
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "hinted"),
+    [
+        (["model.w"], ["model.w", "optimizer.state.0.exp_avg"], True),
+        (["model.w"], ["model.w", "state.11.step"], True),
+        (["model.w", "optimizer.state.1.exp_avg"], ["model.w", "optimizer.state.0.exp_avg"], False),
+        (["model.w"], ["model.w", "model.state.gate"], False),
+    ],
+)
+def test_an_optimizer_without_state_is_told_of_by_what_makes_one(
+    mine: list[str], theirs: list[str], hinted: bool
+) -> None:
+    text = str(refused(Wanted(layouts=tensors(*mine)), checkpoint(*theirs)))
+    assert ("prime_optimizer(optimizer), before the load" in text) == hinted
