@@ -142,7 +142,7 @@ def _causes(differences: Differences) -> Iterator[str]:
             )
     if any(map(_MOMENTS.search, unexpected)) and not any(map(_MOMENTS.search, missing)):
         yield (
-            "An optimizer has no state before its first step: prime_optimizer(optimizer), before the load, gives it one "
+            "An optimizer has no state before its first step: prime_optimizer(optimizer), before the load, makes one "
             "to fill."
         )
     for name in differences.changing if rename is None else ():
