@@ -1,12 +1,14 @@
 """The entries of the log and their JSON. Pure; the order and the rules are in `state`."""
 
 import json
+import re
 import secrets
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stepkeeper.contract.wire import ContractError, decode, encode_json
 from stepkeeper.errors import LogFormatError
+from stepkeeper.storage.crc import crc32c
 
 __all__ = [
     "FORMAT",
@@ -28,6 +30,9 @@ __all__ = [
 
 FORMAT: Final = 1
 """A reader refuses any other: an older stepkeeper must not guess at what a newer one wrote."""
+
+_SEALED: Final = re.compile(rb'(.*),"crc32c":([0-9]{1,10})\}', re.DOTALL)
+"""An entry, whose last key is the checksum of all bytes before it."""
 
 
 def new_nonce() -> str:
@@ -205,11 +210,18 @@ class Entry:
             self.kind: self.body,
             "after": self.after,
         }
-        return encode_json(envelope if self.index is None else envelope | {"index": self.index})
+        data = encode_json(envelope if self.index is None else envelope | {"index": self.index})
+        return b'%b,"crc32c":%d}' % (data[:-1], crc32c(data[:-1]))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Entry":
         """Raises LogFormatError that names `where`, the entry's object."""
+        sealed = _SEALED.fullmatch(data)
+        if sealed and crc32c(sealed[1]) != int(sealed[2]):
+            raise LogFormatError(
+                f"{where} is not what was written: its bytes have another checksum than it says. Put it back, from "
+                "object versions or a copy"
+            )
         try:
             raw: Any = json.loads(data)
             if not isinstance(raw, dict) or raw.get("format") != FORMAT:
@@ -218,10 +230,14 @@ class Entry:
                     f"{where} has format {found!r}, this stepkeeper knows {FORMAT}: "
                     "use the release that wrote it, or a newer one"
                 )
+            if not sealed:
+                raise LogFormatError(f"{where} is not what was written: it doesn't end with its checksum")
             kind = raw["kind"]
             if kind not in _KINDS:
                 raise LogFormatError(f"{where} is of the unknown kind {kind!r}; known: {', '.join(_KINDS)}")
-            if unknown := sorted(set(raw) - {"format", "kind", "claim", "nonce", "after", "index", kind}):
+            if unknown := sorted(
+                set(raw) - {"format", "kind", "claim", "nonce", "after", "index", "crc32c", kind}
+            ):
                 raise LogFormatError(f"{where}: unknown key {unknown[0]!r}")
             return cls(
                 claim=decode(int, raw["claim"]),

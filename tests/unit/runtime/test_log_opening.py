@@ -5,6 +5,7 @@ import pytest
 from stepkeeper.errors import LogFormatError, LogGapError
 from stepkeeper.log import Claim, Log, ManifestRef, tail
 from stepkeeper.log.tail import slot_path
+from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import DEFAULT_PATIENCE
 
@@ -133,6 +134,12 @@ def test_files_that_are_no_slots_are_no_business_of_the_log(log: Log, bucket: Me
     assert Log(MemoryStore(bucket)).open() == log.state
 
 
+def sealed(entry: bytes) -> bytes:
+    """The entry with the checksum that its bytes have."""
+    content = entry.rpartition(b',"crc32c":')[0]
+    return content + b',"crc32c":%d}' % crc32c(content)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -150,7 +157,7 @@ def test_an_entry_that_says_something_else_is_refused(
     log.void(claim, "nothing to save", "10/0-x")
     path = slot_path(1)
     assert old in bucket.objects[path]
-    bucket.objects[path] = bucket.objects[path].replace(old, new, 1)
+    bucket.objects[path] = sealed(bucket.objects[path].replace(old, new, 1))
     with pytest.raises(LogFormatError, match=message):
         Log(MemoryStore(bucket)).open()
 
