@@ -14,20 +14,20 @@ __all__ = ["new_file", "new_folder"]
 
 
 @contextmanager
-def new_file(dst: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
+def new_file(dst: Path, *, source: Path, overwrite: bool) -> Iterator[BinaryIO]:
     """A file under a temporary name beside `dst`; it is durable and named `dst` when the block is left well.
 
     Raises:
-        DestinationExistsError: there is a folder, or a file and not `overwrite`.
+        DestinationExistsError: there is a folder, a file and not `overwrite`, or a file that is part of the source.
     """
-    _check_file(dst, overwrite=overwrite)
+    _check_file(dst, source=source, overwrite=overwrite)
     partial = _partial(dst)
     try:
         with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _check_file(dst, overwrite=overwrite)
+        _check_file(dst, source=source, overwrite=overwrite)
         partial.replace(dst)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -36,15 +36,19 @@ def new_file(dst: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def new_folder(dst: Path, *, overwrite: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
+def new_folder(
+    dst: Path, *, source: Path, overwrite: bool, replaceable: Callable[[Path], bool]
+) -> Iterator[Path]:
     """A folder under a temporary name beside `dst`; it is durable and named `dst` when the block is left well.
 
-    Only a folder that is `replaceable` is replaced. For a moment, then, nothing is named `dst`.
+    Only a folder of files that all are `replaceable` is replaced, and none with the source in it. For a moment,
+    then, nothing is named `dst`.
 
     Raises:
-        DestinationExistsError: there is something, and not `overwrite`; or something that isn't replaceable.
+        DestinationExistsError: there is something, and not `overwrite`; or something that isn't replaceable,
+            or the source is in it.
     """
-    _check_folder(dst, overwrite=overwrite, replaceable=replaceable)
+    _check_folder(dst, source=source, overwrite=overwrite, replaceable=replaceable)
     partial = _partial(dst)
     partial.mkdir()
     try:
@@ -52,7 +56,7 @@ def new_folder(dst: Path, *, overwrite: bool, replaceable: Callable[[Path], bool
         for path in partial.iterdir():
             _sync(path)
         _sync_folder(partial)
-        _check_folder(dst, overwrite=overwrite, replaceable=replaceable)
+        _check_folder(dst, source=source, overwrite=overwrite, replaceable=replaceable)
         _rename_folder(partial, dst)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -64,22 +68,35 @@ def _partial(dst: Path) -> Path:
     return dst.with_name(f".{dst.name}.{secrets.token_hex(4)}.partial")
 
 
-def _check_file(dst: Path, *, overwrite: bool) -> None:
+def _check_file(dst: Path, *, source: Path, overwrite: bool) -> None:
     if dst.is_dir():
         raise DestinationExistsError(f"{dst} is a folder; name a file")
     if os.path.lexists(dst) and not overwrite:
         raise DestinationExistsError(f"{dst} exists; delete it, or pass overwrite=True")
+    if os.path.lexists(dst) and _is_within(dst, source):
+        raise DestinationExistsError(f"{dst} is part of {source}, which is the source; name another file")
 
 
-def _check_folder(dst: Path, *, overwrite: bool, replaceable: Callable[[Path], bool]) -> None:
+def _check_folder(dst: Path, *, source: Path, overwrite: bool, replaceable: Callable[[Path], bool]) -> None:
     if not os.path.lexists(dst) or (dst.is_dir() and not any(dst.iterdir())):
         return
     if not overwrite:
         raise DestinationExistsError(f"{dst} exists; delete it, or pass overwrite=True")
-    if dst.is_symlink() or not dst.is_dir() or not replaceable(dst):
+    if dst.is_symlink() or not dst.is_dir() or not _holds_only(dst, replaceable):
         raise DestinationExistsError(
             f"{dst} is nothing that this conversion writes, so overwrite=True doesn't replace it; delete it yourself"
         )
+    if _is_within(source, dst):
+        raise DestinationExistsError(f"{source}, which is the source, is in {dst}; name another folder")
+
+
+def _holds_only(folder: Path, replaceable: Callable[[Path], bool]) -> bool:
+    return all(path.is_file() and replaceable(path) for path in folder.iterdir())
+
+
+def _is_within(path: Path, other: Path) -> bool:
+    """It is the other, or below it, whatever links lead there."""
+    return path.resolve().is_relative_to(other.resolve())
 
 
 def _rename_folder(partial: Path, dst: Path) -> None:

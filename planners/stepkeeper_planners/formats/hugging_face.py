@@ -62,7 +62,11 @@ def safetensors_to_checkpoint(
         names = _renamed(tensors, rename)
         state: dict[str, Any] = {name: tensors[source] for source, name in names.items()}
         conversion = write_checkpoint(
-            {prefix: state} if prefix else state, Path(dst), overwrite=overwrite, progress=progress
+            {prefix: state} if prefix else state,
+            Path(dst),
+            source=Path(src),
+            overwrite=overwrite,
+            progress=progress,
         )
     return Conversion(
         files=conversion.files,
@@ -110,7 +114,7 @@ def checkpoint_to_safetensors(
     meter = Meter(total_bytes=total_bytes, told=progress)
     if target.suffix == _SUFFIX:
         (shard,) = _single(target, plan_shards(entries, max_shard_bytes))
-        with new_file(target, overwrite=overwrite) as file:
+        with new_file(target, source=checkpoint.folder, overwrite=overwrite) as file:
             _write(file, shard, checkpoint, meter)
         files: tuple[Path, ...] = (target,)
     else:
@@ -165,7 +169,9 @@ def _single(target: Path, shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
 def _write_folder(
     target: Path, shards: tuple[Shard, ...], checkpoint: Checkpoint, meter: Meter, overwrite: bool
 ) -> list[str]:
-    with new_folder(target, overwrite=overwrite, replaceable=_holds_only_safetensors) as new:
+    with new_folder(
+        target, source=checkpoint.folder, overwrite=overwrite, replaceable=_is_of_safetensors
+    ) as new:
         for shard in shards:
             with (new / shard.file_name).open("xb") as file:
                 _write(file, shard, checkpoint, meter)
@@ -182,8 +188,8 @@ def _write(file: BinaryIO, shard: Shard, checkpoint: Checkpoint, meter: Meter) -
             meter.add(len(piece))
 
 
-def _holds_only_safetensors(folder: Path) -> bool:
-    return all(path.name.endswith((_SUFFIX, _INDEX_SUFFIX)) for path in folder.iterdir())
+def _is_of_safetensors(path: Path) -> bool:
+    return path.name.endswith((_SUFFIX, _INDEX_SUFFIX))
 
 
 @contextmanager

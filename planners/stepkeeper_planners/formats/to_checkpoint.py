@@ -24,7 +24,7 @@ __all__ = ["write_checkpoint"]
 
 
 def write_checkpoint(
-    state: Mapping[str, Any], dst: Path, *, overwrite: bool, progress: Progress | None
+    state: Mapping[str, Any], dst: Path, *, source: Path, overwrite: bool, progress: Progress | None
 ) -> Conversion:
     """The folder `dst` is a checkpoint with this state; each tensor was read as it was written."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -34,9 +34,7 @@ def write_checkpoint(
         )
     flat = gather_state(state)
     total_bytes = sum(tensor.numel() * tensor.element_size() for tensor in flat.tensors.values())
-    with new_folder(
-        dst, overwrite=overwrite, replaceable=lambda folder: (folder / ".metadata").is_file()
-    ) as new:
+    with new_folder(dst, source=source, overwrite=overwrite, replaceable=_is_of_checkpoint) as new:
         planner = _Planner(Meter(total_bytes=total_bytes, told=progress))
         try:
             with warnings.catch_warnings():
@@ -50,6 +48,11 @@ def write_checkpoint(
         tensors=(*flat.tensors, *flat.aliases),
         tensor_bytes=total_bytes,
     )
+
+
+def _is_of_checkpoint(path: Path) -> bool:
+    """A file of a finished one."""
+    return path.with_name(".metadata").is_file() and (path.name == ".metadata" or path.suffix == ".distcp")
 
 
 def _reason(failure: BaseException) -> BaseException:

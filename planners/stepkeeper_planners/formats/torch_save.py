@@ -34,7 +34,8 @@ def torch_save_to_checkpoint(
         UnsupportedShardingError: a tensor is sparse, quantized or without data.
         DestinationExistsError: there is something at `dst`.
     """
-    return write_checkpoint(open_torch_save(Path(src)), Path(dst), overwrite=overwrite, progress=progress)
+    state = open_torch_save(Path(src))
+    return write_checkpoint(state, Path(dst), source=Path(src), overwrite=overwrite, progress=progress)
 
 
 def checkpoint_to_torch_save(
@@ -62,7 +63,7 @@ def checkpoint_to_torch_save(
     leaves: dict[str, object] = {fqn: later[first] for fqn, first in firsts.items()}
     leaves.update({fqn: checkpoint.value(fqn) for fqn in checkpoint.values})
     tree = nested(_in_order(leaves, checkpoint), checkpoint.paths)
-    with new_file(Path(dst), overwrite=overwrite) as file:
+    with new_file(Path(dst), source=checkpoint.folder, overwrite=overwrite) as file:
         write_torch_save(file, tree)
     return Conversion(
         files=(Path(dst),), tensors=tuple(checkpoint.tensors), left_out=(), tensor_bytes=total_bytes

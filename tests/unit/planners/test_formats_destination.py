@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from stepkeeper_planners import formats
+from stepkeeper_planners.errors import DestinationExistsError
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 
@@ -81,3 +82,34 @@ def test_whoever_asks_to_be_told_may_stop_it(sources: dict[str, Path], tmp_path:
         with pytest.raises(KeyboardInterrupt):
             convert(sources[source], tmp_path / "b", progress=stop)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("also", ["notes.txt", "another_run/data.distcp"])
+def test_a_checkpoint_with_other_things_beside_it_is_never_replaced(
+    also: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    other = sources["checkpoint"] / also
+    other.parent.mkdir(exist_ok=True)
+    other.write_text("a year of work", encoding="ascii")
+    for convert, source in (
+        (formats.torch_save_to_checkpoint, "torch"),
+        (formats.safetensors_to_checkpoint, "safetensors"),
+    ):
+        with pytest.raises(DestinationExistsError, match="delete it yourself"):
+            convert(sources[source], sources["checkpoint"], overwrite=True)
+    assert other.read_text(encoding="ascii") == "a year of work"
+
+
+def test_a_source_never_is_what_is_replaced(sources: dict[str, Path], tmp_path: Path) -> None:
+    inside = sources["torch"].rename(sources["checkpoint"] / "named like a part.distcp")
+    with pytest.raises(DestinationExistsError, match=r"part\.distcp, which is the source, is in"):
+        formats.torch_save_to_checkpoint(inside, sources["checkpoint"], overwrite=True)
+    (tmp_path / "link").symlink_to(sources["checkpoint"], target_is_directory=True)
+    for folder in (sources["checkpoint"], tmp_path / "link"):
+        with pytest.raises(DestinationExistsError, match=r"metadata is part of"):
+            formats.checkpoint_to_torch_save(sources["checkpoint"], folder / ".metadata", overwrite=True)
+    files = tmp_path / "files"
+    formats.checkpoint_to_safetensors(sources["checkpoint"], files)
+    (files / "x.safetensors").mkdir()
+    with pytest.raises(DestinationExistsError, match="delete it yourself"):
+        formats.checkpoint_to_safetensors(sources["checkpoint"], files, overwrite=True)
