@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim import ASGD, NAdam, Optimizer
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import PrimeError
@@ -23,14 +24,17 @@ __all__ = ["prime_optimizer"]
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 _Pair = tuple[Optimizer, Optimizer]
+_Made = tuple[Optimizer, Any, Any]
+"""An optimizer, a parameter of it (or another key), and the state for that."""
 
 
 def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     """The optimizer has its state, of the shapes, dtypes, devices and shardings that a step gives it; it is returned.
 
     Nothing else is changed: not the parameters, their gradients, the hyperparameters, state that was there before,
-    random numbers, hooks or schedules. The step is taken by a copy of the optimizer, with zeros for parameters and
-    gradients. Then step counts are set to 0, as before a first step: training on without a load goes on as if nothing
+    random numbers, hooks or schedules. The step is taken by a copy of the optimizer, with copies of the parameters,
+    gradients of zeros and no weight decay. So state that keeps a copy of the parameter, as master weights do, is that
+    copy. Then step counts are set to 0, as before a first step: training on without a load goes on as if nothing
     had been called, except under SGD with dampening, which leaves the first gradient undampened and now takes it for
     a later one.
 
@@ -40,7 +44,8 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     Ranks: all call it, as all take a step.
 
     Raises:
-        PrimeError: it is no optimizer, its step needs a closure, or the step failed. Nothing was changed.
+        PrimeError: it is no optimizer, its step needs a closure, the step failed, or it made state that is neither
+            constant nor a copy of the parameter. Nothing was changed.
     """
     if not isinstance(optimizer, Optimizer):
         wrapped = getattr(optimizer, "optimizer", None)
@@ -51,22 +56,28 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
         prime_optimizer(wrapped)
         return optimizer
     with _random_numbers_kept(), torch.no_grad():
-        pairs, stand_ins = _copied_with_zeros(optimizer)
+        pairs, stand_ins = _copied_with_stand_ins(optimizer)
+        for _, stand_in in pairs:
+            _without_weight_decay(vars(stand_in), *stand_in.param_groups)
         _take_step(pairs[0][1])
-    parameters = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
-    adapters.start([tensor for pair in pairs for tensor in _hand_over(pair, parameters)])
+        parameters = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
+        made = [each for pair in pairs for each in _made(pair, parameters)]
+        adapters.start([tensor for _, _, entry in made for tensor in _tensors(entry)])
+        _check_copies(made)
+    for real, owner, entry in made:
+        real.state[owner] = entry
     return optimizer
 
 
-def _copied_with_zeros(optimizer: Optimizer) -> tuple[list[_Pair], dict[torch.Tensor, torch.Tensor]]:
-    """The optimizer and those inside it, each with a copy; and every parameter with the zeros that the copies have."""
+def _copied_with_stand_ins(optimizer: Optimizer) -> tuple[list[_Pair], dict[torch.Tensor, torch.Tensor]]:
+    """The optimizer and those inside it, each with a copy; and every parameter with the one that the copies have."""
     inside = _with_those_inside(optimizer)
     stand_ins: dict[torch.Tensor, torch.Tensor] = {}
     for each in inside:
         for group in each.param_groups:
             for parameter in group["params"]:
                 if parameter not in stand_ins:
-                    stand_ins[parameter] = _zeros_for(parameter)
+                    stand_ins[parameter] = _stand_in_for(parameter)
     pairs = [(each, object.__new__(type(each))) for each in inside]
     memo: dict[int, Any] = {id(parameter): stand_in for parameter, stand_in in stand_ins.items()}
     memo |= {id(real): stand_in for real, stand_in in pairs}
@@ -92,8 +103,22 @@ def _with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
     return found
 
 
-def _zeros_for(parameter: torch.Tensor) -> torch.Tensor:
-    stand_in = torch.nn.Parameter(adapters.zeros_placed_as(parameter), requires_grad=False)
+def _without_weight_decay(*settings: MutableMapping[str, Any]) -> None:
+    """The parameters' own values get neither into the gradients nor back into the parameters.
+
+    The learning rate stays: no gradient is there to be multiplied, but some keep the rate in their state.
+    """
+    for each in settings:
+        for name, value in each.items():
+            is_number = isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
+            if "weight_decay" in name and is_number:
+                each[name] = value * 0
+
+
+def _stand_in_for(parameter: torch.Tensor) -> torch.Tensor:
+    values = parameter.detach().clone()
+    adapters.place_as(values, parameter)
+    stand_in = torch.nn.Parameter(values, requires_grad=False)
     vars(stand_in).update(vars(parameter))
     if parameter.requires_grad:
         stand_in.grad = adapters.zeros_placed_as(parameter)
@@ -134,13 +159,13 @@ def _take_step(stand_in: Optimizer) -> None:
         raise PrimeError(f"prime_optimizer: {name}.step() failed with gradients of zeros: {error}") from error
 
 
-def _hand_over(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-    """The real optimizer has the state that its copy made, where it had none; all tensors of that.
+def _made(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
+    """The state that the copy made, for the real optimizer, where that had none.
 
-    Those of a parameter's shape have its sharding.
+    Tensors of a parameter's shape have its sharding.
     """
     real, stand_in = pair
-    tensors = []
+    found: list[_Made] = []
     for key, made in stand_in.state.items():
         owner: Any = parameters.get(id(key), key)
         if not made or real.state.get(owner):
@@ -148,12 +173,60 @@ def _hand_over(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[torch.T
         entry = tree_map(lambda leaf: parameters.get(id(leaf), leaf), made)
         if isinstance(entry, dict):
             entry |= _before_a_step(real, owner, entry)
-        for tensor in [leaf for leaf in tree_leaves(entry) if isinstance(leaf, torch.Tensor)]:
+        for tensor in _tensors(entry):
             if tensor.shape == getattr(owner, "shape", None):
                 adapters.place_as(tensor, owner)
-            tensors.append(tensor)
-        real.state[owner] = entry
-    return tensors
+        found.append((real, owner, entry))
+    return found
+
+
+def _tensors(entry: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(entry) if isinstance(leaf, torch.Tensor)]
+
+
+def _check_copies(made: list[_Made]) -> None:
+    """State that was made from the parameter is the parameter: a step with gradients would have made it from that.
+
+    Raises:
+        PrimeError: it is neither that nor constant, nor a multiple of the identity matrix.
+    """
+    checks: dict[torch.device, list[tuple[torch.Tensor, str]]] = defaultdict(list)
+    for real, owner, entry in made:
+        # None of torch's own makes its state from the parameter, once the weight decay is gone.
+        if type(real).__module__.startswith("torch.optim.") or not isinstance(owner, torch.Tensor):
+            continue
+        for path, tensor in tree_flatten_with_path(entry)[0]:
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not tensor.is_meta:
+                where = f"{type(real).__name__}'s state{keystr(path)} of a parameter of shape {tuple(owner.shape)}"
+                flag = _is_as_before_a_step(_local(tensor), _local(owner))
+                checks[flag.device].append((flag, where))
+    for flags in checks.values():
+        fine = torch.stack([flag for flag, _ in flags]).tolist()
+        for (_, where), is_fine in zip(flags, fine, strict=True):
+            if not is_fine:
+                raise PrimeError(
+                    f"prime_optimizer: {where} is neither constant nor the parameter after a step with gradients of "
+                    "zeros, so what a real step makes of it can't be told. Load into the state that a real step leaves"
+                )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, DTensor) and tensor.device.type != "xla":
+        return tensor.to_local().detach()
+    return tensor.detach()
+
+
+def _is_as_before_a_step(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A flag on the tensor's device; set for a tensor of another size than the parameter's."""
+    if not tensor.numel() or tensor.numel() != parameter.numel():
+        return torch.ones((), dtype=torch.bool, device=tensor.device)
+    flat = tensor.reshape(-1)
+    values = parameter.reshape(-1).to(device=tensor.device, dtype=tensor.dtype)
+    fine = (flat == flat[0]).all() | ((flat == values) | (flat.isnan() & values.isnan())).all()
+    if tensor.dim() == 2 and tensor.shape[0] == tensor.shape[1]:
+        identity = torch.eye(len(tensor), dtype=tensor.dtype, device=tensor.device)
+        fine = fine | (tensor == tensor[0, 0] * identity).all()
+    return fine
 
 
 def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[Any, Any]:
@@ -163,7 +236,7 @@ def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[A
         first["mu_product"] = 1
     if isinstance(real, ASGD):
         rate = next(group["lr"] for group in real.param_groups if any(owner is p for p in group["params"]))
-        first |= {"mu": 1, "eta": float(rate)}
+        first |= {"mu": 1, "eta": float(rate), "ax": 0}
     numbers: dict[Any, Any] = {}
     for name in entry.keys() & first.keys():
         value = entry[name]

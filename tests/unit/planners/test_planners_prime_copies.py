@@ -1,0 +1,117 @@
+"""Optimizers that keep copies of the parameters in their state: priming keeps what these copies say."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from stepkeeper_planners import prime_optimizer
+from stepkeeper_planners.errors import PrimeError
+
+
+class MasterWeights(Optimizer):
+    """Float32 weights beside low-precision ones, with a momentum and weight decay."""
+
+    def __init__(self, params: Any, decay_name: str = "weight_decay") -> None:
+        super().__init__(params, {"lr": 0.1, decay_name: 0.01})
+        self.decay_name = decay_name
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["master"] = p.detach().float().clone()
+                    state["momentum"] = torch.zeros_like(state["master"])
+                gradient = p.grad.float() + group[self.decay_name] * state["master"]
+                state["momentum"].mul_(0.9).add_(gradient)
+                state["master"].sub_(group["lr"] * state["momentum"])
+                p.copy_(state["master"])
+
+
+class Lookahead(Optimizer):
+    """Slow weights that the fast ones are pulled to at each second step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["slow"], state["step"] = p.detach().clone(), 0
+                p.sub_(group["lr"] * p.grad)
+                state["step"] += 1
+                if state["step"] % 2 == 0:
+                    p.copy_(state["slow"].lerp_(p, 0.5))
+
+
+class Preconditioned(Optimizer):
+    """A matrix that is no constant, but has nothing of the parameter."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state.setdefault("left", 0.5 * torch.eye(len(p))).add_(p.grad @ p.grad.T)
+                p.sub_(group["lr"] * state["left"] @ p.grad)
+
+
+def weights(dtype: torch.dtype) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(3, 3), (4, 2), ()]
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+
+
+def trained(optimizer: Optimizer, params: list[torch.nn.Parameter]) -> list[torch.Tensor]:
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        for p in params:
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        optimizer.step()
+    return [p.detach() for p in params]
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype", "count"),
+    [
+        (MasterWeights, torch.bfloat16, 3),
+        (MasterWeights, torch.float32, 3),
+        (Lookahead, torch.float32, 3),
+        (Lookahead, torch.bfloat16, 3),
+        (Preconditioned, torch.float32, 2),
+        (torch.optim.ASGD, torch.float32, 3),
+    ],
+)
+def test_training_goes_on_as_without_it(
+    make: Callable[[Any], Optimizer], dtype: torch.dtype, count: int
+) -> None:
+    fresh, primed = weights(dtype)[:count], weights(dtype)[:count]
+    want = trained(make(fresh), fresh)
+    got = trained(prime_optimizer(make(primed)), primed)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_state_that_is_no_longer_the_parameter_is_refused() -> None:
+    """A weight decay by another name gets into the state even without a gradient."""
+    params = weights(torch.float32)
+    optimizer = MasterWeights(params, decay_name="shrink")
+    with pytest.raises(
+        PrimeError, match=r"MasterWeights's state\['master'\] of a parameter of shape \(3, 3\)"
+    ):
+        prime_optimizer(optimizer)
+    assert not optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(params, weights(torch.float32), strict=True))
