@@ -1,0 +1,78 @@
+"""Damage to each kind of object of the newest commit, and what a restore makes of it."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stepkeeper import CheckpointManager
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 1 and 2 are committed here."""
+    root = tmp_path_factory.mktemp("damage") / "whole"
+    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+        for step in (1, 2):
+            manager.save(step, state_at(step))
+    return root
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {"w": torch.full((3000,), float(step)), "n": step}
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "flipped":
+        path.write_bytes(
+            data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+        )
+    elif how == "cut":
+        path.write_bytes(data[:-100])
+    elif how == "gone":
+        path.unlink()
+    else:
+        path.with_name("__7_7.distcp").write_bytes(b"a stranger's")
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "step"),
+    [
+        ("__0_0.distcp", "flipped", 1),
+        ("__0_0.distcp", "cut", 1),
+        ("__0_0.distcp", "gone", 1),
+        ("manifest.0.json", "flipped", 1),
+        ("manifest.0.json", "cut", 1),
+        ("manifest.0.json", "gone", 1),
+        # Only stock torch reads it: a restore needs nothing of it.
+        (".metadata", "flipped", 2),
+        (".metadata", "gone", 2),
+        ("__0_0.distcp", "joined by a stranger's", 2),
+    ],
+)
+def test_what_is_damaged_is_said_loudly_and_the_step_before_is_restored(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, how: str, step: int
+) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(whole, root)
+    (folder,) = (root / "2").iterdir()
+    damage(folder / name, how)
+    state = {"w": torch.zeros(3000), "n": 0}
+    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+        result = manager.restore_latest(state)
+        assert result is not None
+        assert result.step == step
+        assert state["n"] == step
+        assert torch.equal(torch.as_tensor(state["w"]), torch.full((3000,), float(step)))
+        manager.save(3, state_at(3))
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert any(name in each for each in said) == (step == 1)
+    commits = Log(open_store(root.as_uri())).open().commits.values()
+    assert [record.step for record in commits if record.quarantined] == ([2] if step == 1 else [])
+    assert folder.is_dir(), "what was condemned stays for people to look at"

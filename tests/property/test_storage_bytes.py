@@ -1,0 +1,177 @@
+"""Every byte of a root, damaged, and every object cut, lost or joined by a stranger: it is said of which one."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import pytest
+
+from stepkeeper.checkpoint import CheckpointReader, read_manifests
+from stepkeeper.cli.blocks import verify_commit
+from stepkeeper.collect import gc
+from stepkeeper.errors import LogFormatError, LogGapError, PinFormatError, TornCheckpointError
+from stepkeeper.log import Log, LogState
+from stepkeeper.pins import Pin, list_pins, pin_path, pinned_slots, put_pin
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.storage.retry import Patience
+from stepkeeper.testing.checkpoints import SmallRoot
+
+IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
+PIN: Final = Pin(slot=1, nonce="a" * 32, holder="an evaluation", reason="reads")
+OBJECTS: Final = ("__0_0.distcp", "__1_0.distcp", "manifest.0.json", "manifest.1.json", ".metadata")
+
+
+@pytest.fixture(scope="module")
+def whole() -> Mapping[str, bytes]:
+    """A root with two commits by two ranks, an entry of each kind after the last index, and a pin."""
+    root = SmallRoot("memory://bytes")
+    root.begin()
+    root.save(10, world_size=2)
+    root.save(20, world_size=2)
+    root.save(30, world_size=2)
+    root.begin(1)
+    root.log.restored(root.claim, 3)
+    root.save(40, world_size=2)
+    root.log.void(root.claim, "given up", f"50/4-{'d' * 32}")
+    root.log.delete(root.claim, lambda state: [2])
+    root.log.quarantine(root.claim, 1, "read bad")
+    put_pin(root.store, PIN)
+    return root.contents()
+
+
+def store_of(objects: Mapping[str, bytes]) -> MemoryStore:
+    bucket = MemoryBucket()
+    bucket.objects.update(objects)
+    return MemoryStore(bucket)
+
+
+def opened(objects: Mapping[str, bytes]) -> LogState:
+    return Log(store_of(objects), patience=IMPATIENT).open()
+
+
+def log_paths(objects: Mapping[str, bytes]) -> list[str]:
+    """Of the entries that opening the log needs."""
+    paths = sorted(path for path in objects if path.startswith(".stepkeeper/log/"))
+    return paths[opened(objects).index :]
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def folder_of(objects: Mapping[str, bytes]) -> str:
+    latest = opened(objects).latest
+    assert latest is not None
+    return latest.folder
+
+
+def bad_objects(objects: Mapping[str, bytes]) -> set[str]:
+    """As `stepkeeper verify` names them."""
+    latest = opened(objects).latest
+    assert latest is not None
+    return {each.name for each in verify_commit(store_of(objects), latest, patience=IMPATIENT).bad}
+
+
+def read_all(objects: Mapping[str, bytes]) -> None:
+    """As a restore reads them."""
+    store, latest = store_of(objects), opened(objects).latest
+    assert latest is not None
+    manifests = read_manifests(store, latest, patience=IMPATIENT)
+    reader = CheckpointReader(store, manifests, patience=IMPATIENT)
+    for manifest in manifests:
+        for record in manifest.objects:
+            reader.read_verified(record.path, 0, record.size_bytes)
+
+
+def test_a_flipped_bit_in_any_byte_of_an_entry_is_seen_when_the_log_is_opened(
+    whole: Mapping[str, bytes],
+) -> None:
+    assert len(log_paths(whole)) >= 5
+    for path in log_paths(whole):
+        n_bits = 8 * len(whole[path])
+        # One in each byte, and all of the checksum and its key.
+        for bit in [*range(0, n_bits - 240, 9), *range(n_bits - 240, n_bits)]:
+            with pytest.raises(LogFormatError, match=path):
+                opened({**whole, path: flipped(whole[path], bit)})
+
+
+def test_an_entry_cut_anywhere_is_seen(whole: Mapping[str, bytes]) -> None:
+    for path in log_paths(whole):
+        for length in range(len(whole[path])):
+            with pytest.raises(LogFormatError, match=path):
+                opened({**whole, path: whole[path][:length]})
+
+
+def test_a_lost_entry_is_named_and_the_last_one_alone_leaves_no_trace(whole: Mapping[str, bytes]) -> None:
+    paths = sorted(path for path in whole if path.startswith(".stepkeeper/log/"))
+    for path in paths[:-1]:
+        with pytest.raises(LogGapError, match=path):
+            opened({other: data for other, data in whole.items() if other != path})
+    assert opened({other: data for other, data in whole.items() if other != paths[-1]}).tail == len(paths) - 2
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_flipped_bit_anywhere_in_an_object_is_seen(whole: Mapping[str, bytes], name: str) -> None:
+    path = f"{folder_of(whole)}/{name}"
+    for place in range(0, len(whole[path]), 3):
+        objects = {**whole, path: flipped(whole[path], 8 * place + place % 8)}
+        with pytest.raises(TornCheckpointError, match=name):
+            read_all(objects)
+        if place % 48 == 0:
+            assert bad_objects(objects) == {name}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_that_is_cut_longer_or_gone_is_seen(whole: Mapping[str, bytes], name: str) -> None:
+    path = f"{folder_of(whole)}/{name}"
+    without = {other: data for other, data in whole.items() if other != path}
+    for data in (b"", whole[path][:-1], whole[path][: len(whole[path]) // 2], None):
+        objects = without if data is None else {**whole, path: data}
+        with pytest.raises(TornCheckpointError, match=name):
+            read_all(objects)
+        assert bad_objects(objects) == {name}
+    assert bad_objects({**whole, path: whole[path] + b"x"}) == {name}
+
+
+def test_another_commits_object_in_the_same_place_is_seen(whole: Mapping[str, bytes]) -> None:
+    state = opened(whole)
+    newest, older = (state.commits[slot].folder for slot in (state.head, 3) if slot is not None)
+    # The tensors are where they were: `.metadata` is the same in both.
+    for name in OBJECTS[:-1]:
+        with pytest.raises(TornCheckpointError, match=name):
+            read_all({**whole, f"{newest}/{name}": whole[f"{older}/{name}"]})
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["{folder}/notes.txt", "{folder}/__9_0.distcp", ".stepkeeper/log/README", "model.pt", "40/model.pt"],
+)
+def test_a_strangers_file_is_in_nobodys_way(whole: Mapping[str, bytes], path: str) -> None:
+    alien = path.format(folder=folder_of(whole))
+    objects = {**whole, alien: b"a stranger's"}
+    assert opened(objects) == opened(whole)
+    read_all(objects)
+    store, latest = store_of(objects), opened(objects).latest
+    assert latest is not None
+    found = verify_commit(store, latest, patience=IMPATIENT)
+    name = alien.removeprefix(f"{latest.folder}/")
+    assert (found.bad, found.alien) == ((), (name,) if name != alien else ())
+    gc(Log(store, patience=IMPATIENT), store, patience=IMPATIENT)
+    assert store.bucket.objects[alien] == b"a stranger's"
+
+
+def test_a_damaged_pin_still_holds(whole: Mapping[str, bytes]) -> None:
+    path = pin_path(PIN.slot, PIN.nonce)
+    refused = 0
+    for bit in range(8 * len(whole[path])):
+        store = store_of({**whole, path: flipped(whole[path], bit)})
+        assert pinned_slots(store, patience=IMPATIENT) == {PIN.slot}
+        try:
+            (pin,) = list_pins(store, patience=IMPATIENT)
+        except PinFormatError:
+            refused += 1
+        else:
+            # What is left to be wrong is for people: who holds it, and why.
+            assert (pin.slot, pin.nonce) == (PIN.slot, PIN.nonce)
+    assert refused
