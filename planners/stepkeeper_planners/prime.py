@@ -19,6 +19,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import PrimeError
+from stepkeeper_planners.prime_guards import check_unchanged, check_unreachable, versions
 
 __all__ = ["prime_optimizer"]
 
@@ -44,8 +45,8 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     Ranks: all call it, as all take a step.
 
     Raises:
-        PrimeError: it is no optimizer, its step needs a closure, the step failed, or it made state that is neither
-            constant nor a copy of the parameter. Nothing was changed.
+        PrimeError: it is no optimizer, its step needs a closure, the step failed, it made state that is neither
+            constant nor a copy of the parameter, or it reaches the parameters past the copy. Nothing was changed.
     """
     if not isinstance(optimizer, Optimizer):
         wrapped = getattr(optimizer, "optimizer", None)
@@ -58,8 +59,13 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     with _random_numbers_kept(), torch.no_grad():
         pairs, stand_ins = _copied_with_stand_ins(optimizer)
         for _, stand_in in pairs:
+            check_unreachable(stand_in, [*stand_ins, *(real for real, _ in pairs)])
             _without_weight_decay(vars(stand_in), *stand_in.param_groups)
-        _take_step(pairs[0][1])
+        before = versions([*stand_ins])
+        try:
+            _take_step(pairs[0][1])
+        finally:
+            check_unchanged(stand_ins, before)
         parameters = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
         made = [each for pair in pairs for each in _made(pair, parameters)]
         adapters.start([tensor for _, _, entry in made for tensor in _tensors(entry)])

@@ -1,0 +1,71 @@
+"""What keeps the step of an optimizer's copy away from the training's own objects."""
+
+import gc
+from collections.abc import Collection, Iterator, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from stepkeeper_planners import adapters
+from stepkeeper_planners.errors import PrimeError
+
+__all__ = ["check_unchanged", "check_unreachable", "versions"]
+
+
+def check_unreachable(stand_in: Optimizer, forbidden: Collection[object]) -> None:
+    """No attribute of the copy leads to one of the training's own objects: a lambda over self would, or a lock's dict.
+
+    Raises:
+        PrimeError: one does; it is named.
+    """
+    ids = {id(each) for each in forbidden}
+    seen: set[int] = set()
+    for name, value in vars(stand_in).items():
+        if any(id(each) in ids for each in _reachable(value, seen)):
+            raise PrimeError(
+                f"prime_optimizer: {type(stand_in).__name__}.{name} can't be copied and leads to the optimizer or its "
+                "parameters, which a step of the copy would change through it. Load into the state that a real step "
+                "leaves"
+            )
+
+
+def _reachable(root: object, seen: set[int]) -> Iterator[object]:
+    """Each object that wasn't seen. What is behind tensors, classes, modules and a function's globals is left out."""
+    pending = [root]
+    while pending:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        if isinstance(each, torch.Tensor | type | ModuleType):
+            continue
+        if type(each) is FunctionType:
+            cells = each.__closure__ or ()
+            pending += [*cells, *(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()]
+            pending.append(vars(each))
+        else:
+            pending += gc.get_referents(each)
+
+
+def versions(parameters: Sequence[torch.Tensor]) -> list[object]:
+    """Another list once one of them was changed in place; on XLA, once it got other data."""
+    return [(p._version, adapters.identity(p) if p.device.type == "xla" else None) for p in parameters]  # noqa: SLF001 — torch has no other count of changes in place
+
+
+def check_unchanged(stand_ins: dict[torch.Tensor, Any], before: list[object]) -> None:
+    """The step of the copy reached no parameter of the training's, not even through a global name.
+
+    Raises:
+        PrimeError: it did. The values are back that the stand-ins have, which that step didn't use.
+    """
+    changed = [p for p, was, now in zip(stand_ins, before, versions([*stand_ins]), strict=True) if was != now]
+    for parameter in changed:
+        parameter.detach().copy_(stand_ins[parameter])
+    if changed:
+        raise PrimeError(
+            f"prime_optimizer: the step of a copy of the optimizer changed {len(changed)} parameters of the training, "
+            "which it doesn't get from the copy. They were set back. Load into the state that a real step leaves"
+        )

@@ -1,0 +1,118 @@
+"""Ways around the copy of the optimizer, to the training's own parameters, hooks and state."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD, Optimizer
+from typing_extensions import override
+
+from stepkeeper_planners import prime_optimizer
+from stepkeeper_planners.errors import PrimeError
+
+GLOBAL: list[torch.nn.Parameter] = []
+
+
+class ThroughClosure(SGD):
+    """Its step goes through a function that isn't copied, and so to the real optimizer."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.inner: Callable[[], Any] = lambda: SGD.step(self)  # type: ignore[no-untyped-call] # wrapped by torch
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        return self.inner()
+
+
+class ThroughPartial(ThroughClosure):
+    """Can be copied."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.inner = functools.partial(SGD.step, self)
+
+
+class ThroughLock(SGD):
+    """Has the parameters beside something that can't be copied, and changes them past torch's count of changes."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.context = {"lock": threading.Lock(), "params": [*self.param_groups[0]["params"]]}
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        params: Any = self.context["params"]
+        for p in params:
+            p.data.mul_(0.9)
+        return super().step(closure)
+
+
+class ThroughGlobal(SGD):
+    """Nothing of the optimizer leads to what its step changes."""
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in GLOBAL:
+            p.mul_(0.9)
+        raise RuntimeError("and it fails")
+
+
+class HoldsModel(SGD):
+    """Can be copied, with what can't."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1, momentum=0.9)
+        self.model, self.lock = model, threading.Lock()
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        with self.lock:
+            for p in self.model.parameters():
+                p.clamp_(-0.01, 0.01)
+            return super().step(closure)
+
+
+def weights() -> list[torch.nn.Parameter]:
+    params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.full((2, 2), 3.0))]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    return params
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (ThroughClosure, r"ThroughClosure\.inner can't be copied"),
+        (ThroughLock, r"ThroughLock\.context can't be copied"),
+        (lambda p: ThroughGlobal(p, lr=0.1), "changed 2 parameters.*set back"),
+    ],
+)
+def test_step_that_reaches_the_real_parameters(make: Callable[[Any], Optimizer], match: str) -> None:
+    params = weights()
+    GLOBAL[:] = params
+    optimizer = make(params)
+    with pytest.raises(PrimeError, match=match):
+        prime_optimizer(optimizer)
+    assert not optimizer.state
+    assert all(torch.equal(a, b) for a, b in zip(params, weights(), strict=True))
+
+
+def test_step_through_what_can_be_copied() -> None:
+    params = weights()
+    optimizer = prime_optimizer(ThroughPartial(params))
+    assert optimizer.state.keys() == set(params)
+    assert all(torch.equal(a, b) for a, b in zip(params, weights(), strict=True))
+
+
+def test_model_in_the_optimizer() -> None:
+    model = torch.nn.Linear(3, 3)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = prime_optimizer(HoldsModel(model))
+    assert optimizer.state.keys() == set(model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
