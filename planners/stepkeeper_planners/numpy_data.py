@@ -11,7 +11,7 @@ import numpy as np
 from stepkeeper_planners.errors import PickleRefusedError
 from stepkeeper_planners.unpickling import Name
 
-__all__ = ["NUMPY_BUILDS", "NUMPY_CALLS", "NUMPY_CONSTANTS", "numpy_globals", "objection"]
+__all__ = ["NUMPY_BUILDS", "NUMPY_CALLS", "NUMPY_CONSTANTS", "objection"]
 
 _PLAIN: Final = re.compile(r"[?biufc](?:1|2|4|8|16|32)|[SUV][0-9]+|[mM]8")
 _UNIT: Final = re.compile(r"[A-Za-zμ]+")
@@ -27,19 +27,6 @@ def objection(dtype: np.dtype[Any]) -> str | None:
     ):
         return "a numpy dtype with metadata can't be stored; view the array as a dtype without"
     return None
-
-
-def numpy_globals() -> list[Any]:
-    """What numpy's arrays and scalars name in a pickle, for torch.load: constructors of all data but objects."""
-    kinds = [
-        getattr(np.dtypes, name)
-        for name in np.dtypes.__all__
-        if name != "ObjectDType" and isinstance(getattr(np.dtypes, name), type)
-    ]
-    core: Any = np.zeros(0).__reduce__()[0]
-    scalar: Any = np.float64(0).__reduce__()[0]
-    # The content of an empty array is written as a call of bytes().
-    return [np.ndarray, np.dtype, bytes, core, scalar, *kinds]
 
 
 @dataclass(slots=True, eq=False)

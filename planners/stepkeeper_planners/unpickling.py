@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, final
 
 from stepkeeper_planners.errors import PickleRefusedError
 
-__all__ = ["Named", "Vocabulary", "unpickled"]
+__all__ = ["Named", "Unknown", "Vocabulary", "unpickled"]
 
 Name = tuple[str, str]
 
@@ -20,6 +20,13 @@ Name = tuple[str, str]
 @dataclass(frozen=True, slots=True)
 class Named:
     """Stands for a function or class of the vocabulary while the pickle is read; nothing can be done with it."""
+
+    name: Name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unknown:
+    """Stands for what the vocabulary has no place for, and for all that the pickle makes of it."""
 
     name: Name
 
@@ -35,9 +42,13 @@ class Vocabulary:
     """Of which empty instances may be made."""
     builds: Mapping[type, Callable[[Any, Any], object]] = field(default_factory=dict)
     """Instance and state → what stands in its place from then on. Each instance is built exactly once."""
+    attributes: frozenset[type] = frozenset()
+    """Of which instances may get attributes, which are passed over."""
     key_types: frozenset[type] = frozenset()
     """Of keys of dicts, beside plain scalars and tuples of those."""
     persistent: Callable[[object], object] | None = None
+    keeps_unknown: bool = False
+    """Other names are not refused; `Unknown` stands for them. Only to find out where they are."""
 
 
 def unpickled(data: bytes, vocabulary: Vocabulary) -> object:
@@ -165,6 +176,8 @@ class _Machine:
 
     def _list(self) -> list[Any]:
         target = self.stack[-1]
+        if type(target) is Unknown:
+            return []
         if type(target) is not list:
             self._refuse(f"it appends to a {type(target).__name__}")
         return target
@@ -178,6 +191,8 @@ class _Machine:
 
     def _set(self, items: list[Any]) -> None:
         target = self.stack[-1]
+        if type(target) is Unknown:
+            return
         if type(target) not in (dict, OrderedDict):
             self._refuse(f"it sets an item of a {type(target).__name__}")
         keys = items[::2]
@@ -206,6 +221,8 @@ class _Machine:
                 self._globals[name] = words.constants[name]
             elif name in words.calls or name in words.classes:
                 self._globals[name] = Named(name)
+            elif words.keeps_unknown:
+                self._globals[name] = Unknown(name)
             else:
                 raise PickleRefusedError(
                     f"it names {'.'.join(name)}, which has no place in it; it was not run"
@@ -214,6 +231,9 @@ class _Machine:
 
     def call(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
+        if type(function) is Unknown:
+            self.stack.append(function)
+            return
         if type(function) is not Named or function.name not in self._vocabulary.calls:
             self._refuse(f"it calls a {type(function).__name__}")
         if type(arguments) is not tuple:
@@ -222,6 +242,9 @@ class _Machine:
 
     def instantiate(self) -> None:
         arguments, cls = self.stack.pop(), self.stack.pop()
+        if type(cls) is Unknown:
+            self.stack.append(cls)
+            return
         if type(cls) is not Named or cls.name not in self._vocabulary.classes or arguments != ():
             self._refuse(f"it makes an instance of a {type(cls).__name__}")
         kind = self._vocabulary.classes[cls.name]
@@ -234,6 +257,9 @@ class _Machine:
 
     def build(self) -> None:
         state, instance = self.stack.pop(), self.stack.pop()
+        if type(instance) is Unknown or type(instance) in self._vocabulary.attributes:
+            self.stack.append(instance)
+            return
         if self._open.pop(id(instance), None) is None:
             self._refuse(f"it gives a {type(instance).__name__} a state")
         made = self._vocabulary.builds[type(instance)](instance, state)

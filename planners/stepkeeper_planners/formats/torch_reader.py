@@ -81,7 +81,7 @@ class TorchSaveReader(StorageReader):
 
         Raises:
             FileNotFoundError: there is none.
-            SourceError: it is no torch.save file, a damaged one, or holds more than tensors and plain values.
+            SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
         """
         if self._error is not None:
             raise self._error

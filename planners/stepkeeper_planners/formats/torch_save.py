@@ -29,9 +29,8 @@ def torch_save_to_checkpoint(
 
     Raises:
         FileNotFoundError: there is no `src`.
-        SourceError: it is no torch.save file, a damaged one, or holds more than tensors and plain values.
+        SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
         UnsupportedValueError: a value is of a type that isn't stored.
-        UnsupportedShardingError: a tensor is sparse, quantized or without data.
         DestinationExistsError: there is something at `dst`.
     """
     state = open_torch_save(Path(src))

@@ -1,40 +1,51 @@
 """Opening a torch.save file: nothing in it is run, and no tensor is read before it is used."""
 
+import mmap
+import os
 import pickle
-import re
-import zipfile
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, final
 
 import torch
 from typing_extensions import override
 
-from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.numpy_data import numpy_globals
+from stepkeeper_planners.blobs import Archive, vocabulary_of
+from stepkeeper_planners.errors import PickleRefusedError, SourceError
+from stepkeeper_planners.unpickling import Unknown, unpickled
 
 __all__ = ["open_torch_save"]
 
 _ZIP_MAGIC: Final = b"PK\x03\x04"
 _LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 """What files of torch before 1.6 begin with."""
-_DAMAGE: Final = (RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError)
+_LOCAL_HEADER_BYTES: Final = 30
+_ALIGNMENT_BYTES: Final = 16
+"""Of the widest elements."""
+_LISTED: Final = 8
 
 
 def open_torch_save(path: Path) -> dict[Any, Any]:
     """The state in the file. Its tensors are views of the file, read where they are used.
 
+    What the file says of sizes and places is checked against what is there before anything relies on it.
+
     Raises:
         FileNotFoundError: there is no such file.
-        SourceError: it is no torch.save file, a damaged one, or holds more than tensors and plain values.
+        SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
     """
-    _check_kind(path)
-    try:
-        with torch.serialization.safe_globals(numpy_globals()):
-            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise SourceError(_refusal(path, error)) from error
-    except _DAMAGE as error:
-        raise SourceError(f"{path} is damaged or cut off: {_first_line(error)}") from error
+    with path.open("rb") as file:
+        _check_kind(path, file.read(len(_LEGACY_MAGIC)))
+        try:
+            archive = _MappedArchive(path, file)
+            _check_records(path, archive)
+            state = _state_of(path, archive)
+        except PickleRefusedError as error:
+            raise SourceError(
+                f"{path} is damaged or cut off, or torch.save didn't write it: {error}"
+            ) from error
     if not isinstance(state, dict):
         raise SourceError(
             f"{path} holds a {type(state).__name__}, a checkpoint is made of a dict of names; "
@@ -43,9 +54,41 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
     return state
 
 
-def _check_kind(path: Path) -> None:
-    with path.open("rb") as file:
-        start = file.read(len(_LEGACY_MAGIC))
+@final
+class _MappedArchive(Archive):
+    """Its storages are parts of the file, each by itself, and not read."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        size_bytes = path.stat().st_size
+        super().__init__(file, size_bytes)
+        self._file, self._size_bytes = file, size_bytes
+        shared = torch.serialization.get_default_mmap_options() == mmap.MAP_SHARED
+        self._whole = torch.UntypedStorage.from_file(os.fspath(path), shared, size_bytes)
+
+    @override
+    def content(self, name: str) -> torch.Tensor:
+        start, n_bytes = self._place(name)
+        if not n_bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        bytes_of_it: Any = self._whole[start : start + n_bytes]
+        mapped = torch.empty(0, dtype=torch.uint8).set_(bytes_of_it)
+        # torch.save puts them where any elements can be used in place, another program may not.
+        return mapped if mapped.data_ptr() % _ALIGNMENT_BYTES == 0 else mapped.clone()
+
+    def _place(self, name: str) -> tuple[int, int]:
+        entry = self.entry(name)
+        self._file.seek(entry.header_offset)
+        header = self._file.read(_LOCAL_HEADER_BYTES)
+        if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(_ZIP_MAGIC):
+            raise PickleRefusedError(f"record {name} isn't where it should be")
+        name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
+        start = entry.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+        if start + entry.file_size > self._size_bytes:
+            raise PickleRefusedError(f"record {name} goes on behind the end of the file")
+        return start, entry.file_size
+
+
+def _check_kind(path: Path, start: bytes) -> None:
     if start == _LEGACY_MAGIC:
         raise SourceError(
             f"{path} is in the format of torch before 1.6, which can only be read whole. Where memory is enough: "
@@ -53,98 +96,53 @@ def _check_kind(path: Path) -> None:
         )
     if not start.startswith(_ZIP_MAGIC):
         raise SourceError(f"{path} is no torch.save file: it doesn't begin as one")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = {name.partition("/")[2] for name in archive.namelist()}
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise SourceError(f"{path} is damaged or cut off: {_first_line(error)}") from error
-    if "constants.pkl" in names:
+
+
+def _check_records(path: Path, archive: Archive) -> None:
+    if any(name.endswith("/constants.pkl") for name in archive.names):
         raise SourceError(
             f"{path} is a TorchScript program; save the state_dict() of the module it was made of"
         )
-    if "data.pkl" not in names:
-        raise SourceError(f"{path} is a zip file, but none that torch.save wrote: it has no data.pkl")
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _refusal(path: Path, error: pickle.UnpicklingError) -> str:
-    named = re.search(r"GLOBAL (\S+)", str(error))
-    if named is None:
-        return f"{path} is damaged, or holds what only running code can read: {_first_line(error)}"
+def _state_of(path: Path, archive: Archive) -> object:
+    vocabulary, pickled = vocabulary_of(archive), archive.record("data.pkl")
     try:
-        with zipfile.ZipFile(path) as archive:
-            (record,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(record) as file:
-                found = dict(_strangers(_Outline(file).load(), ""))
-    except (zipfile.BadZipFile, pickle.UnpicklingError, *_DAMAGE):
-        # The outline only makes the message better.
-        found = {}
-    where = "".join(f"; at {key}: {name}" for key, name in list(found.items())[:8])
-    return (
-        f"{path} holds objects that only running code of theirs can read ({named[1]}{where}). Nothing was run. "
-        "Save the file again without them, as tensors, numbers, strings, numpy arrays, and lists and dicts of these"
-    )
+        return unpickled(pickled, vocabulary)
+    except PickleRefusedError as error:
+        try:
+            found = _strangers(unpickled(pickled, replace(vocabulary, keeps_unknown=True)))
+        except PickleRefusedError:
+            # Where they are only makes the message better.
+            found = {}
+        if not found and "which has no place in it" not in str(error):
+            raise
+        where = "".join(f"; at {key}: {name}" for key, name in found.items())
+        raise SourceError(
+            f"{path} holds what is neither a dense tensor nor a plain value ({error}{where}). "
+            "Nothing was run. Save the file again without, "
+            "as dense tensors, numbers, strings, numpy arrays, and lists and dicts of these"
+        ) from error
 
 
-class _Stranger:
-    """Stands for an object of any class: takes everything that unpickling does to one, and does nothing."""
-
-    name = ""
-
-    def __new__(cls, *_: object, **__: object) -> Self:
-        return super().__new__(cls)
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __call__(self, *_: object, **__: object) -> "_Stranger":
-        return self
-
-    def __setstate__(self, _: object) -> None:
-        pass
-
-    def __setitem__(self, _: object, __: object) -> None:
-        pass
-
-    def append(self, _: object) -> None:
-        pass
-
-    def extend(self, _: object) -> None:
-        pass
-
-    def add(self, _: object) -> None:
-        pass
+def _strangers(tree: object) -> dict[str, str]:
+    """The first of what the vocabulary has no place for, by the keys that lead there; each object is looked at once."""
+    found: dict[str, str] = {}
+    seen: set[int] = set()
+    waiting: list[tuple[str, object]] = [("", tree)]
+    while waiting and len(found) < _LISTED:
+        key, node = waiting.pop()
+        if isinstance(node, Unknown):
+            found[key] = ".".join(node.name)
+        elif isinstance(node, dict | list | tuple) and id(node) not in seen:
+            seen.add(id(node))
+            below = [(f"{key}.{name}" if key else str(name), value) for name, value in _items(node)]
+            waiting.extend(reversed(below))
+    return found
 
 
-class _Outline(pickle.Unpickler):
-    """Makes the dicts and lists of a pickle, and strangers of everything that has a class."""
-
-    @override
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) == ("collections", "OrderedDict"):
-            return dict
-        known = module_name.partition(".")[0] in {"torch", "numpy", "_codecs"} or module_name == "collections"
-        return type("Known" if known else "Stranger", (_Stranger,), {"name": f"{module_name}.{global_name}"})
-
-    @override
-    def persistent_load(self, pid: Any, /) -> Any:
-        return None
-
-
-def _strangers(node: object, key: str) -> list[tuple[str, str]]:
-    if isinstance(node, dict):
-        return [
-            found
-            for name, value in node.items()
-            for found in _strangers(value, f"{key}.{name}" if key else str(name))
-        ]
-    if isinstance(node, list | tuple):
-        return [found for index, value in enumerate(node) for found in _strangers(value, f"{key}.{index}")]
-    if isinstance(node, _Stranger) and type(node).__name__ == "Stranger":
-        return [(key, node.name)]
-    if isinstance(node, type) and issubclass(node, _Stranger):
-        return [(key, node.name)] if node.__name__ == "Stranger" else []
-    return []
+def _items(node: object) -> Iterator[tuple[object, object]]:
+    if isinstance(node, Mapping):
+        yield from node.items()
+    elif isinstance(node, list | tuple):
+        yield from enumerate(node)

@@ -22,11 +22,8 @@ from stepkeeper_planners.errors import (
     DestinationExistsError,
     MetadataDecodeError,
     SourceError,
-    UnsupportedShardingError,
-    UnsupportedValueError,
 )
 from stepkeeper_planners.formats import checkpoint_to_torch_save, torch_save_to_checkpoint
-from stepkeeper_planners.numpy_data import numpy_globals
 
 DTYPES = [
     torch.bool,
@@ -89,6 +86,19 @@ def same(left: Any, right: Any, path: str = "state") -> None:
     else:
         assert type(left) is type(right), path
         np.testing.assert_array_equal(left, right, err_msg=path)
+
+
+def numpy_globals() -> list[Any]:
+    """What numpy's arrays and scalars name in a pickle, for torch.load: constructors of all data but objects."""
+    kinds = [
+        getattr(np.dtypes, name)
+        for name in np.dtypes.__all__
+        if name != "ObjectDType" and isinstance(getattr(np.dtypes, name), type)
+    ]
+    core: Any = np.zeros(0).__reduce__()[0]
+    scalar: Any = np.float64(0).__reduce__()[0]
+    # The content of an empty array is written as a call of bytes().
+    return [np.ndarray, np.dtype, bytes, core, scalar, *kinds]
 
 
 def loaded(path: Path, *, mmap: bool) -> Any:
@@ -269,17 +279,16 @@ def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "error"),
+    "value",
     [
-        pytest.param({1, 2}, UnsupportedValueError, id="a set"),
-        pytest.param(torch.eye(2).to_sparse(), UnsupportedShardingError, id="a sparse tensor"),
+        pytest.param({1, 2}, id="a set"),
+        pytest.param(torch.eye(2).to_sparse(), id="a sparse tensor"),
+        pytest.param(torch.empty(2, device="meta"), id="a tensor without data"),
     ],
 )
-def test_what_cant_be_stored_is_named_and_nothing_written(
-    value: object, error: type[Exception], tmp_path: Path
-) -> None:
+def test_what_cant_be_stored_is_named_and_nothing_written(value: object, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(3), "deep": {"odd": value}}, tmp_path / "a.pt")
-    with pytest.raises(error, match=r"deep\.odd"):
+    with pytest.raises(SourceError, match=r"at deep\.odd: .*Save the file again"):
         torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "checkpoint")
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 

@@ -1,0 +1,87 @@
+"""torch.save files as they may come from anywhere: what they claim is checked before anything relies on it."""
+
+import resource
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typing_extensions import override
+
+from stepkeeper_planners.errors import SourceError
+from stepkeeper_planners.formats import checkpoint_to_torch_save, torch_save_to_checkpoint
+
+pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+
+
+class Stranger:
+    """Of no class that anybody knows."""
+
+
+class Reduced:
+    """Is pickled as this call."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call
+
+
+def test_numpy_data_that_claims_more_bytes_than_it_has_is_refused(tmp_path: Path) -> None:
+    """numpy believes a dtype's state: one of 4 bytes with a field of a billion is read out of bounds."""
+    field = {"a": (np.dtype("S1000000000"), 0)}
+    dtype = Reduced(np.dtype, ("V4", False, True), (3, "|", None, ("a",), field, 4, 1, 0))
+    make = np.zeros(0).__reduce__()[0]
+    array = Reduced(make, (np.ndarray, (0,), b"b"), (1, (2, 2), dtype, True, b"AAAA" * 4))
+    torch.save({"v": array}, tmp_path / "a.pt")
+    with pytest.raises(SourceError, match="damaged"):
+        torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "checkpoint")
+
+
+def written(path: Path, data_pickle: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", data_pickle)
+    return path
+
+
+def test_the_index_of_a_memo_allocates_nothing(tmp_path: Path) -> None:
+    """C's unpickler makes its memo as long as the largest index, 16 bytes each."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    hostile = b"\x80\x02]r" + (100_000_000).to_bytes(4, "little") + b"cdatetime\ndate\nq\x01\x86."
+    with pytest.raises(SourceError, match=r"names datetime\.date, .*; at 1: datetime\.date"):
+        torch_save_to_checkpoint(written(tmp_path / "a.pt", hostile), tmp_path / "checkpoint")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB"
+
+
+def test_where_a_stranger_is_is_found_in_lists_that_hold_lists_twice(tmp_path: Path) -> None:
+    shared: list[Any] = [1]
+    for _ in range(60):
+        shared = [shared, shared]
+    torch.save({"v": shared, "bad": Stranger()}, tmp_path / "a.pt")
+    with pytest.raises(SourceError, match=r"at bad: .*Stranger"):
+        torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "checkpoint")
+
+
+def test_what_models_have_beside_their_elements_is_no_obstacle(tmp_path: Path) -> None:
+    """Versions of modules on the dict, attributes on a tensor, a tensor of an accelerator."""
+    state = torch.nn.BatchNorm1d(3).state_dict()
+    weight = torch.nn.Parameter(torch.arange(3.0))
+    weight.tag = "mine"  # type: ignore[attr-defined]  # any name
+    device = Reduced(
+        torch._utils._rebuild_device_tensor_from_cpu_tensor,
+        (torch.ones(2), torch.float32, "xla:0", False),
+    )
+    negated = torch.tensor([1 + 2j]).conj().imag
+    torch.save({"m": state, "w": weight, "d": device, "n": negated}, tmp_path / "a.pt")
+    torch_save_to_checkpoint(tmp_path / "a.pt", tmp_path / "checkpoint")
+    checkpoint_to_torch_save(tmp_path / "checkpoint", tmp_path / "b.pt")
+    after = torch.load(tmp_path / "b.pt")
+    assert list(after["m"]) == list(state)
+    assert torch.equal(after["m"]["running_var"], torch.ones(3))
+    assert torch.equal(after["w"], torch.arange(3.0))
+    assert torch.equal(after["d"], torch.ones(2))
+    assert torch.equal(after["n"], torch.tensor([-2.0]))
