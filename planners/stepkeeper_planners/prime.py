@@ -19,7 +19,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import PrimeError
-from stepkeeper_planners.prime_guards import check_unchanged, check_unreachable, versions
+from stepkeeper_planners.prime_guards import check_unchanged, check_unreachable, global_hooks_off, versions
 
 __all__ = ["prime_optimizer"]
 
@@ -56,7 +56,7 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
             )
         prime_optimizer(wrapped)
         return optimizer
-    with _random_numbers_kept(), torch.no_grad():
+    with _random_numbers_kept(), global_hooks_off(), torch.no_grad():
         pairs, stand_ins = _copied_with_stand_ins(optimizer)
         for _, stand_in in pairs:
             check_unreachable(stand_in, [*stand_ins, *(real for real, _ in pairs)])

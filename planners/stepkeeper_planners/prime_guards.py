@@ -2,16 +2,35 @@
 
 import gc
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import Optimizer, optimizer
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import PrimeError
 
-__all__ = ["check_unchanged", "check_unreachable", "versions"]
+__all__ = ["check_unchanged", "check_unreachable", "global_hooks_off", "versions"]
+
+
+@contextmanager
+def global_hooks_off() -> Iterator[None]:
+    """No hook that is for the steps of all optimizers is called meanwhile; afterwards they are as before."""
+    tables: list[dict[int, Any]] = [
+        optimizer._global_optimizer_pre_hooks,  # noqa: SLF001 — torch has no other way to them
+        optimizer._global_optimizer_post_hooks,  # noqa: SLF001 — torch has no other way to them
+    ]
+    kept = [dict(table) for table in tables]
+    # The handles that remove a hook know these tables, so they stay the same objects.
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, kept, strict=True):
+            table.update(hooks)
 
 
 def check_unreachable(stand_in: Optimizer, forbidden: Collection[object]) -> None:

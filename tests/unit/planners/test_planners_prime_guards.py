@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from typing_extensions import override
 
 from stepkeeper_planners import prime_optimizer
@@ -21,7 +22,7 @@ class ThroughClosure(SGD):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, lr=0.1, momentum=0.9)
-        self.inner: Callable[[], Any] = lambda: SGD.step(self)  # type: ignore[no-untyped-call] # wrapped by torch
+        self.inner: Callable[[], Any] = lambda: SGD.step(self)
 
     @override
     def step(self, closure: Any = None) -> Any:
@@ -78,6 +79,21 @@ class HoldsModel(SGD):
             return super().step(closure)
 
 
+class ThroughSuper(AdamW):
+    """Takes the step of its class as torch wraps it."""
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class Failing(ThroughSuper):
+    @override
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        raise RuntimeError("no")
+
+
 def weights() -> list[torch.nn.Parameter]:
     params = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.full((2, 2), 3.0))]
     for p in params:
@@ -116,3 +132,20 @@ def test_model_in_the_optimizer() -> None:
     optimizer = prime_optimizer(HoldsModel(model))
     assert optimizer.state.keys() == set(model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+def test_hooks_of_all_optimizers_see_no_step() -> None:
+    calls: list[str] = []
+    before = register_optimizer_step_pre_hook(lambda *_: calls.append("before"))
+    after = register_optimizer_step_post_hook(lambda *_: calls.append("after"))
+    try:
+        params = weights()
+        optimizer = prime_optimizer(ThroughSuper(params))
+        with pytest.raises(PrimeError, match="failed with gradients of zeros: no"):
+            prime_optimizer(Failing(weights()))
+        assert not calls
+        optimizer.step()
+        assert set(calls) == {"before", "after"}
+    finally:
+        before.remove()
+        after.remove()
