@@ -1,0 +1,106 @@
+"""Each patch here takes one mechanism away; the test that is named for it goes red then."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+PATCHES: Final = Path(__file__).parent
+REPOSITORY: Final = PATCHES.parents[1]
+_PYTEST: Final = (
+    "import sys, pytest, stepkeeper; assert stepkeeper.__file__.startswith(sys.argv[1]), stepkeeper.__file__; "
+    "sys.exit(pytest.main(sys.argv[2:]))"
+)
+_RULES: Final = "tests/unit/runtime/test_log_rules.py"
+_OPENING: Final = "tests/unit/runtime/test_log_opening.py"
+_COLLECT: Final = "tests/unit/runtime/test_collect.py"
+_BYTES: Final = "tests/property/test_storage_bytes.py"
+_CUT: Final = "tests/property/test_storage_power_cut.py::test_nothing_that_was_answered_is_lost"
+_KILL: Final = "tests/property/test_storage_kill.py::test_killed_at_any_storage_operation"
+
+TESTS: Final = {
+    "fence": f"{_RULES}::test_a_later_begin_fences_the_earlier_claim",
+    "recompute": f"{_RULES}::test_a_later_begin_fences_the_earlier_claim",
+    "void": f"{_RULES}::test_a_save_given_up_is_void_and_its_late_put_finds_the_slot_taken",
+    "own-nonce": f"{_RULES}::test_a_put_without_an_answer_is_put_again",
+    "put-again": f"{_RULES}::test_a_put_without_an_answer_is_put_again",
+    "settle-first": f"{_RULES}::test_nothing_else_is_appended_before_an_unknown_outcome_is_settled",
+    "resumed-claim": f"{_RULES}::test_the_latest_of_a_stale_claim_is_not_told",
+    "claim-of-this-root": f"{_RULES}::test_a_claim_of_another_root_is_refused",
+    "older-start": f"{_RULES}::test_an_older_start_of_the_same_job_is_fenced",
+    "entry-checksum": f"{_BYTES}::test_a_flipped_bit_in_any_byte_of_an_entry_is_seen_when_the_log_is_opened",
+    "gap": f"{_OPENING}::test_a_gap_is_refused_and_named",
+    "pin-then-refresh": "tests/unit/runtime/test_pins.py::"
+    "test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held",
+    "pins-hold": f"{_COLLECT}::test_what_is_pinned_keeps_its_data_until_its_last_pin_is_gone",
+    "garbage-is-older": f"{_COLLECT}::test_anybody_can_collect_beside_a_process_that_saves",
+    "garbage-is-unnamed": f"{_COLLECT}::test_garbage_of_earlier_claims_goes_and_nothing_else",
+    "entry-before-deletion": f"{_KILL}[deleting-1]",
+    "verified-is-kept": "tests/unit/runtime/test_retention.py::test_the_newest_verified_one_is_kept_however_old",
+    "vote": "tests/integration/test_manager_ranks.py::test_a_rank_that_cannot_write_voids_the_save_for_all",
+    "whole": "tests/unit/runtime/test_checkpoint_objects.py::test_ranks_that_do_not_fit_together_are_no_checkpoint",
+    "block-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[__0_0.distcp]",
+    "manifest-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[manifest.0.json]",
+    "link": "tests/contract/test_store_posix.py::test_of_64_threads_in_8_processes_one_wins_each_slot",
+    "fsync-of-files": f"{_CUT}[saving]",
+    "fsync-of-what-was-there": f"{_CUT}[meeting_an_object]",
+    "fsync-of-folders": f"{_CUT}[saving]",
+    "fsync-of-the-roots-parent": f"{_CUT}[saving]",
+    "fsync-above": f"{_CUT}[meeting_folders]",
+    "fsync-by-the-loser": f"{_CUT}[meeting_an_entry]",
+}
+"""By patch, the test that must notice."""
+
+
+def test_each_patch_has_its_test() -> None:
+    assert {path.stem for path in PATCHES.glob("*.patch")} == set(TESTS)
+
+
+def patched(name: str, folder: Path) -> Path:
+    """A copy of the runtime without that mechanism."""
+    runtime = folder / "runtime"
+    shutil.copytree(REPOSITORY / "runtime", runtime, ignore=shutil.ignore_patterns("__pycache__"))
+    patch = PATCHES / f"{name}.patch"
+    done = subprocess.run(
+        ["git", "apply", str(patch)],
+        cwd=folder,
+        # In a repository above, git would look for the files from its top.
+        env=os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, (
+        f"{patch.name} applies no longer: write it anew, so that it takes the same mechanism from the code as it is "
+        f"now\n{done.stderr}"
+    )
+    return runtime
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_each_patch_applies(tmp_path: Path, name: str) -> None:
+    patched(name, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TESTS)
+def test_without_a_mechanism_its_test_goes_red(tmp_path: Path, name: str) -> None:
+    runtime = patched(name, tmp_path)
+    command = [sys.executable, "-c", _PYTEST, str(runtime), "-q", "-x", "-p", "no:cacheprovider", TESTS[name]]
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": str(runtime), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    said = done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, said
+    assert re.search(r"\b1 failed", said), said
