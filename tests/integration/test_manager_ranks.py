@@ -115,7 +115,10 @@ def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path) -> None
     assert 1 in codes
     assert codes <= {1, ExitCode.PEER_LOST}
     log = Log(open_store((tmp_path / "run" / "root").as_uri()))
-    assert [record.step for record in log.open().line] == [10]
+    steps = [record.step for record in log.open().line]
+    # The save after it may begin, and succeed, before the failure comes out at a call; never the one that failed.
+    assert 10 in steps
+    assert 20 not in steps
 
 
 def test_a_companion_that_is_lost_once_costs_one_save_and_no_rank(tmp_path: Path) -> None:
