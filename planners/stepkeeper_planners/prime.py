@@ -19,7 +19,14 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import PrimeError
-from stepkeeper_planners.prime_guards import check_unchanged, check_unreachable, global_hooks_off, versions
+from stepkeeper_planners.prime_guards import (
+    check_complete,
+    check_dense,
+    check_unchanged,
+    check_unreachable,
+    global_hooks_off,
+    versions,
+)
 
 __all__ = ["prime_optimizer"]
 
@@ -33,11 +40,11 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     """The optimizer has its state, of the shapes, dtypes, devices and shardings that a step gives it; it is returned.
 
     Nothing else is changed: not the parameters, their gradients, the hyperparameters, state that was there before,
-    random numbers, hooks or schedules. The step is taken by a copy of the optimizer, with copies of the parameters,
-    gradients of zeros and no weight decay. So state that keeps a copy of the parameter, as master weights do, is that
-    copy. Then step counts are set to 0, as before a first step: training on without a load goes on as if nothing
-    had been called, except under SGD with dampening, which leaves the first gradient undampened and now takes it for
-    a later one.
+    random numbers, hooks or schedules. The step is taken by a copy of the optimizer, with copies of the parameters
+    (zeros for torch's own optimizers, which keep none), gradients of zeros and no weight decay. So state that keeps a
+    copy of the parameter, as master weights do, is that copy. Then step counts are set to 0, as before a first step:
+    training on without a load goes on as if nothing had been called, except under SGD with dampening, which leaves
+    the first gradient undampened and now takes it for a later one.
 
     Every parameter that requires a gradient gets its state. A wrapper that has the optimizer that it wraps as
     `.optimizer` is primed with it.
@@ -45,8 +52,9 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     Ranks: all call it, as all take a step.
 
     Raises:
-        PrimeError: it is no optimizer, its step needs a closure, the step failed, it made state that is neither
-            constant nor a copy of the parameter, or it reaches the parameters past the copy. Nothing was changed.
+        PrimeError: it is no optimizer, its step needs a closure, the step failed, it made no state for a parameter,
+            state that is neither constant nor a copy of the parameter, or state for sparse gradients, or it reaches
+            the parameters past the copy. Nothing was changed.
     """
     if not isinstance(optimizer, Optimizer):
         wrapped = getattr(optimizer, "optimizer", None)
@@ -65,9 +73,13 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
         try:
             _take_step(pairs[0][1])
         finally:
-            check_unchanged(stand_ins, before)
+            if not all(_is_of_torch(real) for real, _ in pairs):
+                check_unchanged(stand_ins, before)
+                # What is left pending on copies of the parameters would get into the training's next program.
+                adapters.start([*stand_ins.values()])
         parameters = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
         made = [each for pair in pairs for each in _made(pair, parameters)]
+        _check_made(made, pairs)
         adapters.start([tensor for _, _, entry in made for tensor in _tensors(entry)])
         _check_copies(made)
     for real, owner, entry in made:
@@ -78,12 +90,13 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
 def _copied_with_stand_ins(optimizer: Optimizer) -> tuple[list[_Pair], dict[torch.Tensor, torch.Tensor]]:
     """The optimizer and those inside it, each with a copy; and every parameter with the one that the copies have."""
     inside = _with_those_inside(optimizer)
+    has_values = not all(_is_of_torch(each) for each in inside)
     stand_ins: dict[torch.Tensor, torch.Tensor] = {}
     for each in inside:
         for group in each.param_groups:
             for parameter in group["params"]:
                 if parameter not in stand_ins:
-                    stand_ins[parameter] = _stand_in_for(parameter)
+                    stand_ins[parameter] = _stand_in_for(parameter, has_values=has_values)
     pairs = [(each, object.__new__(type(each))) for each in inside]
     memo: dict[int, Any] = {id(parameter): stand_in for parameter, stand_in in stand_ins.items()}
     memo |= {id(real): stand_in for real, stand_in in pairs}
@@ -121,8 +134,13 @@ def _without_weight_decay(*settings: MutableMapping[str, Any]) -> None:
                 each[name] = value * 0
 
 
-def _stand_in_for(parameter: torch.Tensor) -> torch.Tensor:
-    values = parameter.detach().clone()
+def _is_of_torch(optimizer: Optimizer) -> bool:
+    """None of torch's own keeps anything of the parameters' values that its next step doesn't overwrite."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
+def _stand_in_for(parameter: torch.Tensor, *, has_values: bool) -> torch.Tensor:
+    values = parameter.detach().clone() if has_values else torch.zeros_like(parameter.detach())
     adapters.place_as(values, parameter)
     stand_in = torch.nn.Parameter(values, requires_grad=False)
     vars(stand_in).update(vars(parameter))
@@ -186,6 +204,16 @@ def _made(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
     return found
 
 
+def _check_made(made: list[_Made], pairs: list[_Pair]) -> None:
+    check_dense([(real, owner) for real, owner, _ in made])
+    primed = [owner for _, owner, _ in made]
+    primed += [owner for real, _ in pairs for owner, entry in real.state.items() if entry]
+    for real, _ in pairs:
+        # One that wraps others steps them, each for its own part of the parameters, and may have no state itself.
+        if len(_with_those_inside(real)) == 1:
+            check_complete(real, primed)
+
+
 def _tensors(entry: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(entry) if isinstance(leaf, torch.Tensor)]
 
@@ -198,8 +226,7 @@ def _check_copies(made: list[_Made]) -> None:
     """
     checks: dict[torch.device, list[tuple[torch.Tensor, str]]] = defaultdict(list)
     for real, owner, entry in made:
-        # None of torch's own makes its state from the parameter, once the weight decay is gone.
-        if type(real).__module__.startswith("torch.optim.") or not isinstance(owner, torch.Tensor):
+        if _is_of_torch(real) or not isinstance(owner, torch.Tensor):
             continue
         for path, tensor in tree_flatten_with_path(entry)[0]:
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not tensor.is_meta:

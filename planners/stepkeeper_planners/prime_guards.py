@@ -7,12 +7,19 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch.optim import Optimizer, optimizer
+from torch.optim import SGD, Optimizer, optimizer
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import PrimeError
 
-__all__ = ["check_unchanged", "check_unreachable", "global_hooks_off", "versions"]
+__all__ = [
+    "check_complete",
+    "check_dense",
+    "check_unchanged",
+    "check_unreachable",
+    "global_hooks_off",
+    "versions",
+]
 
 
 @contextmanager
@@ -88,3 +95,52 @@ def check_unchanged(stand_ins: dict[torch.Tensor, Any], before: list[object]) ->
             f"prime_optimizer: the step of a copy of the optimizer changed {len(changed)} parameters of the training, "
             "which it doesn't get from the copy. They were set back. Load into the state that a real step leaves"
         )
+
+
+def check_complete(real: Optimizer, primed: Collection[object]) -> None:
+    """Every parameter that is trained is among those with state, unless this optimizer is known to have none for it.
+
+    Raises:
+        PrimeError: some are not.
+    """
+    needed = [
+        parameter
+        for group in real.param_groups
+        if not isinstance(real, SGD) or group["momentum"]
+        for parameter in group["params"]
+        if parameter.requires_grad
+    ]
+    ids = {id(each) for each in primed}
+    n_without = sum(id(parameter) not in ids for parameter in needed)
+    if n_without:
+        raise PrimeError(
+            f"prime_optimizer: {type(real).__name__}.step() made no state for {n_without} of {len(needed)} parameters "
+            "with gradients of zeros. If it never makes any, don't prime it; else load into the state that a real "
+            "step leaves"
+        )
+
+
+def check_dense(made: Sequence[tuple[Optimizer, object]]) -> None:
+    """These parameters' gradients are as dense as the zeros that their state was made with, as far as can be told.
+
+    Raises:
+        PrimeError: the gradient of one is sparse, or it belongs to an embedding that makes such.
+    """
+    # All objects are looked through, so only for the one that takes sparse gradients and makes its state in a step.
+    sparse = _sparse_weights() if any(isinstance(real, SGD) for real, _ in made) else set()
+    for real, parameter in made:
+        gradient = getattr(parameter, "grad", None)
+        if id(parameter) in sparse or (gradient is not None and gradient.layout is not torch.strided):
+            raise PrimeError(
+                f"prime_optimizer: a parameter of shape {tuple(getattr(parameter, 'shape', ()))} has sparse gradients, "
+                f"and {type(real).__name__} may make other state of them than of dense ones. Load into the state that "
+                "a real step leaves, or make the embedding with sparse=False"
+            )
+
+
+def _sparse_weights() -> set[int]:
+    """The ids of all embeddings' weights whose gradients will be sparse. A parameter itself doesn't say so."""
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    # By type(): isinstance() would ask lazily imported modules among all objects for their class.
+    embeddings = [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    return {id(each.weight) for each in embeddings if getattr(each, "sparse", False)}

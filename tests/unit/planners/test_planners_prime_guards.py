@@ -87,6 +87,18 @@ class ThroughSuper(AdamW):
         return super().step(closure)
 
 
+class Skipping(AdamW):
+    """Leaves parameters alone whose gradients are zeros."""
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[-1]["params"]:
+            if not p.grad.any():
+                p.grad = None
+        return super().step(closure)
+
+
 class Failing(ThroughSuper):
     @override
     def step(self, closure: Any = None) -> Any:
@@ -149,3 +161,41 @@ def test_hooks_of_all_optimizers_see_no_step() -> None:
     finally:
         before.remove()
         after.remove()
+
+
+@pytest.mark.parametrize(
+    ("groups", "match"),
+    [
+        (lambda p: p, r"Skipping\.step\(\) made no state for 2 of 2 parameters"),
+        (lambda p: [{"params": p[:1]}, {"params": p[1:]}], "made no state for 1 of 2 parameters"),
+    ],
+)
+def test_parameters_without_state_are_refused(groups: Callable[[Any], Any], match: str) -> None:
+    optimizer = Skipping(groups(weights()))
+    with pytest.raises(PrimeError, match=match):
+        prime_optimizer(optimizer)
+    assert not optimizer.state
+
+
+def test_groups_without_momentum_have_no_state() -> None:
+    params = weights()
+    groups: list[dict[str, Any]] = [{"params": params[:1], "momentum": 0.9}, {"params": params[1:]}]
+    assert prime_optimizer(SGD(groups, lr=0.1)).state.keys() == {params[0]}
+
+
+@pytest.mark.parametrize("has_gradient", [True, False])
+def test_sparse_gradients_are_refused(has_gradient: bool) -> None:
+    table = torch.nn.Embedding(10, 3, sparse=not has_gradient)
+    weight = table.weight
+    if has_gradient:
+        weight.grad = torch.zeros(10, 3).to_sparse()
+    optimizer = SGD([weight], lr=0.1, momentum=0.9)
+    with pytest.raises(PrimeError, match=r"shape \(10, 3\) has sparse gradients, and SGD may make"):
+        prime_optimizer(optimizer)
+    assert not optimizer.state
+
+
+def test_sparse_gradients_without_state_of_a_step() -> None:
+    table = torch.nn.Embedding(10, 3, sparse=True)
+    assert not prime_optimizer(SGD(table.parameters(), lr=0.1)).state
+    assert prime_optimizer(torch.optim.Adagrad(table.parameters())).state.keys() == {table.weight}
