@@ -21,6 +21,7 @@ from torch.futures import Future
 from typing_extensions import override
 
 from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.errors import SourceError
 from stepkeeper_planners.formats.torch_source import open_torch_save
 from stepkeeper_planners.state import FlatState, gather_state
 from stepkeeper_planners.values import encode_value
@@ -108,15 +109,9 @@ class TorchSaveReader(StorageReader):
         error: Exception | None = None
         for name in self._names_needed(by_name):
             items = by_name.get(name, [])
-            stored = self._metadata.state_dict_metadata[name]
-            data: torch.Tensor | bytes | None
-            if isinstance(stored, TensorStorageMetadata):
-                data = self._tensor(name, stored, wanted=bool(items))
-            else:
-                data = self._value(name)
             try:
-                _deliver(items, data, planner)
-            except Exception as failure:  # the planner's or the state's, whatever it is
+                _deliver(items, self._received(name, wanted=bool(items)), planner)
+            except Exception as failure:  # the planner's, the state's or the file's, whatever it is
                 error = error or failure
         if error is not None:
             raise error
@@ -132,7 +127,9 @@ class TorchSaveReader(StorageReader):
                     "no file is named: TorchSaveReader(path), or dcp.load(…, checkpoint_id=path)"
                 )
             self._flat = gather_state(open_torch_save(self._path))
-            # A value that can't be stored is found before any rank has got anything.
+            # What can't be sent is found before any rank has got anything.
+            for name, tensor in self._flat.tensors.items():
+                _check_dense(name, tensor)
             for name, value in self._flat.values.items():
                 encode_value(name, value)
         except Exception as error:  # every rank has to hear of it
@@ -149,16 +146,49 @@ class TorchSaveReader(StorageReader):
             dist.all_reduce(needed, op=dist.ReduceOp.MAX, group=self._group)
         return [name for name, is_needed in zip(names, needed.tolist(), strict=True) if is_needed]
 
-    def _tensor(self, name: str, stored: TensorStorageMetadata, *, wanted: bool) -> torch.Tensor | None:
-        """The whole tensor, where it is wanted."""
-        dtype = stored.properties.dtype
+    def _received(self, name: str, *, wanted: bool) -> torch.Tensor | bytes | None:
+        """The whole tensor, where it is wanted; or the value.
+
+        Ranks: all have taken part in what it takes to send it, whatever is raised on which of them.
+        """
+        stored = self._metadata.state_dict_metadata[name]
+        own: torch.Tensor | bytes | None = None
+        failure: Exception | None = None
         if self._is_first():
-            own = self._flat.tensors[self._flat.aliases.get(name, name)]
-            tensor: torch.Tensor | None = own.detach().resolve_conj().resolve_neg().contiguous()
-        else:
-            tensor = torch.empty(stored.size, dtype=dtype) if wanted else None
-        if self._world_size() == 1:
-            return tensor
+            try:
+                own = self._own(name)
+            except Exception as error:  # the others have to hear of it before they wait for what doesn't come
+                failure = error
+        if self._world_size() > 1:
+            told: list[Any] = [failure, own if isinstance(own, bytes) else None]
+            dist.broadcast_object_list(told, group=self._group, group_src=0, device=self._device())
+            failure = told[0]
+            own = told[1] if own is None else own
+        if failure is not None:
+            raise failure
+        if self._world_size() == 1 or isinstance(own, bytes):
+            return own
+        assert isinstance(stored, TensorStorageMetadata)
+        return self._sent(own, stored, wanted=wanted)
+
+    def _own(self, name: str) -> torch.Tensor | bytes:
+        """What the first rank sends."""
+        if name in self._flat.values:
+            return encode_value(name, self._flat.values[name])
+        tensor = self._flat.tensors[self._flat.aliases.get(name, name)]
+        return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+    def _sent(
+        self, own: torch.Tensor | None, stored: TensorStorageMetadata, *, wanted: bool
+    ) -> torch.Tensor | None:
+        """The first rank's tensor, where it is wanted."""
+        dtype, tensor = stored.properties.dtype, own
+        failure: Exception | None = None
+        if tensor is None and wanted:
+            try:
+                tensor = torch.empty(stored.size, dtype=dtype)
+            except (RuntimeError, MemoryError) as error:
+                failure = error
         n_bytes = Box.whole(tuple(stored.size)).volume * dtype.itemsize
         flat = None if tensor is None or not n_bytes else tensor.reshape(-1).view(torch.uint8)
         device = self._device()
@@ -169,14 +199,9 @@ class TorchSaveReader(StorageReader):
             dist.broadcast(sent, group=self._group, group_src=0)
             if sent is not piece:
                 piece.copy_(sent)
+        if failure is not None:
+            raise failure
         return tensor if wanted else None
-
-    def _value(self, name: str) -> bytes:
-        sent: list[Any] = [encode_value(name, self._flat.values[name]) if self._is_first() else None]
-        if self._world_size() > 1:
-            dist.broadcast_object_list(sent, group=self._group, group_src=0, device=self._device())
-        value: bytes = sent[0]
-        return value
 
     def _world_size(self) -> int:
         return dist.get_world_size(self._group) if dist.is_available() and dist.is_initialized() else 1
@@ -190,6 +215,11 @@ class TorchSaveReader(StorageReader):
         if accelerator is None or "cpu:" in str(dist.get_backend_config(self._group)):
             return torch.device("cpu")
         return torch.device(accelerator.type, torch.accelerator.current_device_index())
+
+
+def _check_dense(name: str, tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        raise SourceError(f"{name}: only a dense tensor with elements can be loaded")
 
 
 def _deliver(items: Sequence[ReadItem], data: torch.Tensor | bytes | None, planner: LoadPlanner) -> None:

@@ -83,16 +83,53 @@ def load_all(planner: Any, world_size: int, folder: Path) -> None:
 
 def refused(folder: Path) -> None:
     """Every rank hears what is wrong, none waits for ever."""
-    for name, kind in (("missing.pt", FileNotFoundError), ("damaged.pt", SourceError)):
+    sparse = {"plain": torch.eye(3, 4).to_sparse(), "scalar": torch.tensor(7)}
+    meta = {"plain": torch.empty(3, 4, device="meta"), "scalar": torch.tensor(7)}
+    if dist.get_rank() == 0:
+        torch.save(sparse, folder / "sparse.pt")
+        torch.save(meta, folder / "meta.pt")
+    for name, kind in (
+        ("missing.pt", FileNotFoundError),
+        ("damaged.pt", SourceError),
+        ("sparse.pt", SourceError),
+        ("meta.pt", SourceError),
+    ):
         reasons = reasons_of(make_state(0), folder / name)
         assert {type(reason) for reason in reasons} == {kind}, reasons
     reasons = reasons_of({"plain": torch.zeros(2, 2)}, folder / "state.pt")
     assert {type(reason) for reason in reasons} == {LoadMismatchError}, reasons
 
 
-def reasons_of(state: dict[str, Any], path: Path) -> list[BaseException]:
+def unsendable(folder: Path) -> None:
+    """What the first rank can't send is an error on all; the tensors behind it arrive."""
+    reader = TorchSaveReader()
+    send = reader._own
+
+    def own(name: str) -> Tensor | bytes:
+        if name == "plain":
+            raise MemoryError("no room to lay it out")
+        return send(name)
+
+    reader._own = own  # type: ignore[method-assign]  # as where memory ends
+    state = {"plain": torch.zeros(3, 4), "scalar": torch.tensor(0)}
+    reasons = reasons_of(state, folder / "state.pt", reader, SPMDLoadPlanner(strict=False))
+    assert [type(reason) for reason in reasons] == [MemoryError] * dist.get_world_size()
+    assert state["scalar"] == 7
+
+
+def reasons_of(
+    state: dict[str, Any],
+    path: Path,
+    reader: TorchSaveReader | None = None,
+    planner: SPMDLoadPlanner | None = None,
+) -> list[BaseException]:
     try:
-        load(state, checkpoint_id=path, storage_reader=TorchSaveReader(), planner=SPMDLoadPlanner())
+        load(
+            state,
+            checkpoint_id=path,
+            storage_reader=reader or TorchSaveReader(),
+            planner=planner or SPMDLoadPlanner(),
+        )
     except CheckpointException as error:
         return [reason for reason, _ in error.failures.values()]
     raise AssertionError(f"{path} was loaded")
@@ -127,6 +164,8 @@ def main(what: str, rank: int, world_size: int, folder: Path) -> None:
         load_all(DefaultLoadPlanner(), world_size, folder)
     elif what == "refused":
         refused(folder)
+    elif what == "unsendable":
+        unsendable(folder)
     elif what == "parts":
         load_different_parts(rank, folder)
     elif what == "stock-pair-plain":
