@@ -42,7 +42,7 @@ TESTS: Final = {
     "garbage-is-unnamed": f"{_COLLECT}::test_garbage_of_earlier_claims_goes_and_nothing_else",
     "entry-before-deletion": f"{_KILL}[deleting-1]",
     "verified-is-kept": "tests/unit/runtime/test_retention.py::test_the_newest_verified_one_is_kept_however_old",
-    "vote": "tests/integration/test_manager_ranks.py::test_a_rank_that_cannot_write_voids_the_save_for_all",
+    "vote": "tests/unit/runtime_process/test_save_votes.py::test_what_one_rank_could_not_write_is_void",
     "whole": "tests/unit/runtime/test_checkpoint_objects.py::test_ranks_that_do_not_fit_together_are_no_checkpoint",
     "block-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[__0_0.distcp]",
     "manifest-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[manifest.0.json]",
@@ -50,8 +50,10 @@ TESTS: Final = {
     "fsync-of-files": f"{_CUT}[saving]",
     "fsync-of-what-was-there": f"{_CUT}[meeting_an_object]",
     "fsync-of-folders": f"{_CUT}[saving]",
-    "fsync-of-the-roots-parent": f"{_CUT}[saving]",
+    "fsync-of-the-roots-parent": f"{_CUT}[meeting_folders]",
     "fsync-above": f"{_CUT}[meeting_folders]",
+    "fsync-of-new-folders": "tests/property/test_storage_power_cut.py::"
+    "test_a_folder_made_where_no_name_can_be_made_to_last_is_refused",
     "fsync-by-the-loser": f"{_CUT}[meeting_an_entry]",
 }
 """By patch, the test that must notice."""

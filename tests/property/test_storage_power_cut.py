@@ -17,7 +17,7 @@ from storage_disk.companions import Gang, check_root
 from storage_disk.disk import Answered, Contents, Disk, Killed, Op, Recorder, write_out
 
 from stepkeeper.collect import gc
-from stepkeeper.errors import FencedError, StepkeeperError
+from stepkeeper.errors import FencedError, StepkeeperError, StorageError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import LOG_PREFIX
 from stepkeeper.storage import posix
@@ -142,7 +142,8 @@ def meeting_an_object(machine: Machine) -> None:
 
 
 def meeting_folders(machine: Machine) -> None:
-    """Who was killed has made the folders above the root, and nothing made them last."""
+    """Those who were killed have made the folder above the root, and the root, and nothing made them last."""
+    machine.killed_in(machine.start, lambda op: op == Op("mkdir", "runs"))
     machine.killed_in(machine.start, lambda op: op == Op("mkdir", ROOT))
     machine.start().save(10)
 
@@ -220,6 +221,21 @@ def test_nothing_that_was_answered_is_lost(
     n_states = replay(record(tmp_path / "disk", scenario), replayed)
     print(f"{n_states} states of the disk")
     assert n_states >= 5
+
+
+def test_a_folder_made_where_no_name_can_be_made_to_last_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opens = os.open
+
+    def guarded(path: Path, *arguments: int) -> int:
+        if Path(path) == tmp_path:
+            raise PermissionError(errno.EACCES, "may be written to, but not read")
+        return opens(path, *arguments)
+
+    monkeypatch.setattr(os, "open", guarded)
+    with pytest.raises(StorageError, match="not read"):
+        PosixStore(tmp_path / ROOT).put_if_absent("log/0.json", b"x")
 
 
 def test_nor_where_files_cannot_be_linked(
