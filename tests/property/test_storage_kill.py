@@ -4,8 +4,7 @@ import json
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, final
@@ -135,9 +134,8 @@ def collecting(uri: str, deadly: Deadly, n_ranks: int) -> None:
 PROGRAMS: Final[tuple[Program, ...]] = (saving, saving_again, deleting, collecting)
 
 
-@contextmanager
-def process(act: Callable[[int], None]) -> Iterator[tuple[int, int]]:
-    """A fork that does that, given a pipe to write to: its pid, and the pipe to read from."""
+def ended(act: Callable[[int], None]) -> tuple[int, list[int]]:
+    """How a fork that did that, given a pipe, has ended, and the numbers that it wrote."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -150,18 +148,9 @@ def process(act: Callable[[int], None]) -> Iterator[tuple[int, int]]:
         finally:
             os._exit(code)
     os.close(writing)
-    try:
-        yield pid, reading
-    finally:
-        os.close(reading)
-
-
-def ended(act: Callable[[int], None]) -> tuple[int, list[int]]:
-    """How that process ended, and the numbers that it wrote."""
-    with process(act) as (pid, reading):
-        with os.fdopen(os.dup(reading)) as stream:
-            numbers = [int(line) for line in stream]
-        _, status = os.waitpid(pid, 0)
+    with os.fdopen(reading) as stream:
+        numbers = [int(line) for line in stream]
+    _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status), numbers
 
 
