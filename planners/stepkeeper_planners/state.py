@@ -16,6 +16,8 @@ from stepkeeper_planners.per_rank import PerRank, Resize, parse_stored_name
 Path = tuple[str | int, ...]
 
 _MAX_DEPTH: Final = 100
+_MAX_REPEATED: Final = 50_000
+"""Items of containers that stand in a state more than once: each is an entry of its own in a checkpoint."""
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -45,7 +47,7 @@ def gather_state(state: Mapping[str, object]) -> FlatState:
         DuplicateNameError: two entries get the same name.
         UnsupportedValueError: a Stateful holds itself.
     """
-    tree = _resolve(state, ())
+    tree = _resolve(state, (), _Seen())
     flat = FlatState(tensors={}, values={}, tree=tree)
     all_paths: dict[str, Path] = {}
     tied: dict[object, dict[str, torch.Tensor]] = {}
@@ -107,7 +109,31 @@ def _name(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _resolve(node: object, path: Path) -> object:
+@dataclass(slots=True)
+class _Seen:
+    """The containers that were looked at. They are kept: an id must not be used again."""
+
+    containers: dict[int, object] = field(default_factory=dict)
+    repeated: int = 0
+
+    def look_at(self, container: Any, path: Path) -> None:
+        """Counts what stands there for another time.
+
+        Raises:
+            UnsupportedValueError: lists that hold one list twice, again and again, would never come to an end.
+        """
+        if id(container) not in self.containers:
+            self.containers[id(container)] = container
+            return
+        is_cheap = isinstance(container, list) and has_scalars_only(container)
+        self.repeated += 1 + (len(container) // 1000 if is_cheap else len(container))
+        if self.repeated > _MAX_REPEATED:
+            raise UnsupportedValueError(
+                f"{_name(path[:5])}…: the state holds the same containers again and again; hold each of them once"
+            )
+
+
+def _resolve(node: object, path: Path, seen: _Seen) -> object:
     """Statefuls replaced by their state, containers copied, leaves kept."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
@@ -115,20 +141,22 @@ def _resolve(node: object, path: Path) -> object:
         )
     if _is_stateful(node):
         assert isinstance(node, Stateful)
-        return _resolve(node.state_dict(), path)
+        return _resolve(node.state_dict(), path, seen)
     if isinstance(node, PerRank):
-        return PerRank(_resolve(node.value, path), node.resize)
+        return PerRank(_resolve(node.value, path, seen), node.resize)
     if isinstance(node, Mapping):
+        seen.look_at(node, path)
         resolved = _empty_like(node)
         for key, value in node.items():
-            resolved[key] = _resolve(value, (*path, str(key)))
+            resolved[key] = _resolve(value, (*path, str(key)), seen)
         return resolved
     if isinstance(node, list):
+        seen.look_at(node, path)
         if has_scalars_only(node):
             return list(node)
-        return [_resolve(value, (*path, index)) for index, value in enumerate(node)]
+        return [_resolve(value, (*path, index), seen) for index, value in enumerate(node)]
     if isinstance(node, tuple):
-        _refuse_objects(node, path)
+        _refuse_objects(node, path, seen)
     if isinstance(node, torch.Tensor) and is_lazy(node):
         raise UnsupportedValueError(
             f"{_name(path)}: a lazy parameter has no shape before the model's first run"
@@ -136,7 +164,7 @@ def _resolve(node: object, path: Path) -> object:
     return node
 
 
-def _refuse_objects(node: object, path: Path) -> None:
+def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
     """A tuple is one value, as stock torch has it: what would have to be called can't be in it."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
@@ -145,12 +173,14 @@ def _refuse_objects(node: object, path: Path) -> None:
     if _is_stateful(node) or isinstance(node, PerRank):
         kind = type(node).__name__
         raise UnsupportedValueError(f"{_name(path)}: a {kind} can't stand in a tuple; use a list or a dict")
+    if isinstance(node, Mapping | list | tuple) and node:
+        seen.look_at(node, path)
     if isinstance(node, Mapping):
         for key, value in node.items():
-            _refuse_objects(value, (*path, str(key)))
+            _refuse_objects(value, (*path, str(key)), seen)
     elif isinstance(node, list | tuple):
         for index, value in enumerate(node):
-            _refuse_objects(value, (*path, index))
+            _refuse_objects(value, (*path, index), seen)
 
 
 def _is_stateful(node: object) -> bool:
