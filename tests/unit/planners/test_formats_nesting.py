@@ -1,0 +1,30 @@
+"""Paths that a file claims: none makes lists that are longer than what the file holds."""
+
+from typing import Any
+
+import pytest
+
+from stepkeeper_planners.errors import SourceError
+from stepkeeper_planners.nesting import nested
+
+MANY = 2000
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        pytest.param({f"{i}\0empty": (str(i), MANY, MANY) for i in range(MANY)}, id="long lists"),
+        pytest.param({"w": ("w",) * 5000}, id="deep"),
+        pytest.param({"w": 3}, id="a number"),
+        pytest.param({"w": (["x"],)}, id="a list as a key"),
+        pytest.param({"w": (1.5,)}, id="half"),
+        pytest.param({"w": ("x",), "x\0number": ("x",)}, id="a word as a number"),
+    ],
+)
+def test_paths_that_are_none_are_refused(paths: Any) -> None:
+    with pytest.raises(SourceError, match=r"path|number"):
+        nested({"w": 1}, paths)
+
+
+def test_items_without_an_entry_are_none() -> None:
+    assert nested({"w": 1}, {"w": ("a", 5)}) == {"a": [None] * 5 + [1]}
