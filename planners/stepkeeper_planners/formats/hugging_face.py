@@ -246,10 +246,11 @@ def _files_of(src: Path) -> tuple[list[Path], set[str] | None]:
 def _weight_map(index: Path) -> Mapping[str, str]:
     try:
         weight_map = json.loads(index.read_bytes())["weight_map"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise SourceError(f"{index} is no index of safetensors files: it has no weight_map") from error
     if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) and Path(name).name == name for name in weight_map.values()
+        isinstance(name, str) and name.endswith(_SUFFIX) and Path(name).name == name and "\0" not in name
+        for name in weight_map.values()
     ):
         raise SourceError(f"{index}: the weight_map names something else than files beside it")
     return weight_map

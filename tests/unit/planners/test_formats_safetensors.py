@@ -245,3 +245,13 @@ def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path) -> None:
         "config.json",
         "model.safetensors",
     ]
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, *(json.dumps({"weight_map": {"a": n}}) for n in ("..", "", "\0.safetensors"))]
+)
+def test_an_index_that_names_no_file_beside_it_is_refused(text: str, tmp_path: Path) -> None:
+    index = tmp_path / "x.safetensors.index.json"
+    index.write_text(text, encoding="ascii")
+    with pytest.raises(SourceError, match="weight_map"):
+        safetensors_to_checkpoint(index, tmp_path / "c")
