@@ -266,6 +266,4 @@ def _walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectS
         else:
             with contextlib.suppress(FileNotFoundError):
                 stat = entry.stat()
-                yield ObjectStat(
-                    path=prefix + entry.name, size_bytes=stat.st_size, time_unix_s=stat.st_mtime
-                )
+                yield ObjectStat(path=prefix + entry.name, size_bytes=stat.st_size, time_unix_s=stat.st_mtime)
