@@ -38,6 +38,7 @@ class FirstOfTwo:
 
     rank = 0
     world_size = 2
+    ranks = Ranks(rank=0, world_size=2)
 
     def __init__(self, other: Exception) -> None:
         self.other = other
