@@ -15,6 +15,9 @@ T = TypeVar("T")
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 8.0
 
+_JITTER: Final = random.Random()  # noqa: S311  # no secret
+"""Its own: a training that draws from the module's numbers must not draw others because a store was asked."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
@@ -27,7 +30,7 @@ class Patience:
         """Pauses to sleep between tries, about `total_s` in all; empty if `total_s` is 0."""
         slept_s, pause_s = 0.0, _FIRST_PAUSE_S
         while slept_s < self.total_s:
-            jittered_s = pause_s * random.uniform(0.5, 1.0)  # noqa: S311  # no secret
+            jittered_s = pause_s * _JITTER.uniform(0.5, 1.0)
             yield jittered_s
             slept_s += jittered_s
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
