@@ -1,5 +1,6 @@
 """Proof, before a root is claimed, that all ranks see one root and that of two writers of one name only one wins."""
 
+import random
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,10 +52,16 @@ class RootProof:
         self._made = False
 
     def make(self) -> None:
-        """As `prove_shared`; nothing if that was said before. Ranks: all, at the same points."""
-        if not self._made:
+        """As `prove_shared`; nothing if that was said before. Ranks: all, at the same points, in the train thread."""
+        if self._made:
+            return
+        # Clients of buckets draw from Python's own numbers (multipart boundaries); the training goes on with its.
+        numbers = random.getstate()
+        try:
             prove_shared(self._store, self._ranks, patience=self._patience)
-            self._made = True
+        finally:
+            random.setstate(numbers)
+        self._made = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
