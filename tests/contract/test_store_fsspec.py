@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from stepkeeper.errors import MissingObjectError, NotExclusiveError, StorageError, TransientStorageError
 from stepkeeper.storage import open_store
-from stepkeeper.storage.fsspec import FsspecStore
+from stepkeeper.storage.fsspec import _RACERS, FsspecStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.store import StoreContract
 
@@ -77,14 +77,22 @@ class BucketFileSystem(AsyncFileSystem):  # type: ignore[misc]  # fsspec ships n
 
 
 class LookingFileSystem(BucketFileSystem):
-    """Its create looks first, and writes then: right as long as nobody else does."""
+    """Its create looks first, and writes then: right as long as nobody else does.
+
+    A look at a free name is answered once all racers of the proof have looked, however they are scheduled.
+    """
+
+    @override
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        super().__init__(objects)
+        self.all_looked = asyncio.Barrier(_RACERS)
 
     @override
     async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
         taken = path in self.objects
-        await self._request(path)
         if mode == "create" and taken:
             raise FileExistsError(path)
+        await self.all_looked.wait()
         self.objects[path] = bytes(value)
 
 
