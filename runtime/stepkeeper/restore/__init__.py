@@ -1,0 +1,6 @@
+"""Restoring: the ranks agree on a commit, each reads what it needs of it, every block verified as it is read."""
+
+from stepkeeper.restore.choosing import Restorer
+from stepkeeper.restore.loading import Loading
+
+__all__ = ["Loading", "Restorer"]
