@@ -1,35 +1,26 @@
 """The checkpoint manager: what a training loop talks to."""
 
-import faulthandler
-import logging
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import torch.distributed as dist
 
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import Directive, ExitCode, ReportPhase, Restored, Retention
-from stepkeeper.decisions import Decisions
-from stepkeeper.ending import Ending, exit_code_of, traceback_of
+from stepkeeper.contract import Directive, ReportPhase, Restored, Retention
 from stepkeeper.env import Environment, Places, check_ranks, opening_of, read_environment, uri_of
-from stepkeeper.errors import ClosedError, FencedError, GangError, StepkeeperError
 from stepkeeper.gang import open_gang
+from stepkeeper.leaving import Leaving
 from stepkeeper.policy import EveryNSteps, SavePolicy, from_interval
-from stepkeeper.preemption import Notice, NoticeWatcher
 from stepkeeper.progress import Progress
 from stepkeeper.restore import Restorer
 from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
 from stepkeeper.saves import Saves
 from stepkeeper.saving import InFlight
+from stepkeeper.stepping import Stepping
 from stepkeeper.storage import open_store
 
 __all__ = ["CheckpointManager"]
-
-_log: Final = logging.getLogger(__name__)
-_MEET_S: Final = 3600.0
 
 
 class CheckpointManager:
@@ -85,16 +76,18 @@ class CheckpointManager:
         self._companion = Companion(opening, self._direct)
         self._progress = Progress(self._companion.tell)
         self._restorer = Restorer(self._store, self._companion, self._gang)
-        self._decisions = Decisions(save_interval, self._gang)
         self._saves = Saves(self._store, self._companion, self._gang, self._progress, max_pending_async)
-        self._saves_on_notice = chkpt_on_preemption
-        self._stopped = False
-        self._closed = False
-        trigger = None if environment is None else environment.places.notice_file
-        self._notices = NoticeWatcher(trigger, self._progress.flush, self._noticed)
-        self._ending = Ending(environment, self._companion, self._progress, self._notices)
-        self._decisions.start()
-        self._notices.start(signals=chkpt_on_preemption)
+        self._stepping = Stepping(
+            save_interval,
+            self._gang,
+            self._saves,
+            progress=self._progress,
+            companion=self._companion,
+            environment=environment,
+            saves_on_notice=chkpt_on_preemption,
+        )
+        self._leaving = Leaving(self._stepping, self._saves, self._progress, self._companion, self._gang)
+        self._stepping.start()
         if environment is not None:
             # It reports from here on; elsewhere it is started when something is to be written.
             self._companion.process()
@@ -141,13 +134,13 @@ class CheckpointManager:
 
         """
         self._saves.await_and_prove()
-        self._raise_failure()
+        self._leaving.raise_failure()
         self._progress.moved(ReportPhase.RESTORING)
-        with self._fenced_said():
+        with self._leaving.fenced_said():
             record = self._restorer.latest(state)
         self._saves.restored(record)
         self._progress.restored(None if record is None else Restored(sequence=record.slot, step=record.step))
-        self._decisions.save_begun()
+        self._stepping.decisions.save_begun()
         return None if record is None else self._restorer.result(record)
 
     def step(
@@ -165,28 +158,25 @@ class CheckpointManager:
             UnsupportedValueError: something in `state` can't be saved; it names the key.
 
         """
-        self._check_open()
+        self._leaving.check_open()
         self._progress.finished(step, metrics)
-        if self._decisions.stops(step):
-            self._stop(step, state)
+        if self._stepping.reached(step):
+            self._stepping.stop(step, state)
             return StepOutcome(step=step, stop=True)
-        self._raise_failure()
-        if not self._decisions.due(step):
+        self._leaving.raise_failure()
+        if not self._stepping.due(step):
             return StepOutcome(step=step)
-        return StepOutcome(step=step, in_flight=self._begin_save(step, state))
+        return StepOutcome(step=step, in_flight=self._stepping.begin_save(step, state))
 
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
-        stopping = self._decisions.stops(step) and self._saves_on_notice  # always: it hears the ranks
-        last = self._saves.last_begun
-        saved = last is not None and last.step >= (self._decisions.stop_step or 0)
-        return self._decisions.due(step) or (stopping and not saved)
+        return self._stepping.should_save(step)
 
     def reached_preemption(self, step: int) -> bool:
         """True from the step on that all ranks agreed to stop at. Ranks: all."""
-        if not self._saves_on_notice:
+        if not self._stepping.saves_on_notice:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
-        return self._decisions.stops(step)
+        return self._stepping.reached(step)
 
     def save(self, step: int, state: Mapping[str, object], force: bool = False) -> bool:
         """True: `step` was to be saved (`should_save`, or `force`) and is committed."""
@@ -205,13 +195,13 @@ class CheckpointManager:
             StepkeeperError: a save in the background failed since the last call.
 
         """
-        self._check_open()
-        if not (self._decisions.stops(step) and self._saves_on_notice):
-            self._raise_failure()
+        self._leaving.check_open()
+        if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
+            self._leaving.raise_failure()
         self._progress.finished(step, None)
         if not (self.should_save(step) or force):
             return False
-        self._begin_save(step, state)
+        self._stepping.begin_save(step, state)
         return True
 
     def restore(self, step: int, state: Mapping[str, object]) -> None:
@@ -222,7 +212,7 @@ class CheckpointManager:
             TornCheckpointError: bytes of it are bad.
 
         """
-        self._raise_failure()
+        self._leaving.raise_failure()
         self._saves.restored(self._restorer.step(step, state))
 
     def all_steps(self) -> list[int]:
@@ -250,12 +240,12 @@ class CheckpointManager:
 
         """
         ended = self._saves.wait(timeout_s)
-        self._raise_failure(newest=True)
+        self._leaving.raise_failure(newest=True)
         return ended
 
     def health(self) -> Health:
         """How checkpointing is doing in this process, from memory alone."""
-        notice = self._notices.notice
+        notice = self._stepping.notices.notice
         in_flight = self._saves.in_flight
         return Health(
             claim=None if self._companion.begun is None else self._companion.begun.claim.slot,
@@ -268,13 +258,11 @@ class CheckpointManager:
 
     def request_stop(self) -> None:
         """All ranks will stop at one of the next steps, as if they had been sent SIGTERM."""
-        self._notices.give("call")
+        self._stepping.notices.give("call")
 
     def exit_if_stopped(self) -> None:
         """Nothing; or, if `step` has said stop, the end of this process with code 75. Leaving the block does it too."""
-        if self._stopped:
-            self._end(ExitCode.SAVED, None)
-            sys.exit(ExitCode.SAVED)
+        self._leaving.exit_if_stopped()
 
     def close(self) -> None:
         """Training is done: saves in flight are committed, all ranks have come here, the operator was told.
@@ -284,14 +272,7 @@ class CheckpointManager:
             GangError: a rank didn't come.
 
         """
-        if self._closed:
-            return
-        self.wait()
-        if self._gang.world_size > 1:
-            met = self._gang.gather("done", {}, _MEET_S)
-            self._gang.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
-        self._progress.moved(ReportPhase.DONE)
-        self._end(ExitCode.DONE, None)
+        self._leaving.close()
 
     def __enter__(self) -> Self:
         return self
@@ -299,102 +280,8 @@ class CheckpointManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._closed:
-            return
-        failure = error
-        if error is None or exit_code_of(error) == ExitCode.DONE:
-            try:
-                self._leave(chosen=error is not None)
-            except StepkeeperError as late:
-                failure = late
-            else:
-                return
-        assert failure is not None
-        self._end_with(failure)
-        if isinstance(failure, FencedError | GangError):
-            # Their codes mean something; Python's own for an exception is 1.
-            sys.excepthook(type(failure), failure, failure.__traceback__)
-            raise SystemExit(exit_code_of(failure)) from failure
-        if failure is not error:
-            raise failure
-
-    def _leave(self, *, chosen: bool) -> None:
-        """Training is done; or not, where ranks agreed to stop, or where exit code 0 was `chosen` after a notice."""
-        agreed = self._saves_on_notice and self._decisions.stop_step is not None
-        if agreed or (chosen and self._notices.settled() is not None):
-            self._saves.await_last(self._ending.left_s())
-            self._stopped = True
-        self.exit_if_stopped()
-        self.close()
+        self._leaving.leave(error)
 
     def _direct(self, directive: Directive) -> None:
-        """In the thread that listens to the companion."""
-        if directive.stop:
-            self._notices.give("directive")
-        if directive.checkpoint_now is not None:
-            self._decisions.wish_save(directive.checkpoint_now)
-        if directive.dump_stacks:
-            faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
-
-    def _noticed(self, notice: Notice) -> None:
-        """In the thread where the notice came up."""
-        _log.warning("notice (%s): all ranks save one step and stop", notice.source)
-        self._decisions.wish_stop()
-        # Should the process be killed before it has stopped, this says why.
-        self._ending.last_word(ExitCode.SAVED, self._saves.newest, None)
-        self._progress.noticed(notice.source)
-
-    def _begin_save(self, step: int, state: Mapping[str, object]) -> InFlight:
-        self._decisions.save_begun()
-        return self._saves.begin(step, state)
-
-    def _stop(self, step: int, state: Mapping[str, object]) -> None:
-        """The one save of a notice, within what the grace period leaves; once."""
-        if self._stopped:
-            return
-        self._notices.give("peer")
-        self._progress.moved(ReportPhase.SAVING)
-        if self._ending.saves_first:
-            self._saves.save_for_notice(step, state, self._ending.left_s())
-        self._saves.await_last(self._ending.left_s())
-        self._stopped = True
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this manager is closed; construct another one")
-
-    def _raise_failure(self, *, newest: bool = False) -> None:
-        self._check_open()
-        with self._fenced_said():
-            self._saves.raise_failure(newest=newest)
-
-    @contextmanager
-    def _fenced_said(self) -> Iterator[None]:
-        """A FencedError from within is the last word already, whatever the program makes of it."""
-        try:
-            yield
-        except FencedError as error:
-            self._ending.last_word(ExitCode.FENCED, self._saves.newest, str(error))
-            raise
-
-    def _end_with(self, error: BaseException) -> None:
-        """The process is about to end with `error`: a save in flight is given a little time, peers none."""
-        text = traceback_of(error)
-        if not isinstance(error, GangError):
-            self._saves.wait(self._ending.save_s(alone=self._gang.world_size == 1))
-        if text is not None:
-            self._progress.failed(text)
-        self._end(exit_code_of(error), text)
-
-    def _end(self, code: int, error: str | None) -> None:
-        """The last word is written, the last report sent, everything of ours that runs has ended."""
-        if self._closed:
-            return
-        self._closed = True
-        self._ending.last_word(code, self._saves.newest, error or self._saves.error)
-        self._gang.abort()
-        self._decisions.close()
-        self._notices.close()
-        self._progress.flush()
-        self._companion.close(self._ending.closing_s())
-        self._saves.close()
+        """In the thread that listens to the companion, which is there before what follows its directives."""
+        self._stepping.follow(directive)

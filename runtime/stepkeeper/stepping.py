@@ -1,0 +1,104 @@
+"""What happens after each step: nothing, a save, or one last save and the stop of all ranks."""
+
+import faulthandler
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract import Directive, ExitCode, ReportPhase
+from stepkeeper.decisions import Decisions
+from stepkeeper.ending import Ending
+from stepkeeper.env import Environment
+from stepkeeper.gang import Gang
+from stepkeeper.policy import SavePolicy
+from stepkeeper.preemption import Notice, NoticeWatcher
+from stepkeeper.progress import Progress
+from stepkeeper.saves import Saves
+from stepkeeper.saving import InFlight
+
+__all__ = ["Stepping"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Stepping:
+    """The policy, the notices and the operator's wishes, as the train loop meets them."""
+
+    def __init__(
+        self,
+        policy: SavePolicy,
+        gang: Gang,
+        saves: Saves,
+        *,
+        progress: Progress,
+        companion: Companion,
+        environment: Environment | None,
+        saves_on_notice: bool,
+    ) -> None:
+        self._saves = saves
+        self._progress = progress
+        self.saves_on_notice: Final = saves_on_notice
+        self.stopped = False
+        self.decisions: Final = Decisions(policy, gang)
+        trigger = None if environment is None else environment.places.notice_file
+        self.notices: Final = NoticeWatcher(trigger, progress.flush, self._noticed)
+        self.ending: Final = Ending(environment, companion, progress, self.notices)
+
+    def start(self) -> None:
+        """Notices and the wishes of other ranks are heard from now on."""
+        self.decisions.start()
+        self.notices.start(signals=self.saves_on_notice)
+
+    @property
+    def agreed_to_stop(self) -> bool:
+        """All ranks agreed on a step to stop at, and this one has come to it."""
+        return self.saves_on_notice and self.decisions.stop_step is not None
+
+    def reached(self, step: int) -> bool:
+        """True from the step on that all ranks agreed to stop at. Whether that is heeded or not, it is heard."""
+        return self.decisions.stops(step)
+
+    def due(self, step: int) -> bool:
+        """True if the policy, or somebody's wish, has `step` saved. Ask `reached` first."""
+        return self.decisions.due(step)
+
+    def should_save(self, step: int) -> bool:
+        """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
+        stopping = self.reached(step) and self.saves_on_notice
+        last = self._saves.last_begun
+        saved = last is not None and last.step >= (self.decisions.stop_step or 0)
+        return self.due(step) or (stopping and not saved)
+
+    def begin_save(self, step: int, state: Mapping[str, object]) -> InFlight:
+        """`step` is being saved, and the policy's clock starts anew."""
+        self.decisions.save_begun()
+        return self._saves.begin(step, state)
+
+    def stop(self, step: int, state: Mapping[str, object]) -> None:
+        """The one save of a notice, within what the grace period leaves; once."""
+        if self.stopped:
+            return
+        self.notices.give("peer")
+        self._progress.moved(ReportPhase.SAVING)
+        if self.ending.saves_first:
+            self._saves.save_for_notice(step, state, self.ending.left_s())
+        self._saves.await_last(self.ending.left_s())
+        self.stopped = True
+
+    def follow(self, directive: Directive) -> None:
+        """What the operator asks for is under way. Called in the thread that listens to the companion."""
+        if directive.stop:
+            self.notices.give("directive")
+        if directive.checkpoint_now is not None:
+            self.decisions.wish_save(directive.checkpoint_now)
+        if directive.dump_stacks:
+            faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
+
+    def _noticed(self, notice: Notice) -> None:
+        """In the thread where the notice came up."""
+        _log.warning("notice (%s): all ranks save one step and stop", notice.source)
+        self.decisions.wish_stop()
+        # Should the process be killed before it has stopped, this says why.
+        self.ending.last_word(ExitCode.SAVED, self._saves.newest, None)
+        self._progress.noticed(notice.source)
