@@ -3,6 +3,7 @@
 import base64
 import secrets
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Sent]:
 
     def recorded(self: requests.Session, request: requests.PreparedRequest, **options: Any) -> Any:
         url = urlsplit(request.url or "")
-        body = request.body if isinstance(request.body, bytes) else b""
+        body = request.body if isinstance(request.body, bytes) else b"".join(request.body or [])
         found.append(Sent(method=request.method or "", path=url.path, query=parse_qs(url.query), body=body))
         return send(self, request, **options)
 
@@ -86,12 +87,28 @@ def test_nothing_is_put_together_copied_or_changed_by_the_server(store: GcsStore
         assert request.method != "PATCH"
 
 
+@pytest.mark.parametrize(("size_mib", "kind"), [(9, "multipart"), (33, "resumable")])
 def test_bulk_data_is_sent_with_a_condition_and_a_checksum_of_the_whole(
-    store: GcsStore, sent: list[Sent]
+    store: GcsStore, sent: list[Sent], size_mib: int, kind: str
 ) -> None:
-    data = secrets.token_bytes(MIB) * 9
+    data = secrets.token_bytes(MIB) * size_mib
     store.write("1/0-a/large", [data[:MIB], memoryview(data)[MIB:]])
-    begun = next(request for request in sent if request.writes)
-    assert begun.query["uploadType"] == ["resumable"]
-    assert begun.query["ifGenerationMatch"] == ["0"]
-    assert encoded(data).encode() in begun.body
+    writes = [request for request in sent if request.writes]
+    assert writes[0].query["uploadType"] == [kind]
+    assert writes[0].query["ifGenerationMatch"] == ["0"]
+    assert encoded(data).encode() in writes[0].body
+    assert len(writes) == (1 if kind == "multipart" else 2), "one request has all the bytes"
+
+
+@pytest.mark.parametrize("size_mib", [9, 33])
+def test_bulk_data_is_sent_from_where_it_is(store: GcsStore, size_mib: int) -> None:
+    data = memoryview(secrets.token_bytes(MIB) * size_mib)
+    store.write("warm", [data[:MIB]])
+    tracemalloc.start()
+    try:
+        store.write("1/0-a/large", [data[:MIB], data[MIB:]])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 3 * MIB
+    assert store.list("1/")[0].size_bytes == data.nbytes

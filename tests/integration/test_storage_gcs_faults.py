@@ -27,8 +27,8 @@ from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
 
 IMPATIENT = Patience(total_s=0, sleep=lambda _: None)
-LARGE = 9 * 1024 * 1024
-"""Sent in several requests."""
+LARGE = 33 * 1024 * 1024
+"""Sent in two requests, of which the second can be resumed."""
 
 
 @dataclass
@@ -38,6 +38,12 @@ class Proxy:
     target: str
     faults: list[str | int] = field(default_factory=list)
     answers: list[tuple[str, int]] = field(default_factory=list)
+    sent_bytes: int = 0
+    """Of bodies, of all requests."""
+
+    kept: dict[str, int] = field(default_factory=dict)
+    """By the path of an upload that isn't done: how many bytes came in. The emulator itself can't be asked."""
+
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_fault(self, method: str) -> str | int | None:
@@ -51,6 +57,7 @@ def handler_of(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
 
         def forward(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            proxy.sent_bytes += len(body)
             fault = proxy.next_fault(self.command)
             if isinstance(fault, int):
                 self.answer(fault, b'{"error":{"message":"said the proxy"}}', {})
@@ -58,14 +65,23 @@ def handler_of(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
             if fault == "lost":
                 self.close_connection = True
                 return
+            if self.headers.get("Content-Range", "").startswith("bytes */"):
+                came_in = proxy.kept.get(self.path, 0)
+                self.answer(308, b"", {"Range": f"bytes=0-{came_in - 1}"} if came_in else {})
+                return
             connection = http.client.HTTPConnection(proxy.target, timeout=30)
             headers = {k: v for k, v in self.headers.items() if k.lower() != "host"}
+            if fault == "cut":
+                # A server keeps what came in of an upload that can be resumed.
+                body = body[: len(body) // 2]
+                proxy.kept[self.path] = len(body)
+                headers |= {"Content-Range": f"bytes 0-{len(body) - 1}/*", "Content-Length": str(len(body))}
             connection.request(self.command, self.path, body, headers | {"Accept-Encoding": "identity"})
             response = connection.getresponse()
             data = response.read()
             connection.close()
             proxy.answers.append((self.command, response.status))
-            if fault == "answer lost":
+            if fault in ("answer lost", "cut"):
                 self.close_connection = True
                 return
             self.answer(response.status, data, dict(response.getheaders()))
@@ -155,6 +171,28 @@ def test_a_bulk_write_gets_through(
     store = make_store()
     data = secrets.token_bytes(size)
     proxy.faults = [fault]
+    store.write("1/x", [data])
+    assert store.read("1/x") == data
+
+
+def test_a_large_upload_that_was_cut_off_goes_on_from_there(
+    proxy: Proxy, make_store: Callable[..., GcsStore]
+) -> None:
+    store = make_store()
+    data = secrets.token_bytes(LARGE)
+    proxy.faults = ["none", "cut"]
+    store.write("1/x", [data[:1000], memoryview(data)[1000:]])
+    assert store.read("1/x") == data
+    assert LARGE * 1.49 < proxy.sent_bytes < LARGE * 1.51
+    assert [status for method, status in proxy.answers if method == "PUT"] == [308, 200]
+
+
+def test_a_large_upload_that_was_forgotten_begins_again(
+    proxy: Proxy, make_store: Callable[..., GcsStore]
+) -> None:
+    store = make_store()
+    data = secrets.token_bytes(LARGE)
+    proxy.faults = ["none", 410, "none", 404]
     store.write("1/x", [data])
     assert store.read("1/x") == data
 

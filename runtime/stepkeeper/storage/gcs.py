@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import io
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, final
@@ -21,7 +20,9 @@ from requests.adapters import HTTPAdapter
 
 from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
 from stepkeeper.storage.base import Buffer, ObjectStat, check_path, joined_size_bytes
-from stepkeeper.storage.crc import crc32c_of_parts
+from stepkeeper.storage.crc import crc32c, crc32c_of_parts
+from stepkeeper.storage.gcs_upload import CALL_TIMEOUT_S, Place, upload
+from stepkeeper.storage.retry import Patience
 
 __all__ = ["GcsStore"]
 
@@ -29,9 +30,6 @@ _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 _CONNECTIONS: Final = 64
 _RETRY_S: Final = 30.0
 """Retries within one call; callers have their own patience beyond it."""
-
-_CALL_TIMEOUT_S: Final = (10.0, 60.0)
-"""To connect; between two pieces of an answer."""
 
 _TRANSIENT: Final = (
     api_exceptions.TooManyRequests,
@@ -53,9 +51,11 @@ class GcsStore:
     def __init__(self, *, bucket: str, prefix: str, retry_s: float = _RETRY_S) -> None:
         self._uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client = _client()
+        self._session = _session()
+        self._client = _client(self._session)
         self._bucket = self._client.bucket(bucket)
         self._retry: Retry = DEFAULT_RETRY.with_delay(initial=0.2, maximum=8.0).with_timeout(retry_s)
+        self._patience = Patience(total_s=retry_s)
         self._bucket_was_there = False
 
     @property
@@ -65,7 +65,7 @@ class GcsStore:
     def put_if_absent(self, path: str, data: bytes) -> bool:
         with self._translated(path):
             try:
-                self._upload(path, [data])
+                self._create(path, data)
             except api_exceptions.PreconditionFailed:
                 return False
         return True
@@ -90,7 +90,7 @@ class GcsStore:
                     raw_download=True,
                     checksum=None,
                     retry=self._retry,
-                    timeout=_CALL_TIMEOUT_S,
+                    timeout=CALL_TIMEOUT_S,
                 )
             except api_exceptions.RequestRangeNotSatisfiable:
                 return b""
@@ -113,7 +113,7 @@ class GcsStore:
                 prefix=self._prefix + prefix,
                 fields="items(name,size,crc32c,updated),nextPageToken",
                 retry=self._retry,
-                timeout=_CALL_TIMEOUT_S,
+                timeout=CALL_TIMEOUT_S,
                 **options,
             )
             for blob in blobs:
@@ -127,12 +127,12 @@ class GcsStore:
 
     def delete(self, path: str) -> None:
         with self._translated(path), contextlib.suppress(api_exceptions.NotFound):
-            self._blob(path).delete(retry=self._retry, timeout=_CALL_TIMEOUT_S)
+            self._blob(path).delete(retry=self._retry, timeout=CALL_TIMEOUT_S)
 
     def bucket_settings(self) -> dict[str, Any]:
         """The bucket's resource as the JSON API says it. Raises StorageError: it takes storage.buckets.get."""
         with self._translated(""):
-            self._bucket.reload(retry=self._retry, timeout=_CALL_TIMEOUT_S)
+            self._bucket.reload(retry=self._retry, timeout=CALL_TIMEOUT_S)
             return dict(self._bucket._properties)  # noqa: SLF001  # the only way to it that knows every field
 
     def close(self) -> None:
@@ -141,24 +141,29 @@ class GcsStore:
     def _blob(self, path: str) -> Any:
         return self._bucket.blob(self._prefix + check_path(path))
 
-    def _upload(self, path: str, parts: Sequence[Buffer]) -> None:
+    def _create(self, path: str, data: bytes) -> None:
         """Raises PreconditionFailed if there is an object, perhaps our own from a try without an answer."""
         blob = self._blob(path)
-        # Sent with the request: the server refuses bytes that don't agree, whatever the upload's kind.
-        blob.crc32c = _encoded_crc32c(crc32c_of_parts(parts))
-        try:
-            blob.upload_from_file(
-                _PartsReader(parts),
-                size=joined_size_bytes(parts),
-                content_type="application/octet-stream",
-                if_generation_match=0,
-                checksum=None,
-                retry=self._retry,
-                timeout=_CALL_TIMEOUT_S,
-            )
-        except api_exceptions.NotFound as error:
-            self._ask_for_bucket()
-            raise TransientStorageError(f"{self._uri}/{path}: the upload was forgotten half way") from error
+        # Sent with the request: the server refuses bytes that don't agree.
+        blob.crc32c = _encoded_crc32c(crc32c(data))
+        blob.upload_from_string(
+            data,
+            content_type="application/octet-stream",
+            if_generation_match=0,
+            checksum=None,
+            retry=self._retry,
+            timeout=CALL_TIMEOUT_S,
+        )
+
+    def _upload(self, path: str, parts: Sequence[Buffer]) -> None:
+        place = Place(
+            session=self._session,
+            endpoint=str(self._client.api_endpoint),
+            bucket=self._bucket.name,
+            name=self._prefix + check_path(path),
+        )
+        crc = _encoded_crc32c(crc32c_of_parts(parts))
+        upload(place, parts, crc, retry=self._retry, patience=self._patience)
 
     def _ask_for_bucket(self) -> None:
         """It is there. Raises NotFound if it isn't: of all requests a listing is refused so for no other reason.
@@ -171,7 +176,7 @@ class GcsStore:
             max_results=1,
             fields="items(name)",
             retry=self._retry,
-            timeout=_CALL_TIMEOUT_S,
+            timeout=CALL_TIMEOUT_S,
         )
         next(iter(blobs), None)
         self._bucket_was_there = True
@@ -206,17 +211,21 @@ class GcsStore:
             raise StorageError(f"{where}: {error}") from error
 
 
-def _client() -> storage.Client:
+def _session() -> AuthorizedSession:
     credentials: Any
     if os.environ.get("STORAGE_EMULATOR_HOST"):
-        credentials, project = AnonymousCredentials(), None  # type: ignore[no-untyped-call]  # ships no types
+        credentials = AnonymousCredentials()  # type: ignore[no-untyped-call]  # ships no types
     else:
-        credentials, project = google.auth.default(scopes=[_SCOPE])
+        credentials, _ = google.auth.default(scopes=[_SCOPE])
     session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # ships no types
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=_CONNECTIONS, pool_block=False))
+    return session
+
+
+def _client(session: AuthorizedSession) -> storage.Client:
     # A bucket's project is never asked for, but the client wants a name.
-    return storage.Client(project=project or "unknown", credentials=credentials, _http=session)
+    return storage.Client(project="unknown", credentials=session.credentials, _http=session)
 
 
 def _encoded_crc32c(crc: int) -> str:
@@ -225,34 +234,3 @@ def _encoded_crc32c(crc: int) -> str:
 
 def _decoded_crc32c(text: str | None) -> int | None:
     return None if text is None else int.from_bytes(base64.b64decode(text), "big")
-
-
-@final
-class _PartsReader:
-    """Buffers as one seekable file, without joining them first."""
-
-    def __init__(self, parts: Sequence[Buffer]) -> None:
-        self._parts = [memoryview(part).cast("B") for part in parts if joined_size_bytes([part])]
-        self._starts: list[int] = []
-        self._size_bytes = 0
-        for part in self._parts:
-            self._starts.append(self._size_bytes)
-            self._size_bytes += part.nbytes
-        self._position = 0
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
-        self._position = base + offset
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size_bytes if size < 0 else min(self._position + size, self._size_bytes)
-        pieces = []
-        for start, part in zip(self._starts, self._parts, strict=True):
-            if start < end and start + part.nbytes > self._position:
-                pieces.append(part[max(self._position - start, 0) : end - start])
-        self._position = max(self._position, end)
-        return b"".join(pieces)

@@ -1,0 +1,183 @@
+"""Bulk data into a bucket: views of the caller's memory go to the socket, in one request, or in one that is resumed."""
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, urlencode
+
+import requests
+from google.api_core import exceptions as api_exceptions
+from google.api_core.retry import Retry
+from google.auth.transport.requests import AuthorizedSession
+from google.cloud.storage.retry import DEFAULT_RETRY
+
+from stepkeeper.storage.base import Buffer, joined_size_bytes
+from stepkeeper.storage.retry import Patience
+
+__all__ = ["CALL_TIMEOUT_S", "Place", "upload"]
+
+CALL_TIMEOUT_S: Final = (10.0, 60.0)
+"""To connect, and for each piece that is sent; between two pieces of an answer."""
+
+_RESUMABLE_BYTES: Final = 32 * 1024 * 1024
+"""From here on sending it all again costs more than a second request."""
+
+_PIECE_BYTES: Final = 256 * 1024
+"""Given to the socket at once; who sends less than this in the first of the timeouts is stuck."""
+
+_KIND: Final = "application/octet-stream"
+_DONE: Final = (200, 201)
+_RESUME: Final = 308
+_GONE: Final = (404, 410)
+_RANGE: Final = re.compile(r"bytes=0-([0-9]+)")
+_is_transient: Final = DEFAULT_RETRY._predicate  # noqa: SLF001  # what the library itself tries again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an object is to be, and who may put it there."""
+
+    session: AuthorizedSession
+    endpoint: str
+    bucket: str
+    name: str
+
+    def url(self, upload_type: str) -> str:
+        query = urlencode({"uploadType": upload_type, "ifGenerationMatch": "0", "fields": "generation"})
+        return f"{self.endpoint}/upload/storage/v1/b/{quote(self.bucket, safe='')}/o?{query}"
+
+
+def upload(place: Place, parts: Sequence[Buffer], crc32c: str, *, retry: Retry, patience: Patience) -> None:
+    """The object is `parts`, joined. The server has compared them with `crc32c`, in base64.
+
+    `retry` is for one request. `patience` is how long an upload that makes no headway is tried again; one that makes
+    some begins anew with it.
+
+    Raises PreconditionFailed if there is an object already, perhaps our own from a try without an answer, NotFound if
+    there is no bucket.
+    """
+    body = _Body([memoryview(part).cast("B") for part in parts if joined_size_bytes([part])])
+    resource = {"name": place.name, "crc32c": crc32c, "contentType": _KIND}
+    if len(body) < _RESUMABLE_BYTES:
+        retry(_upload_at_once)(place, body, resource)
+    else:
+        _upload_resumably(place, body, resource, retry, patience)
+
+
+class _Body:
+    """What requests sends as it is: pieces of the parts, from an offset on. Asked again, it begins again."""
+
+    def __init__(self, parts: Sequence[memoryview], start: int = 0) -> None:
+        self._parts = parts
+        self._start = start
+        self._size_bytes = sum(part.nbytes for part in parts)
+
+    def __len__(self) -> int:
+        return self._size_bytes - self._start
+
+    def __iter__(self) -> Iterator[memoryview]:
+        skipped = self._start
+        for part in self._parts:
+            for first in range(min(skipped, part.nbytes), part.nbytes, _PIECE_BYTES):
+                yield part[first : first + _PIECE_BYTES]
+            skipped = max(skipped - part.nbytes, 0)
+
+    @property
+    def parts(self) -> Sequence[memoryview]:
+        return self._parts
+
+    def since(self, offset: int) -> "_Body":
+        return _Body(self._parts, offset)
+
+
+def _upload_at_once(place: Place, body: _Body, resource: Mapping[str, str]) -> None:
+    boundary = secrets.token_hex(16)
+    head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(resource)}\r\n"
+    head += f"--{boundary}\r\nContent-Type: {_KIND}\r\n\r\n"
+    whole = [memoryview(head.encode()), *body.parts, memoryview(f"\r\n--{boundary}--\r\n".encode())]
+    kind = {"Content-Type": f"multipart/related; boundary={boundary}"}
+    _checked(_sent(place, "POST", place.url("multipart"), _Body(whole), kind))
+
+
+def _upload_resumably(
+    place: Place, body: _Body, resource: Mapping[str, str], retry: Retry, patience: Patience
+) -> None:
+    """All in one request; after a failure the rest in another, from where the server says that it has come to."""
+    session: str | None = None
+    offset = 0
+    pauses_s = patience.pauses_s()
+    while True:
+        failure: Exception = api_exceptions.ServiceUnavailable("the upload makes no headway")  # type: ignore[no-untyped-call]  # ships no types
+        try:
+            if session is None:
+                session, offset = retry(_begun)(place, len(body), resource), 0
+            answer = _sent(place, "PUT", session, body.since(offset), _content_range(offset, len(body)))
+            came_to = _came_to(answer, len(body))
+        except Exception as error:
+            if session is None or not _is_transient(error):
+                raise
+            failure = error
+            came_to = retry(_asked_how_far)(place, session, len(body))
+        if came_to == len(body):
+            return
+        if came_to is None:
+            session = None
+        elif came_to > offset:
+            offset, pauses_s = came_to, patience.pauses_s()
+            continue
+        pause_s = next(pauses_s, None)
+        if pause_s is None:
+            raise failure
+        patience.sleep(pause_s)
+
+
+def _begun(place: Place, size_bytes: int, resource: Mapping[str, str]) -> str:
+    """The URL of an upload that has begun."""
+    headers = {"Content-Type": "application/json; charset=UTF-8"}
+    headers |= {"X-Upload-Content-Length": str(size_bytes), "X-Upload-Content-Type": _KIND}
+    answer = _checked(_sent(place, "POST", place.url("resumable"), json.dumps(resource).encode(), headers))
+    return answer.headers["Location"]
+
+
+def _asked_how_far(place: Place, session: str, size_bytes: int) -> int | None:
+    answer = _sent(place, "PUT", session, b"", {"Content-Range": f"bytes */{size_bytes}"})
+    return _came_to(answer, size_bytes)
+
+
+def _came_to(answer: requests.Response, size_bytes: int) -> int | None:
+    """How many bytes the server has; None if it has forgotten the upload. Raises what else it says."""
+    if answer.status_code in _GONE:
+        return None
+    if answer.status_code != _RESUME:
+        _checked(answer)
+        return size_bytes
+    found = _RANGE.fullmatch(answer.headers.get("Range", ""))
+    return int(found[1]) + 1 if found else 0
+
+
+def _content_range(offset: int, size_bytes: int) -> dict[str, str]:
+    return {"Content-Range": f"bytes {offset}-{size_bytes - 1}/{size_bytes}", "Content-Type": _KIND}
+
+
+def _sent(
+    place: Place, method: str, url: str, body: "_Body | bytes", headers: Mapping[str, str]
+) -> requests.Response:
+    answer: requests.Response = place.session.request(  # type: ignore[no-untyped-call]  # ships no types
+        method,
+        url,
+        data=body,
+        headers=dict(headers),
+        timeout=CALL_TIMEOUT_S,
+        # None of the answers that an upload may get sends it elsewhere; 308 means something else here.
+        allow_redirects=False,
+    )
+    return answer
+
+
+def _checked(answer: requests.Response) -> requests.Response:
+    if answer.status_code not in _DONE:
+        raise api_exceptions.from_http_response(answer)  # type: ignore[no-untyped-call]  # ships no types
+    return answer
