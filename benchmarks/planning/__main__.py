@@ -19,7 +19,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 PLANNERS = ("ours, one rank", "ours, coordinator", "torch's DefaultSavePlanner, coordinator")
-STATES = ("sharded", "hybrid", "replicated")
+STATES = ("sharded", "hybrid", "replicated", "spiral")
 
 
 def main() -> None:

@@ -12,7 +12,12 @@ from benchmarks.planning import ours, stock
 
 from stepkeeper_planners.layout import TensorLayout
 
-STATES = {"sharded": ours.sharded_state, "hybrid": ours.hybrid_state, "replicated": ours.replicated_state}
+STATES = {
+    "sharded": ours.sharded_state,
+    "hybrid": ours.hybrid_state,
+    "replicated": ours.replicated_state,
+    "spiral": ours.spiral_state,
+}
 
 
 def main(planner: str, state: str, n_chunks: int, world_size: int) -> None:

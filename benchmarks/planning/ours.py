@@ -48,6 +48,26 @@ def replicated_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
     return [*layouts, whole_tensor("embedding", "float32", (32 * n_chunks, 1000), ranks)]
 
 
+def spiral_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
+    """One tensor in rings of four chunks, each ring turning: no straight line parts any of them from the rest."""
+    n_rings = max(1, n_chunks // 4)
+    side = 2 * n_rings + 1
+    spans = [((n_rings, 1), (n_rings, 1))]
+    for low in range(n_rings):
+        length, high = side - 2 * low - 1, side - low - 1
+        spans += [((low, 1), (low, length)), ((low, length), (high, 1))]
+        spans += [((high, 1), (low + 1, length)), ((low + 1, length), (low, 1))]
+    owners = [(Owner(rank=rank, local_index=0),) for rank in range(world_size)]
+    chunks = tuple(
+        Chunk(
+            box=Box(offsets=(row, column), sizes=(height, width)),
+            owners=owners[number * world_size // len(spans)],
+        )
+        for number, ((row, height), (column, width)) in enumerate(spans)
+    )
+    return [TensorLayout(fqn="embedding", dtype="int8", global_shape=(side, side), chunks=chunks)]
+
+
 def plan_one_rank(layouts: list[TensorLayout], rank: int, world_size: int) -> int:
     """The number of pieces that the rank writes."""
     fingerprint(name_digests(layouts))

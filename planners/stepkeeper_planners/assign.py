@@ -14,10 +14,11 @@ from typing import Final
 
 from stepkeeper_planners.balance import Group, level_shares
 from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.cover import check_layout
 from stepkeeper_planners.cutting import Cutter, cut_like_a_ribbon
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.layout import Chunk, Ranks, TensorLayout, check_cover
+from stepkeeper_planners.layout import Chunk, Ranks, TensorLayout
 from stepkeeper_planners.siblings import on_one_slice
 
 __all__ = ["MIN_SLICE_BYTES", "Assignment", "SavePlan", "TensorWrite", "assign", "plan_save"]
@@ -147,7 +148,7 @@ def assign(
         LayoutError: as `plan_save`.
     """
     for layout in layouts:
-        check_cover(layout.fqn, layout.global_shape, [chunk.box for chunk in layout.chunks])
+        check_layout(layout)
     # Ranks may have the same state in dicts of another order, and must find the same.
     ordered = sorted(on_one_slice(layouts), key=lambda layout: layout.fqn)
     works, holders = _all_work(ordered, world_size)

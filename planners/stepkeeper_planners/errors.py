@@ -80,10 +80,7 @@ class RanksDifferError(PlannerError, ValueError):
     def _lines(self) -> list[str]:
         lines = [f"the ranks' states differ ({len(self.reasons)}); nothing was written."]
         lines += _shortened(
-            [
-                f"{name} (on {_ranks_text(self.ranks[name])}): {reason}"
-                for name, reason in self.reasons.items()
-            ]
+            [f"{name} (on {ranks_text(self.ranks[name])}): {reason}" for name, reason in self.reasons.items()]
         )
         if self.n_unseen:
             lines.append(f"{self.n_unseen} more ranks differ in yet other ways")
@@ -165,7 +162,7 @@ class LoadMismatchError(PlannerError, ValueError):
         ranks = self.ranks.get(name)
         if ranks is None:
             return name
-        return f"{name} (on {_ranks_text(ranks)})"
+        return f"{name} (on {ranks_text(ranks)})"
 
 
 def _shortened(entries: list[str]) -> list[str]:
@@ -186,9 +183,10 @@ class DestinationExistsError(PlannerError, FileExistsError):
     """There is something already where the result of a conversion should go."""
 
 
-def _ranks_text(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(_shortened(list(map(str, ranks))))}"
-
-
 class SafetensorsMissingError(PlannerError, ImportError):
     """The library that reads safetensors files isn't installed."""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3` or `ranks 0, 1`, for a message; a long list is cut."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(_shortened(list(map(str, ranks))))}"

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import itemgetter
 
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import LayoutError
@@ -81,78 +80,3 @@ def whole_tensor(fqn: str, dtype: str, shape: Sequence[int], ranks: Ranks) -> Te
     """The layout of a tensor that every rank holds whole."""
     chunk = Chunk(box=Box.whole(tuple(shape)), owners=one_copy_per_rank(ranks.world_size))
     return TensorLayout(fqn=fqn, dtype=dtype, global_shape=tuple(shape), chunks=(chunk,))
-
-
-def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box]) -> None:
-    """The boxes are inside the tensor, disjoint, and leave no element out. In O(n log n) for what shardings make.
-
-    Raises:
-        LayoutError: they are not; it names the tensor and the boxes.
-    """
-    whole = Box.whole(global_shape)
-    if len(boxes) == 1 and boxes[0] == whole:
-        return
-    for box in boxes:
-        if len(box.offsets) != len(global_shape) or not whole.contains(box):
-            raise LayoutError(f"{fqn}: chunk {box} is not inside the shape {global_shape}")
-    check_disjoint(fqn, [box for box in boxes if box.volume])
-    covered = sum(box.volume for box in boxes)
-    if covered != whole.volume:
-        raise LayoutError(
-            f"{fqn}: the chunks hold {covered} of {whole.volume} elements of shape {global_shape}"
-        )
-
-
-def check_disjoint(fqn: str, boxes: list[Box]) -> None:
-    """No two of these boxes, none of them empty, have an element in common.
-
-    Raises:
-        LayoutError: two have; it names the tensor and both.
-    """
-    # Parted along every line that crosses no box, by one axis after the other, until each is alone. Only boxes that
-    # no such line parts are compared with one another. Shardings cut tensors by such lines.
-    n_axes = len(boxes[0].offsets) if boxes else 0
-    waiting = [(boxes, 0, 0)]
-    while waiting:
-        group, axis, n_tried = waiting.pop()
-        if len(group) < 2:
-            continue
-        if n_tried == n_axes:
-            _compare_all(fqn, group)
-            continue
-        parts = _parted(group, axis)
-        following = (axis + 1) % n_axes
-        if len(parts) == 1:
-            waiting.append((parts[0], following, n_tried + 1))
-        else:
-            # Within a part this axis can't part again before another one has.
-            waiting.extend((part, following, 1) for part in parts)
-
-
-def _parted(boxes: list[Box], axis: int) -> list[list[Box]]:
-    """The boxes in order of where they start, anew wherever all that came before have ended."""
-    ordered = sorted(((box.offsets[axis], box) for box in boxes), key=itemgetter(0))
-    parts: list[list[Box]] = []
-    end = -1
-    for start, box in ordered:
-        if start >= end:
-            parts.append([])
-        parts[-1].append(box)
-        end = max(end, start + box.sizes[axis])
-    return parts
-
-
-def _compare_all(fqn: str, boxes: list[Box]) -> None:
-    """Sweep along the axis with the most distinct starts; only boxes alive at once are compared."""
-    axis = max(
-        range(len(boxes[0].offsets)), key=lambda a: len({box.offsets[a] for box in boxes}), default=None
-    )
-    if axis is None:
-        raise LayoutError(f"{fqn}: a 0-dim tensor has one chunk, got {len(boxes)}")
-    alive: list[Box] = []
-    for box in sorted(boxes, key=lambda b: b.offsets[axis]):
-        alive = [other for other in alive if other.ends[axis] > box.offsets[axis]]
-        for other in alive:
-            if box.intersect(other) is not None:
-                raise LayoutError(f"{fqn}: chunks {other} and {box} overlap")
-        alive.append(box)

@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.cover import check_cover
 from stepkeeper_planners.dtypes import all_dtypes
 from stepkeeper_planners.errors import LayoutError, MetadataDecodeError, PickleRefusedError
-from stepkeeper_planners.layout import check_cover
 from stepkeeper_planners.unpickling import Named, Vocabulary, unpickled
 
 __all__ = ["check_metadata", "read_metadata"]

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from stepkeeper_planners.box_index import common_parts
 from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.cover import check_disjoint
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.layout import Ranks, TensorLayout, check_disjoint
+from stepkeeper_planners.layout import Ranks, TensorLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,7 @@ def overlapping_copies(draw: st.DrawFn) -> tuple[list[TensorLayout], int]:
 
 
 @given(states() | overlapping_copies(), st.randoms())
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 def test_every_rank_finds_the_same_in_any_order(case: tuple[list[TensorLayout], int], random: Random) -> None:
     layouts, world_size = case
     shares = []
@@ -133,7 +133,7 @@ def grain_bytes(layouts: Sequence[TensorLayout], least: int) -> int:
 
 
 @given(states())
-@settings(max_examples=200)
+@settings(deadline=None, max_examples=200)
 def test_no_rank_writes_more_than_the_heaviest_must(case: tuple[list[TensorLayout], int]) -> None:
     layouts, world_size = case
     assignment = assign(layouts, world_size, min_slice_bytes=GRAIN_BYTES)
@@ -156,7 +156,7 @@ def overlapping_groups(draw: st.DrawFn) -> tuple[list[Group], list[int]]:
 
 
 @given(overlapping_groups())
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 def test_shares_are_the_best_that_any_division_could_be(case: tuple[list[Group], list[int]]) -> None:
     groups, fixed = case
     shares = level_shares(groups, fixed)

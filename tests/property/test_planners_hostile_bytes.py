@@ -62,7 +62,7 @@ def changed(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
     return data
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=300)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)
 @given(CHANGES, st.integers(2, 5))
 def test_metadata_changed_anywhere(changes: list[tuple[int, int, bytes]], protocol: int) -> None:
     with suppress(MetadataDecodeError):
@@ -71,14 +71,14 @@ def test_metadata_changed_anywhere(changes: list[tuple[int, int, bytes]], protoc
         check_metadata(metadata, name="m")
 
 
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 @given(CHANGES)
 def test_a_value_changed_anywhere(changes: list[tuple[int, int, bytes]]) -> None:
     with suppress(ValueDecodeError):
         encode_value("k", decode_value("k", changed(encode_value("k", VALUE), changes)))
 
 
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 @given(CHANGES)
 def test_the_pickle_in_a_value_changed_anywhere(changes: list[tuple[int, int, bytes]]) -> None:
     """The archive's checksums are right: what is wrong is for the unpickler to find."""

@@ -55,7 +55,7 @@ class Part:
 
 
 # torch's and numpy's first use counts as the first tree's.
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES)
 def test_names_and_leaves_are_those_of_stock(tree: dict[Any, Any]) -> None:
     try:

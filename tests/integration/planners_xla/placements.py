@@ -12,8 +12,9 @@ import torch_xla.runtime as xr
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.assign import plan_save
+from stepkeeper_planners.cover import check_cover
 from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Ranks, check_cover
+from stepkeeper_planners.layout import Ranks
 
 Spec = tuple[Any, ...]
 ALONE = Ranks(rank=0, world_size=1)

@@ -3,8 +3,9 @@
 import pytest
 
 from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.cover import check_cover
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, check_cover
+from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
 
 
 def box(*pairs: tuple[int, int]) -> Box:

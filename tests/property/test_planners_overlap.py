@@ -1,0 +1,123 @@
+"""No overlap is overlooked and none is made up, whatever the boxes; and looking for one takes n log n."""
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.cover import check_cover
+from stepkeeper_planners.errors import LayoutError
+from stepkeeper_planners.overlap import OverlapSearch, find_overlap
+
+
+def box(*spans: tuple[int, int]) -> Box:
+    return Box(offsets=tuple(a for a, _ in spans), sizes=tuple(b - a for a, b in spans))
+
+
+def spiral(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
+    """Rings of four boxes around one another, each ring turning: no straight line parts any of them from the rest."""
+    n_rings = n_boxes // 4
+    side = 2 * n_rings + 1
+    boxes = [box((n_rings, n_rings + 1), (n_rings, n_rings + 1))]
+    for low in range(n_rings):
+        high = side - low
+        boxes += [
+            box((low, low + 1), (low, high - 1)),
+            box((low, high - 1), (high - 1, high)),
+            box((high - 1, high), (low + 1, high)),
+            box((low + 1, high), (low, low + 1)),
+        ]
+    return (side, side), boxes
+
+
+def columns(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
+    """The same rings, each box a column that is cut across where no other is."""
+    (side, _), below = spiral(n_boxes // 2)
+    height = 2 * len(below)
+    boxes = [
+        Box(offsets=(low, *flat.offsets), sizes=(high - low, *flat.sizes))
+        for number, flat in enumerate(below)
+        for low, high in ((0, 2 * number + 1), (2 * number + 1, height))
+    ]
+    return (height, side, side), boxes
+
+
+def windmills(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
+    """Whorls of five boxes side by side, on a grid."""
+    per_side = max(1, round((n_boxes / 5) ** 0.5))
+    whorl = spiral(4)[1]
+    boxes = [
+        Box(offsets=(3 * row + part.offsets[0], 3 * column + part.offsets[1]), sizes=part.sizes)
+        for row in range(per_side)
+        for column in range(per_side)
+        for part in whorl
+    ]
+    return (3 * per_side, 3 * per_side), boxes
+
+
+def slats(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
+    """Slats that all lie side by side in one dimension and all meet in the other."""
+    return (n_boxes, 5), [box((number, number + 1), (0, 5)) for number in range(n_boxes)]
+
+
+TILINGS: list[Callable[[int], tuple[tuple[int, ...], list[Box]]]] = [spiral, columns, windmills, slats]
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 150), st.integers(2, 400))
+def test_found_exactly_if_there_is_one(seed: int, n_axes: int, n_boxes: int, side: int) -> None:
+    chance = random.Random(seed)
+
+    def any_box() -> Box:
+        starts = [chance.randrange(side) for _ in range(n_axes)]
+        return box(*((start, start + chance.randint(1, 1 + side // 20)) for start in starts))
+
+    boxes = [any_box() for _ in range(n_boxes)]
+    found = find_overlap(boxes)
+    if found is None:
+        assert all(one.intersect(other) is None for one, other in combinations(boxes, 2))
+    else:
+        assert found[0] < found[1]
+        assert boxes[found[0]].intersect(boxes[found[1]]) is not None
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(TILINGS), st.integers(8, 700), st.randoms(use_true_random=False))
+def test_one_change_in_a_tiling_is_seen(
+    tiling: Callable[[int], tuple[tuple[int, ...], list[Box]]], n_boxes: int, chance: random.Random
+) -> None:
+    shape, boxes = tiling(n_boxes)
+    chance.shuffle(boxes)
+    check_cover("w", shape, boxes)
+    number, axis = chance.randrange(len(boxes)), chance.randrange(len(shape))
+    moved = boxes[number]
+    offsets = list(moved.offsets)
+    offsets[axis] += 1 if moved.ends[axis] < shape[axis] else -1
+    if offsets[axis] < 0:
+        return
+    boxes[number] = Box(offsets=tuple(offsets), sizes=moved.sizes)
+    with pytest.raises(LayoutError, match=r"w: .*overlap"):
+        check_cover("w", shape, boxes)
+    del boxes[number]
+    with pytest.raises(LayoutError, match="is in none") as caught:
+        check_cover("w", shape, boxes)
+    assert f"the one at {moved.offsets} is in none" in str(caught.value)
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_eight_times_the_boxes_are_eight_times_the_work_and_a_logarithm(
+    tiling: Callable[[int], tuple[tuple[int, ...], list[Box]]],
+) -> None:
+    def looked_at() -> Iterator[tuple[int, int]]:
+        for n_boxes in (1_000, 8_000):
+            search = OverlapSearch(tiling(n_boxes)[1])
+            assert search.found is None
+            yield len(tiling(n_boxes)[1]), search.n_looked_at
+
+    (n_few, few), (n_many, many) = looked_at()
+    # n log^2 n grows 8 * (13 / 10)^2 = 13.5 times, n squared 64 times.
+    assert many / few < 14 * (n_many / n_few) / 8
