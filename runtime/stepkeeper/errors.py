@@ -1,6 +1,12 @@
 """Every error that stepkeeper raises by design, in one tree; each is also the builtin it is an instance of."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepkeeper.checkpoint.suspect import BadBytes
+
 __all__ = [
+    "BadNodeError",
     "BadUriError",
     "ClosedError",
     "CompanionError",
@@ -8,6 +14,7 @@ __all__ = [
     "FencedError",
     "ForeignRootError",
     "GangError",
+    "LegacyRootError",
     "LogFormatError",
     "LogGapError",
     "ManifestError",
@@ -96,6 +103,19 @@ class VerifyError(StepkeeperError, RuntimeError):
 
 class TornCheckpointError(StepkeeperError, RuntimeError):
     """Bytes of a committed checkpoint were read bad, in several fresh reads. Names the object and the block."""
+
+    def __init__(self, message: str, bad: "BadBytes | None" = None) -> None:
+        super().__init__(message)
+        self.bad = bad
+        """Which bytes; None where they were another process's to read."""
+
+
+class BadNodeError(StepkeeperError, RuntimeError):
+    """A node reads bad bytes where another one reads good ones: the checkpoint is whole. Nothing was condemned."""
+
+
+class LegacyRootError(StepkeeperError, RuntimeError):
+    """Nothing is committed in a root with steps of another writer, and none of them was chosen to go on from."""
 
 
 class RestoreError(StepkeeperError, RuntimeError):

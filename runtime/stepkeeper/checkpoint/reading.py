@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Final, final
 
-from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, TransientStorageError
+from stepkeeper.checkpoint.suspect import BadBytes, read_there
+from stepkeeper.errors import ManifestError, TornCheckpointError
 from stepkeeper.log.entries import CommitRecord, ManifestRef
 from stepkeeper.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.storage.base import Store
@@ -43,13 +44,14 @@ def read_manifest(
 ) -> tuple[Manifest, ObjectRecord]:
     """The manifest that `ref` names, and its own record as an object. Raises TornCheckpointError, StorageError."""
     path = f"{folder}/{ref.path}"
+    whole = BadBytes(path=path, length_bytes=ref.size_bytes, crc32c=ref.crc32c)
 
-    def bad(data: bytes) -> str | None:
+    def bad(data: bytes) -> tuple[str, BadBytes] | None:
         same = len(data) == ref.size_bytes and crc32c(data) == ref.crc32c
-        return None if same else f"{len(data)} bytes, crc32c {crc32c(data):08x}"
+        return None if same else (f"{len(data)} bytes, crc32c {crc32c(data):08x}", whole)
 
     where = f"{store.uri}/{path}"
-    data = _until_good(lambda: _read_there(store, path), bad, where, patience)
+    data = _until_good(lambda: read_there(store, path), bad, where, whole, patience)
     record = ObjectRecord(path=ref.path, size_bytes=len(data), blocks=block_crcs([data], BLOCK_BYTES))
     return Manifest.from_json(data, where), record
 
@@ -114,19 +116,21 @@ class CheckpointReader:
         """The futures of blocks `run` have their blocks, by one read."""
         start, expected = run.start * BLOCK_BYTES, record.blocks[run.start : run.stop]
 
-        def bad(data: bytes) -> str | None:
+        def bad(data: bytes) -> tuple[str, BadBytes] | None:
             found = block_crcs([data], BLOCK_BYTES)
             for place, crc in enumerate(expected):
                 if found[place : place + 1] != (crc,):
-                    return f"block {run.start + place} of {len(record.blocks)}"
+                    block = run.start + place
+                    return f"block {block} of {len(record.blocks)}", _block(path, record, block)
             return None
 
         def read() -> bytes | None:
             length = min(len(run) * BLOCK_BYTES, record.size_bytes - start)
-            return _read_there(self._store, path, start, length)
+            return read_there(self._store, path, start, length)
 
         path = f"{self._folder}/{record.path}"
-        data = _until_good(read, bad, f"{self._store.uri}/{path}", self._patience)
+        missing = _block(path, record, run.start)
+        data = _until_good(read, bad, f"{self._store.uri}/{path}", missing, self._patience)
         for place, future in enumerate(futures):
             future.set_result(data[place * BLOCK_BYTES : (place + 1) * BLOCK_BYTES])
 
@@ -148,27 +152,35 @@ def _runs(blocks: Sequence[int]) -> Iterator[range]:
             first = index
 
 
+def _block(path: str, record: ObjectRecord, block: int) -> BadBytes:
+    start = block * BLOCK_BYTES
+    return BadBytes(
+        path=path,
+        offset_bytes=start,
+        length_bytes=min(BLOCK_BYTES, record.size_bytes - start),
+        crc32c=record.blocks[block],
+        block=block,
+    )
+
+
 def _until_good(
-    read: Callable[[], bytes | None], bad: Callable[[bytes], str | None], where: str, patience: Patience
+    read: Callable[[], bytes | None],
+    bad: Callable[[bytes], tuple[str, BadBytes] | None],
+    where: str,
+    missing: BadBytes,
+    patience: Patience,
 ) -> bytes:
-    """Bytes that `bad` finds nothing wrong with. Raises TornCheckpointError when it found something each time."""
-    found = ""
+    """Bytes that `bad` finds nothing wrong with. Raises TornCheckpointError when it found something each time.
+
+    `missing` is what is said to be bad where there is no object.
+    """
+    found, bytes_found = "", missing
     for _ in range(_READS):
         data = patience.retry(read)
         if data is None:
-            raise TornCheckpointError(f"{where} is missing")
+            raise TornCheckpointError(f"{where} is missing", missing)
         complaint = bad(data)
         if complaint is None:
             return data
-        found = complaint
-    raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)")
-
-
-def _read_there(store: Store, path: str, offset: int = 0, length: int | None = None) -> bytes | None:
-    """None if the object isn't there, and isn't listed either. Raises TransientStorageError if the two disagree."""
-    try:
-        return store.read(path, offset, length)
-    except MissingObjectError as error:
-        if any(stat.path == path for stat in store.list(path)):
-            raise TransientStorageError(f"{store.uri}/{path} is listed, but isn't found") from error
-        return None
+        found, bytes_found = complaint
+    raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)", bytes_found)
