@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -46,6 +46,11 @@ class SaveJob:
     region: Region
     moved: Callable[[SaveState], None]
     duration_millis: Callable[[], int]
+    wrote: Callable[[int], None] = lambda _size_bytes: None
+    """Told how many bytes this rank made durable."""
+
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    """What the training says of the step, as numbers in text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +81,16 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
     try:
         process = companion.process()
         place = _place(job, companion, gang)
-        vote = {"written": encode(_write(job, process, place, gang))}
+        written = _write(job, process, place, gang)
+        job.wrote(written.size_bytes)
+        job.moved(SaveState.COMMITTING)
+        vote = {"written": encode(written)}
     except Exception as error:  # raised below, once the others have been told
         failure = error
         vote = {"error": error_to(error)}
     votes = gang.gather(f"{job.name}/vote", vote, _SAVE_TIMEOUT_S)
     outcome: dict[str, Any] | None = None
     if gang.rank == 0:
-        job.moved(SaveState.COMMITTING)
         try:
             outcome = _decide(job, process, place, votes)
         except Exception as error:  # raised below, once the others have been told
@@ -157,6 +164,7 @@ def _decide(
         folder=place.folder(job.step),
         others=tuple(each.manifest for each in written[1:]),
         duration_millis=job.duration_millis(),
+        metrics=dict(job.metrics) or None,
     )
     return {"committed": process.ask(Kind.COMMIT, encode(body), timeout_s=_SAVE_TIMEOUT_S)}
 

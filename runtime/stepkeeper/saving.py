@@ -16,6 +16,7 @@ from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
 from stepkeeper.persist import SaveJob, SaveState, persist
 from stepkeeper.same_state import check_same_state
+from stepkeeper.save_report import SaveClock, SaveReport
 from stepkeeper.snapshot import Region, take_snapshot
 
 __all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
@@ -27,15 +28,38 @@ _MOST_LOST_IN_A_ROW: Final = 2
 class InFlight:
     """A save that was begun, and what has become of it so far."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, clock: SaveClock | None = None) -> None:
         self.step: Final = step
         self.state = SaveState.TRANSFERRING
         self.future: Final[Future[Committed]] = Future()
+        self.report: SaveReport | None = None
+        """Where the time went; None until it has ended."""
+
+        self.clock: Final = clock or SaveClock()
         self._began_s = time.monotonic()
+        self._size_bytes = 0
 
     def moved(self, state: SaveState) -> None:
         """The save has come as far as `state`."""
+        self.clock.reached(state)
         self.state = state
+
+    def wrote(self, size_bytes: int) -> None:
+        """This rank's share, of so many bytes, is durable."""
+        self._size_bytes = size_bytes
+
+    def conclude(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
+        """The save has ended, and this is its report."""
+        record = None if committed is None else committed.record
+        self.report = self.clock.report(
+            self.step,
+            size_bytes=self._size_bytes,
+            sequence=None if record is None else record.slot,
+            uri=None if committed is None else committed.uri,
+            total_bytes=None if record is None else record.size_bytes,
+            error=error,
+        )
+        return self.report
 
     @property
     def done(self) -> bool:
@@ -64,7 +88,7 @@ class InFlight:
         return self.future.result(timeout_s)
 
     def duration_millis(self) -> int:
-        """Since the save was begun."""
+        """Since its snapshot was begun."""
         return int((time.monotonic() - self._began_s) * 1000)
 
 
@@ -77,6 +101,8 @@ class SaveEnd:
     error: BaseException | None
     idle: bool
     """No later save was begun."""
+
+    report: SaveReport
 
 
 class Saver:
@@ -113,7 +139,13 @@ class Saver:
         newest = self._pending[-1] if self._pending else None
         return None if newest is None or newest.done else newest
 
-    def start(self, step: int, state: Mapping[str, object], timeout_s: float | None = None) -> InFlight:
+    def start(
+        self,
+        step: int,
+        state: Mapping[str, object],
+        timeout_s: float | None = None,
+        metrics: Mapping[str, str] | None = None,
+    ) -> InFlight:
         """A snapshot of `state` is taken and on its way. Waits first while too many saves are pending.
 
         Ranks: all, in the same order.
@@ -122,6 +154,7 @@ class Saver:
             TimeoutError: too many still are after `timeout_s`; nothing was begun.
 
         """
+        clock = SaveClock()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._free:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
@@ -135,7 +168,7 @@ class Saver:
         region = self._free.pop()
         name = f"save/{self._number}"
         self._number += 1
-        in_flight = InFlight(step)
+        in_flight = InFlight(step, clock)
         try:
             snapshot = take_snapshot(state, self._gang.ranks, region)
         except BaseException as error:
@@ -150,7 +183,10 @@ class Saver:
             region=region,
             moved=in_flight.moved,
             duration_millis=in_flight.duration_millis,
+            wrote=in_flight.wrote,
+            metrics=metrics or {},
         )
+        clock.released()
         self._pending.append(in_flight)
         self._executor.submit(self._run, job, in_flight)
         return in_flight
@@ -185,6 +221,7 @@ class Saver:
         except BaseException as error:  # it goes to whoever asks for the result
             failure = error
         self._note(in_flight.step, failure)
+        report = in_flight.conclude(committed, failure)
         in_flight.moved(SaveState.COMMITTED if failure is None else SaveState.FAILED)
         self._on_end(
             SaveEnd(
@@ -192,6 +229,7 @@ class Saver:
                 record=None if committed is None else committed.record,
                 error=failure,
                 idle=in_flight is self._pending[-1],
+                report=report,
             )
         )
         self._free.append(job.region)

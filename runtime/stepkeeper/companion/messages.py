@@ -117,6 +117,7 @@ class Commit:
     """Manifests of the ranks from 1 on."""
 
     duration_millis: int
+    metrics: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ class Session:
         finished = finish_checkpoint(
             self._store, own, body.others, key_paths=key_paths, patience=self._patience
         )
-        record = self._append_commit(own, finished)
+        record = self._append_commit(own, finished, body.metrics)
         uri = self._uri(record.folder)
         self._tell_reporter(
             ReportedCommit(
@@ -146,7 +146,9 @@ class Session:
         if self.reporter is not None and not self.reporter.flush(timeout_s):
             print("stepkeeper: the last report got no answer in time", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
 
-    def _append_commit(self, own: Manifest, finished: FinishedCheckpoint) -> CommitRecord:
+    def _append_commit(
+        self, own: Manifest, finished: FinishedCheckpoint, metrics: dict[str, str] | None
+    ) -> CommitRecord:
         """The commit entry is in the log, however long the store takes to say so."""
         claim = self._held()
         # Of a deletion, say: it is no answer to whether this commit went in.
@@ -158,6 +160,7 @@ class Session:
                 folder=own.folder,
                 size_bytes=finished.size_bytes,
                 manifest=finished.manifest,
+                metrics=metrics,
             )
         except UnknownOutcomeError:
             record = self._settle()

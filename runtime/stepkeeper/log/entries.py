@@ -19,6 +19,7 @@ __all__ = [
     "Delete",
     "Entry",
     "Index",
+    "LegacyBase",
     "ManifestRef",
     "Owner",
     "Quarantine",
@@ -68,11 +69,29 @@ class ManifestRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LegacyBase:
+    """A checkpoint of another writer, stock DCP or torch_xla, that was in the root before anything was committed."""
+
+    step: int
+    folder: str
+    """Relative to the root; `.metadata` is in it."""
+
+    reason: str | None = None
+    """Why it is this one and not a newer one, where such was there; for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
     """A process claims the root; HEAD is `base` from here on."""
 
     base: int | None = None
-    """Slot of the commit that it goes on from; None: from nothing."""
+    """Slot of the commit that it goes on from; None: from `legacy`, or from nothing."""
+
+    legacy: LegacyBase | None = None
+    """What it goes on from where that is no commit."""
+
+    scratch: bool | None = None
+    """True: from nothing, whatever is in the root, since somebody said so."""
 
     owner: Owner | None = None
     """None: started by hand."""
@@ -100,6 +119,12 @@ class Commit:
     manifest: ManifestRef
     parent: int | None = None
     """Slot of the commit that was HEAD."""
+
+    legacy: LegacyBase | None = None
+    """Without a parent: what the training had gone on from."""
+
+    metrics: dict[str, str] | None = None
+    """What the training said of the step: numbers, as Python writes them. None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +176,14 @@ class CommitRecord:
     parent: int | None = None
     """The nearest live ancestor's slot: follows deletions and quarantines."""
 
+    legacy: LegacyBase | None = None
+    """Where there is no live ancestor: what lies below all commits of this line."""
+
     verified: bool = False
     """Restored whole by a later claim."""
 
     quarantined: bool = False
+    metrics: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +198,9 @@ class Index:
 
     owner: Owner | None = None
     """The last begin's."""
+
+    legacy: LegacyBase | None = None
+    """As in the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

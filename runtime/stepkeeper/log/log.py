@@ -19,6 +19,7 @@ from stepkeeper.log.entries import (
     CommitRecord,
     Delete,
     Entry,
+    LegacyBase,
     ManifestRef,
     Owner,
     Quarantine,
@@ -26,7 +27,7 @@ from stepkeeper.log.entries import (
     Void,
     new_nonce,
 )
-from stepkeeper.log.state import LogState, apply, check_owner, entry_for, resolve_base
+from stepkeeper.log.state import Base, LogState, apply, check_owner, entry_for, resolve_base
 from stepkeeper.log.tail import find_tail, slot_path
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -115,12 +116,17 @@ class Log:
         self,
         identity: Identity | None = None,
         *,
-        base: int | None = None,
+        base: int | LegacyBase | None = None,
+        offer: Callable[[], LegacyBase | None] = lambda: None,
         scratch: bool = False,
         take_over: str | bool | None = None,
         host: str = "",
+        after: Claim | None = None,
     ) -> Claim:
         """The root is claimed, every earlier claim stale. HEAD is `base`; without one as it was, or None if `scratch`.
+
+        Where nothing is committed yet, `offer` is asked for another writer's step to go on from. With `after`, that
+        claim must hold until then.
 
         Raises FencedError for an older start of the same job, ForeignRootError for a root of another name that
         `take_over` (True, or that name) doesn't free, RestoreError if `base` isn't live, or if HEAD is nothing
@@ -129,9 +135,12 @@ class Log:
         owner = _owner_of(identity)
 
         def build(state: LogState) -> Body:
+            if after is not None:
+                _check_claim(state, after)
             check_owner(state, owner, take_over)
-            anew = scratch or self._began_anew(state)
-            return Begin(base=resolve_base(state, base, scratch=anew), owner=owner, host=host)
+            anew = base is None and (scratch or self._began_anew(state))
+            found = resolve_base(state, base, scratch=anew, offer=offer)
+            return _begin(found, owner, host, anew=anew)
 
         self.open()
         entry = self._append(None, build)
@@ -149,16 +158,23 @@ class Log:
         return self._state
 
     def latest(self, claim: Claim) -> CommitRecord | None:
-        """What HEAD names now, `claim` being known to hold still; None if nothing was committed yet.
+        """What HEAD names now, `claim` being known to hold still; None if it names no commit.
 
         Raises FencedError, RestoreError if HEAD is nothing because commits were condemned.
         """
         state = self.resume(claim)
-        slot = resolve_base(state, None, scratch=self._began_anew(state))
-        return None if slot is None else state.commits[slot]
+        base = resolve_base(state, None, scratch=self._began_anew(state))
+        return state.commits[base] if isinstance(base, int) else None
 
     def commit(
-        self, claim: Claim, *, step: int, folder: str, size_bytes: int, manifest: ManifestRef
+        self,
+        claim: Claim,
+        *,
+        step: int,
+        folder: str,
+        size_bytes: int,
+        manifest: ManifestRef,
+        metrics: dict[str, str] | None = None,
     ) -> CommitRecord:
         """The checkpoint in `folder`, durable before, is committed and HEAD.
 
@@ -167,7 +183,13 @@ class Log:
 
         def build(state: LogState) -> Body:
             return Commit(
-                step=step, folder=folder, size_bytes=size_bytes, manifest=manifest, parent=state.head
+                step=step,
+                folder=folder,
+                size_bytes=size_bytes,
+                manifest=manifest,
+                parent=state.head,
+                legacy=state.legacy,
+                metrics=metrics,
             )
 
         self._append(claim, build)
@@ -267,12 +289,12 @@ class Log:
 
     def _began_anew(self, state: LogState) -> bool:
         """HEAD is nothing because the last begin said so, and nothing was committed after it."""
-        if state.head is not None or not state.commits:
+        if state.head is not None or state.legacy is not None or state.claim is None:
             return False
-        if state.claim is None or max(state.commits) > state.claim:
+        if state.commits and max(state.commits) > state.claim:
             return False
         body = self.entry(state.claim).body
-        return isinstance(body, Begin) and body.base is None
+        return isinstance(body, Begin) and bool(body.scratch)
 
     def _unknown_outcome(self, slot: int) -> UnknownOutcomeError:
         return UnknownOutcomeError(
@@ -282,6 +304,16 @@ class Log:
     def _read_once(self, slot: int) -> Entry:
         path = slot_path(slot)
         return Entry.from_json(self._store.read(path), f"{self._store.uri}/{path}")
+
+
+def _begin(base: Base, owner: Owner | None, host: str, *, anew: bool) -> Begin:
+    return Begin(
+        base=base if isinstance(base, int) else None,
+        legacy=base if isinstance(base, LegacyBase) else None,
+        scratch=anew or None,
+        owner=owner,
+        host=host,
+    )
 
 
 def _check_claim(state: LogState, claim: Claim) -> None:

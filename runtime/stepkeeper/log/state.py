@@ -1,6 +1,6 @@
 """The log replayed: what its entries, in their order, mean. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -13,6 +13,7 @@ from stepkeeper.log.entries import (
     Delete,
     Entry,
     Index,
+    LegacyBase,
     Owner,
     Quarantine,
     Restored,
@@ -20,7 +21,10 @@ from stepkeeper.log.entries import (
     Void,
 )
 
-__all__ = ["CommitRecord", "LogState", "apply", "check_owner", "entry_for", "resolve_base"]
+__all__ = ["Base", "CommitRecord", "LogState", "apply", "check_owner", "entry_for", "resolve_base"]
+
+Base = int | LegacyBase | None
+"""What a begin goes on from: a commit's slot, another writer's step, nothing."""
 
 _INDEX_EVERY: Final = 16
 """At most that many entries are read to open a log, whatever its length."""
@@ -37,6 +41,9 @@ class LogState:
     index: int = -1
     commits: Mapping[int, CommitRecord] = field(default_factory=dict)
     """Live and quarantined commits by slot, in the order of slots."""
+
+    legacy: LegacyBase | None = None
+    """Where HEAD is no commit: the step of another writer that Latest means instead."""
 
     owner: Owner | None = None
     owners: Mapping[str, Owner] = field(default_factory=dict)
@@ -94,16 +101,23 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
     )
 
 
-def resolve_base(state: LogState, base: int | None, *, scratch: bool) -> int | None:
-    """What a begin goes on from: `base` if given, nothing from scratch, else HEAD.
+def resolve_base(
+    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], LegacyBase | None] = lambda: None
+) -> Base:
+    """What a begin goes on from: `base` if given, nothing from scratch, else what HEAD means.
 
-    Raises RestoreError if `base` isn't live, or if HEAD is nothing although there were commits.
+    Where nothing is committed `offer` is asked for another writer's step. Raises RestoreError if `base` isn't live, or
+    if HEAD is nothing although there were commits.
     """
     if base is not None:
-        return state.live_commit(base).slot
+        return base if isinstance(base, LegacyBase) else state.live_commit(base).slot
     if scratch:
         return None
-    if state.head is None and state.commits:
+    if state.head is not None:
+        return state.head
+    if not state.commits:
+        return offer() or state.legacy
+    if state.legacy is None:
         bad = ", ".join(f"{r.slot} (step {r.step})" for r in state.commits.values() if r.quarantined)
         live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
         raise RestoreError(
@@ -111,7 +125,7 @@ def resolve_base(state: LogState, base: int | None, *, scratch: bool) -> int | N
             f"{live or 'none'}. Give the training another root; or, for it to start from scratch in this one, "
             "have stepkeeper.log.Log(store).begin(scratch=True) say so"
         )
-    return state.head
+    return state.legacy
 
 
 def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> Entry:
@@ -153,7 +167,10 @@ def _after(state: LogState, *, index: int) -> StateAfter:
 
 def _index(state: LogState) -> Index:
     return Index(
-        commits=tuple(state.commits.values()), owners=tuple(state.owners.values()), owner=state.owner
+        commits=tuple(state.commits.values()),
+        owners=tuple(state.owners.values()),
+        owner=state.owner,
+        legacy=state.legacy,
     )
 
 
@@ -167,6 +184,7 @@ def _from_index(slot: int, entry: Entry) -> LogState:
         claim=entry.after.claim,
         index=slot,
         commits={record.slot: record for record in entry.index.commits},
+        legacy=entry.index.legacy,
         owner=entry.index.owner,
         owners={owner.uid: owner for owner in entry.index.owners},
     )
@@ -200,16 +218,22 @@ def _applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> 
 def _begun(state: LogState, slot: int, body: Begin) -> LogState:
     if body.base is not None:
         _record(state, body.base, slot)
+        if body.legacy is not None:
+            raise LogFormatError(f"slot {slot} goes on from two things, commit {body.base} and {body.legacy}")
     owners = dict(state.owners)
     if body.owner is not None:
         owners.pop(body.owner.uid, None)
         owners[body.owner.uid] = body.owner
-    return replace(state, claim=slot, head=body.base, owner=body.owner, owners=owners)
+    return replace(
+        state, claim=slot, head=body.base, legacy=body.legacy, owner=body.owner, owners=owners
+    )
 
 
 def _committed(state: LogState, slot: int, claim: int, body: Commit) -> LogState:
     if body.parent != state.head:
         raise LogFormatError(f"slot {slot} has parent {body.parent}, but HEAD is {state.head} there")
+    if body.legacy != state.legacy:
+        raise LogFormatError(f"slot {slot} goes on from {body.legacy}, but the log from {state.legacy} there")
     record = CommitRecord(
         slot=slot,
         claim=claim,
@@ -218,8 +242,10 @@ def _committed(state: LogState, slot: int, claim: int, body: Commit) -> LogState
         size_bytes=body.size_bytes,
         manifest=body.manifest,
         parent=body.parent,
+        legacy=body.legacy,
+        metrics=body.metrics,
     )
-    return replace(state, head=slot, commits={**state.commits, slot: record})
+    return replace(state, head=slot, legacy=None, commits={**state.commits, slot: record})
 
 
 def _record(state: LogState, commit: int, slot: int) -> CommitRecord:
@@ -233,10 +259,14 @@ def _without(state: LogState, commit: int, slot: int) -> LogState:
     """`commit` is off every line: its children, and HEAD, go on from its parent."""
     if commit not in state.commits:
         raise LogFormatError(f"slot {slot} names commit {commit}, which isn't there")
-    parent = state.commits[commit].parent
+    gone = state.commits[commit]
     commits = {
-        record.slot: replace(record, parent=parent) if record.parent == commit else record
+        record.slot: replace(record, parent=gone.parent, legacy=gone.legacy)
+        if record.parent == commit
+        else record
         for record in state.commits.values()
         if record.slot != commit
     }
-    return replace(state, commits=commits, head=parent if state.head == commit else state.head)
+    if state.head == commit:
+        state = replace(state, head=gone.parent, legacy=gone.legacy)
+    return replace(state, commits=commits)
