@@ -1,11 +1,9 @@
 """The objects of a checkpoint: written by each rank, finished by rank 0, read back verified."""
 
+from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
 from stepkeeper.checkpoint.writing import (
     FinishedCheckpoint,
-    SaveOrder,
-    TensorOrder,
-    ValueOrder,
     finish_checkpoint,
     verify_objects,
     write_checkpoint,

@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
 
+from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.packing import File, packed
 from stepkeeper.checkpoint.reading import read_manifest
 from stepkeeper.dcp.blob import blob_layout, encode_blob
 from stepkeeper.dcp.dtypes import size_in_bytes
@@ -18,66 +20,23 @@ from stepkeeper.manifest import (
     ObjectRecord,
     TensorRecord,
     ValueRecord,
-    checkpoint_folder,
     manifest_name,
 )
-from stepkeeper.storage.base import Buffer, Store, joined_size_bytes
+from stepkeeper.storage.base import Buffer, Store, StreamedStore, joined_size_bytes
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
     "FinishedCheckpoint",
-    "SaveOrder",
-    "TensorOrder",
-    "ValueOrder",
     "finish_checkpoint",
     "verify_objects",
     "write_checkpoint",
 ]
 
-_THREADS: Final = 8
-_LEAST_FILE_BYTES: Final = 16 * 1024 * 1024
-_MOST_FILE_BYTES: Final = 512 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorOrder:
-    """A box of a tensor to write: row-major elements from `start` on in the rank's data."""
-
-    fqn: str
-    dtype: str
-    global_shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    start: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueOrder:
-    fqn: str
-    start: int
-    length_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveOrder:
-    """What one rank writes of one save."""
-
-    rank: int
-    world_size: int
-    step: int
-    claim: int
-    """The claim's slot."""
-
-    nonce: str
-    """The save's own: `new_nonce()`, the same on all ranks."""
-
-    tensors: tuple[TensorOrder, ...]
-    values: tuple[ValueOrder, ...]
-
-    @property
-    def folder(self) -> str:
-        return checkpoint_folder(self.step, self.claim, self.nonce)
+_STREAMS: Final = 8
+_LEAST_BYTES: Final = 16 * 1024 * 1024
+_LEAST_STREAMED_BYTES: Final = 4 * 1024 * 1024
+"""Of an object. Where each upload gets a part of the line only, less time goes by than a request takes by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +61,12 @@ def write_checkpoint(
 
     `aliases` gives tied tensors further names. Raises StorageError.
     """
-    files = _packed(order)
+    streams, least_bytes = _STREAMS, _LEAST_BYTES
+    if isinstance(store, StreamedStore):
+        streams, least_bytes = store.streams, _LEAST_STREAMED_BYTES
+    files = packed(order, streams=streams, least_bytes=least_bytes)
     objects: list[ObjectRecord] = []
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-write") as pool:
+    with ThreadPoolExecutor(streams, thread_name_prefix="stepkeeper-write") as pool:
         writes = [pool.submit(_write_file, store, order.folder, file, data, patience) for file in files]
         try:
             objects.extend(write.result() for write in writes)
@@ -194,36 +156,7 @@ def _check_one_save(manifests: Sequence[Manifest]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    order: TensorOrder | ValueOrder
-    offset_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    name: str
-    items: tuple[_Item, ...]
-
-
-def _packed(order: SaveOrder) -> list[_File]:
-    """All of a rank's blobs in files that are large, and enough of them to be written side by side. Pure."""
-    items = [(tensor, blob_layout(tensor.dtype, tensor.sizes).length_bytes) for tensor in order.tensors]
-    sized: list[tuple[TensorOrder | ValueOrder, int]] = [*items, *((v, v.length_bytes) for v in order.values)]
-    wished_bytes = sum(size for _, size in sized) // _THREADS
-    most_bytes = min(max(wished_bytes, _LEAST_FILE_BYTES), _MOST_FILE_BYTES)
-    files: list[list[_Item]] = []
-    end_bytes = most_bytes
-    for item, size_bytes in sized:
-        if not files or end_bytes + size_bytes > most_bytes:
-            files.append([])
-            end_bytes = 0
-        files[-1].append(_Item(item, end_bytes))
-        end_bytes += size_bytes
-    return [_File(f"__{order.rank}_{n}.distcp", tuple(items)) for n, items in enumerate(files)]
-
-
-def _write_file(store: Store, folder: str, file: _File, data: memoryview, patience: Patience) -> ObjectRecord:
+def _write_file(store: Store, folder: str, file: File, data: memoryview, patience: Patience) -> ObjectRecord:
     parts: list[Buffer] = []
     for item in file.items:
         match item.order:
@@ -245,7 +178,7 @@ def _write_object(
     return record
 
 
-def _records(files: Sequence[_File]) -> tuple[tuple[TensorRecord, ...], tuple[ValueRecord, ...]]:
+def _records(files: Sequence[File]) -> tuple[tuple[TensorRecord, ...], tuple[ValueRecord, ...]]:
     chunks: dict[str, list[ChunkRecord]] = {}
     first: dict[str, TensorOrder] = {}
     values: list[ValueRecord] = []

@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
-__all__ = ["PROBE_PREFIX", "Buffer", "ObjectStat", "PagedStore", "Store", "check_path", "joined_size_bytes"]
+__all__ = [
+    "PROBE_PREFIX",
+    "Buffer",
+    "ObjectStat",
+    "PagedStore",
+    "Store",
+    "StreamedStore",
+    "check_path",
+    "joined_size_bytes",
+]
 
 Buffer = bytes | memoryview
 
@@ -78,6 +87,16 @@ class PagedStore(Store, Protocol):
 
         Fewer: there are no more.
         """
+        ...
+
+
+@runtime_checkable
+class StreamedStore(Store, Protocol):
+    """A store that gives each upload only a part of what the line has: many objects at once are fast, one is not."""
+
+    @property
+    def streams(self) -> int:
+        """How many uploads at once a writer should keep up."""
         ...
 
 

@@ -28,6 +28,7 @@ __all__ = ["GcsStore"]
 
 _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 _CONNECTIONS: Final = 64
+_STREAMS: Final = 16
 _RETRY_S: Final = 30.0
 """Retries within one call; callers have their own patience beyond it."""
 
@@ -48,7 +49,10 @@ _TRANSIENT: Final = (
 class GcsStore:
     """Honours STORAGE_EMULATOR_HOST (without credentials); else the application default credentials."""
 
-    def __init__(self, *, bucket: str, prefix: str, retry_s: float = _RETRY_S) -> None:
+    def __init__(
+        self, *, bucket: str, prefix: str, retry_s: float = _RETRY_S, streams: int = _STREAMS
+    ) -> None:
+        self._streams = streams
         self._uri = f"gs://{bucket}/{prefix}".rstrip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._session = _session()
@@ -61,6 +65,10 @@ class GcsStore:
     @property
     def uri(self) -> str:
         return self._uri
+
+    @property
+    def streams(self) -> int:
+        return self._streams
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         with self._translated(path):

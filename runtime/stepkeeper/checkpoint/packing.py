@@ -1,0 +1,132 @@
+"""Which objects a rank's share of a save becomes: of one size, so that all that are sent at once end at once. Pure."""
+
+import sys
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Final
+
+from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
+from stepkeeper.dcp.blob import blob_layout
+from stepkeeper.dcp.dtypes import size_in_bytes
+
+__all__ = ["File", "Item", "packed"]
+
+_MOST_BYTES: Final = 512 * 1024 * 1024
+_TOLERANCE: Final = 128
+"""Of what part of an object's size it may be larger or smaller before a tensor is cut for it."""
+
+_LEAST_PIECE_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    order: TensorOrder | ValueOrder
+    offset_bytes: int
+    """Of its blob, in the object."""
+
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    name: str
+    items: tuple[Item, ...]
+
+
+def packed(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, ...]:
+    """All of a rank's blobs in objects of one size, a multiple of `streams` of them where there is enough.
+
+    What doesn't fit is cut along its first axes: each piece is a chunk of its own. Values are never cut.
+    """
+    waiting: list[TensorOrder | ValueOrder] = [*reversed(order.values), *reversed(order.tensors)]
+    total_bytes = sum(map(_length_bytes, waiting))
+    packing = _Packing(total_bytes, _n_files(total_bytes, streams, least_bytes))
+    while waiting:
+        item = waiting.pop()
+        size_bytes, room_bytes = _length_bytes(item), packing.room_bytes
+        if size_bytes > room_bytes + packing.tolerance_bytes:
+            pieces = _cut(item, room_bytes) if room_bytes > packing.tolerance_bytes else ()
+            if pieces:
+                waiting += reversed(pieces)
+                continue
+            if room_bytes < size_bytes / 2:
+                packing.next()
+        packing.place(item, size_bytes)
+    return tuple(
+        File(name=f"__{order.rank}_{n}.distcp", items=tuple(items)) for n, items in enumerate(packing.files)
+    )
+
+
+class _Packing:
+    """Objects that end where so many equal ones would: what one has too much, the next has less."""
+
+    def __init__(self, total_bytes: int, n_files: int) -> None:
+        self._total_bytes = total_bytes
+        self._n_files = n_files
+        self._n_ended = 0
+        self._position = 0
+        self._offset = 0
+        self.tolerance_bytes = max(total_bytes // n_files // _TOLERANCE, _LEAST_PIECE_BYTES)
+        self.files: list[list[Item]] = []
+
+    @property
+    def room_bytes(self) -> int:
+        """Of the object that is being filled; the last one takes all that there is."""
+        if self._n_ended + 1 >= self._n_files:
+            return sys.maxsize
+        return self._total_bytes * (self._n_ended + 1) // self._n_files - self._position
+
+    def place(self, order: TensorOrder | ValueOrder, size_bytes: int) -> None:
+        if self._offset == 0:
+            self.files.append([])
+        self.files[-1].append(Item(order=order, offset_bytes=self._offset, length_bytes=size_bytes))
+        self._position += size_bytes
+        self._offset += size_bytes
+        while self.room_bytes <= self.tolerance_bytes:
+            self.next()
+
+    def next(self) -> None:
+        self._n_ended += 1
+        self._offset = 0
+
+
+def _n_files(total_bytes: int, streams: int, least_bytes: int) -> int:
+    if total_bytes > streams * least_bytes:
+        return streams * ceil(total_bytes / (streams * _MOST_BYTES))
+    return max(total_bytes // least_bytes, 1)
+
+
+def _length_bytes(order: TensorOrder | ValueOrder) -> int:
+    """Of the blob."""
+    if isinstance(order, ValueOrder):
+        return order.length_bytes
+    return blob_layout(order.dtype, order.sizes).length_bytes
+
+
+def _cut(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[TensorOrder, ...]:
+    """The parts of a tensor, in order, of which the first fits; none if nothing that is worth it does."""
+    if isinstance(order, ValueOrder) or room_bytes < _LEAST_PIECE_BYTES:
+        return ()
+    axis = next((axis for axis, size in enumerate(order.sizes) if size > 1), None)
+    if axis is None:
+        return ()
+    data_bytes = size_in_bytes(order.dtype, order.sizes)
+    row_bytes = data_bytes // order.sizes[axis]
+    overhead_bytes = _length_bytes(order) - data_bytes
+    n_rows = min((room_bytes - overhead_bytes) // row_bytes if row_bytes else 0, order.sizes[axis] - 1)
+    if n_rows > 0:
+        return _rows(order, axis, 0, n_rows), _rows(order, axis, n_rows, order.sizes[axis])
+    first, rest = _rows(order, axis, 0, 1), _rows(order, axis, 1, order.sizes[axis])
+    pieces = _cut(first, room_bytes)
+    return (*pieces, rest) if pieces else ()
+
+
+def _rows(order: TensorOrder, axis: int, first: int, end: int) -> TensorOrder:
+    """Rows of the first axis that has more than one: they are one after the other in memory."""
+    row_bytes = size_in_bytes(order.dtype, order.sizes) // order.sizes[axis]
+    return replace(
+        order,
+        offsets=(*order.offsets[:axis], order.offsets[axis] + first, *order.offsets[axis + 1 :]),
+        sizes=(*order.sizes[:axis], end - first, *order.sizes[axis + 1 :]),
+        start=order.start + first * row_bytes,
+    )

@@ -1,0 +1,134 @@
+"""A rank's share of a save as objects of one size, whatever its tensors are like, and every element once."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.packing import File, packed
+from stepkeeper.dcp.blob import blob_layout
+from stepkeeper.dcp.dtypes import size_in_bytes
+
+MIB = 1024 * 1024
+
+
+def order_of(shapes: list[tuple[int, ...]], values: list[int] | None = None) -> SaveOrder:
+    """Tensors of these shapes, in bytes, and values of these lengths, one after the other in memory."""
+    tensors, start = [], 0
+    for number, shape in enumerate(shapes):
+        tensors.append(
+            TensorOrder(
+                fqn=str(number),
+                dtype="float32",
+                global_shape=tuple(7 + size for size in shape),
+                offsets=(3,) * len(shape),
+                sizes=shape,
+                start=start,
+            )
+        )
+        start += size_in_bytes("float32", shape)
+    orders = []
+    for number, length_bytes in enumerate(values or []):
+        orders.append(ValueOrder(fqn=f"value {number}", start=start, length_bytes=length_bytes))
+        start += length_bytes
+    return SaveOrder(
+        rank=2, world_size=3, step=1, claim=0, nonce="a" * 32, tensors=tuple(tensors), values=tuple(orders)
+    )
+
+
+def sizes_mib(files: tuple[File, ...]) -> list[float]:
+    return [sum(item.length_bytes for item in file.items) / MIB for file in files]
+
+
+def check_whole(order: SaveOrder, files: tuple[File, ...]) -> None:
+    """The pieces are all bytes, once and in order, and boxes that say where in the tensor they are."""
+    position = 0
+    for item in itertools.chain.from_iterable(file.items for file in files):
+        assert item.order.start == position
+        if isinstance(item.order, ValueOrder):
+            position += item.order.length_bytes
+            continue
+        piece = item.order
+        assert item.length_bytes == blob_layout(piece.dtype, piece.sizes).length_bytes
+        whole = order.tensors[int(piece.fqn)]
+        before = (piece.start - whole.start) // 4
+        for axis in reversed(range(len(whole.sizes))):
+            before, index = divmod(before, max(whole.sizes[axis], 1))
+            assert piece.offsets[axis] == whole.offsets[axis] + index
+            assert index + piece.sizes[axis] <= whole.sizes[axis]
+        position += size_in_bytes(piece.dtype, piece.sizes)
+    assert position == max(
+        [
+            *(t.start + size_in_bytes(t.dtype, t.sizes) for t in order.tensors),
+            *(v.start + v.length_bytes for v in order.values),
+            0,
+        ]
+    )
+    for file in files:
+        offset = 0
+        for item in file.items:
+            assert item.offset_bytes == offset
+            offset += item.length_bytes
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(16 * MIB,)],
+        [(4096, 4096)],
+        [(2, 2, 2 * MIB, 2)],
+        [(1, 1, 16 * MIB)],
+        [(3, 16 * MIB // 3)],
+        [(1000, 1000)] * 16,
+        [(8, 1000)] * 2000,
+        [(12 * MIB,), (), (17,), (4 * MIB - 17,)],
+    ],
+)
+@pytest.mark.parametrize("streams", [4, 8, 16])
+def test_all_that_is_sent_at_once_ends_at_once(shapes: list[tuple[int, ...]], streams: int) -> None:
+    order = order_of(shapes, [100, 3000])
+    files = packed(order, streams=streams, least_bytes=2 * MIB)
+    assert [file.name for file in files] == [f"__2_{n}.distcp" for n in range(streams)]
+    sizes = sizes_mib(files)
+    assert max(sizes) < sum(sizes) / streams * 1.03
+    check_whole(order, files)
+
+
+def test_a_share_that_is_huge_becomes_several_objects_for_each_stream() -> None:
+    order = order_of([(3000, 1000, 1000), (1000, 2000)])
+    sizes = sizes_mib(packed(order, streams=4, least_bytes=MIB))
+    assert len(sizes) == 24
+    assert 470 < min(sizes) <= max(sizes) < 490
+
+
+def test_a_share_that_is_small_is_one_object_with_whole_tensors() -> None:
+    order = order_of([(100, 100)] * 9, [1000])
+    (file,) = packed(order, streams=16, least_bytes=4 * MIB)
+    assert len(file.items) == 10
+
+
+def test_an_empty_share_is_no_object() -> None:
+    assert packed(order_of([]), streams=4, least_bytes=MIB) == ()
+
+
+def test_a_large_value_is_one_object_and_the_rest_is_not_scattered_for_it() -> None:
+    order = order_of([(MIB,), (MIB,)], [40 * MIB, *[10] * 50])
+    files = packed(order, streams=8, least_bytes=MIB)
+    assert len(files) <= 8
+    check_whole(order, files)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 60), max_size=4).map(tuple), max_size=12),
+    st.lists(st.integers(1, 300_000), max_size=5),
+    st.integers(1, 9),
+)
+def test_no_element_is_lost(shapes: list[tuple[int, ...]], values: list[int], streams: int) -> None:
+    order = order_of(shapes, values)
+    files = packed(order, streams=streams, least_bytes=100_000)
+    check_whole(order, files)
+    assert all(file.items for file in files)
+    assert len(files) <= streams * 2 + len(values)
