@@ -88,6 +88,15 @@ class CheckpointReader:
         last = length - sum(len(block) for block in blocks[:-1]) + skipped
         return b"".join([memoryview(blocks[0])[skipped:], *blocks[1:-1], memoryview(blocks[-1])[:last]])
 
+    def read_block(self, path: str, block: int) -> bytes:
+        """The whole block, verified, and not kept: for who needs each block once.
+
+        Raises as `read_verified`.
+        """
+        record, future = self._objects[path], Future[bytes]()
+        self._read_run(record, range(block, block + 1), [future])
+        return future.result()
+
     def _verified_blocks(self, record: ObjectRecord, wanted: range) -> list[bytes]:
         """The blocks; those that no other thread has, or is reading, are read here."""
         with self._lock:

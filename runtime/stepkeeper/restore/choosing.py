@@ -127,7 +127,10 @@ class Restorer:
         torn = self._together(
             f"{name}/fit", loading.compare, partial(agreed_mismatch, loading, self._uri(record))
         )
-        return self._together(f"{name}/filled", loading.fill) if torn is None else torn
+        if torn is None:
+            torn = self._together(f"{name}/filled", loading.fill)
+        # Objects get nothing of a commit before all ranks have all of it.
+        return self._together(f"{name}/given", loading.give) if torn is None else torn
 
     def _together(
         self,

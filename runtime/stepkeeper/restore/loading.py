@@ -1,42 +1,41 @@
-"""One commit on its way into one rank's state: compared first, then filled."""
+"""One commit on its way into one rank's state: compared first, then filled, then given to the objects in it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepkeeper.checkpoint import CheckpointReader, read_manifests
-from stepkeeper.dcp.metadata import merge_tensors, merge_values
 from stepkeeper.fitting import findings_said, said_findings
 from stepkeeper.log import CommitRecord
-from stepkeeper.manifest import Manifest, TensorRecord, ValueRecord
-from stepkeeper.restore.placing import loads_of, read_ahead, read_value, stored_tensor
+from stepkeeper.restore.contents import Contents
+from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.placing import Places, stored_tensor
 from stepkeeper.snapshot import run_pending
 from stepkeeper.storage import Store
-from stepkeeper_planners import adapters
 from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.differences import Findings, mismatch, unexpected_everywhere
 from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.matching import StateReads, Stored, Wanted, compare
 from stepkeeper_planners.state import FlatState, gather_state, scatter_state
+from stepkeeper_planners.values import decode_value
 
 __all__ = ["Loading", "agreed_mismatch"]
 
 
 class Loading:
-    """One commit on its way into one rank's state: first `compare`, then, when all ranks have, `fill`."""
+    """`compare` first; when all ranks have, `fill`; when all have, `give`."""
 
     def __init__(self, store: Store, record: CommitRecord, state: Mapping[str, object], ranks: Ranks) -> None:
         self._store, self._record, self._state, self._ranks = store, record, state, ranks
         self._flat = FlatState(tensors={}, values={})
         self._wanted = Wanted(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
-        self._manifests: Sequence[Manifest] = ()
-        self._tensors: Mapping[str, TensorRecord] = {}
-        self._values: Mapping[str, ValueRecord] = {}
+        self._contents = Contents.of(())
+        self._places = Places()
 
     @property
     def stored_names(self) -> tuple[str, ...]:
         """What the commit holds; known once it was compared."""
-        return (*self._tensors, *self._values)
+        return self._contents.names
 
     def compare(self) -> dict[str, Any]:
         """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
@@ -47,13 +46,12 @@ class Loading:
             StorageError: the store gave no answer, or refused.
 
         """
-        self._manifests = read_manifests(self._store, self._record)
-        self._tensors, self._values = merge_tensors(self._manifests), merge_values(self._manifests)
+        self._contents = contents = Contents.of(read_manifests(self._store, self._record))
         self._flat = gather_state(self._state)
         self._wanted = wanted_of(self._flat, self._ranks)
-        stored = {fqn: stored_tensor(tensor) for fqn, tensor in self._tensors.items()}
+        stored = {fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()}
         self._reads, differences = compare(
-            self._wanted, Stored(tensors=stored, values=tuple(self._values)), self._ranks
+            self._wanted, Stored(tensors=stored, values=tuple(contents.values)), self._ranks
         )
         if not differences:
             return {}
@@ -61,26 +59,31 @@ class Loading:
         return {"findings": findings_said(findings)}
 
     def fill(self) -> dict[str, Any]:
-        """This rank's part of the state is what the commit holds, tensors in place, Statefuls by load_state_dict().
+        """This rank's tensors are what the commit holds, in place; its values are here, not yet in the state.
 
         Raises:
-            TornCheckpointError: bytes of the commit are bad. The state is part old, part new then.
+            TornCheckpointError: bytes of the commit are bad. The tensors are part old, part new then.
             StorageError: the store gave no answer, or refused.
 
         """
-        flat, reads = self._flat, self._reads
-        reader = CheckpointReader(self._store, self._manifests)
-        loads = loads_of(self._wanted, reads, self._tensors, self._ranks.rank)
-        for load, shards in read_ahead(reader, loads):
-            adapters.fill(flat.tensors[load.layout.fqn], shards)
-        names = dict.fromkeys(name for read in reads.values for name in read.stored_names)
-        read_values = {name: read_value(reader, name, self._values[name]) for name in names}
+        contents = self._contents
+        self._places = Places.of(contents, self._reads, self._wanted, self._flat.tensors, self._ranks)
+        order = contents.in_reading_order(self._places.by_block)
+        reader = CheckpointReader(self._store, contents.manifests)
+        Filling(reader, contents.table, self._places).run(dict.fromkeys(order, ()))
+        return {}
+
+    def give(self) -> dict[str, Any]:
+        """The values are in the state, and every Stateful got its part by load_state_dict()."""
+        blobs = self._places.values
+        read = {name: decode_value(name, blob.data.tobytes()) for name, blob in blobs.items()}
+        resizers = self._flat.resizers
         loaded = {
-            read.fqn: read.value_from(read_values, flat.resizers.get(read.fqn), self._ranks)
-            for read in reads.values
+            each.fqn: each.value_from(read, resizers.get(each.fqn), self._ranks)
+            for each in self._reads.values
         }
-        scatter_state(self._state, flat, loaded)
-        run_pending(flat.tensors)
+        scatter_state(self._state, self._flat, loaded)
+        run_pending(self._flat.tensors)
         return {}
 
 

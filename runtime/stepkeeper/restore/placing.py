@@ -1,102 +1,206 @@
-"""Reading into place: each tensor's parts, read ahead by several threads."""
+"""Where the bytes of blocks belong in this rank's state, and how they get there."""
 
-import math
-from collections import deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from stepkeeper.checkpoint import CheckpointReader
-from stepkeeper.manifest import ChunkRecord, TensorRecord, ValueRecord
+from stepkeeper.manifest import TensorRecord, ValueRecord
+from stepkeeper.restore.blocks import Block
+from stepkeeper.restore.contents import Contents
+from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.layout import TensorLayout
+from stepkeeper_planners.landing import Landing
+from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.matching import StateReads, Wanted
-from stepkeeper_planners.reshard import PieceRead, StoredTensor
-from stepkeeper_planners.values import decode_value
+from stepkeeper_planners.reshard import ChunkRead, PieceRead, StoredTensor
 
-__all__ = ["loads_of", "read_ahead", "read_value", "stored_tensor"]
+__all__ = ["Bytes", "Piece", "Places", "StoredValue", "stored_tensor"]
 
-_READ_AHEAD: Final = 8
-"""Tensors that are being read while one is filled: bounds host memory."""
-
-
-def read_value(reader: CheckpointReader, name: str, value: ValueRecord) -> object:
-    return decode_value(name, reader.read_verified(value.path, value.offset_bytes, value.length_bytes))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """One tensor of this rank."""
-
-    layout: TensorLayout
-    boxes: dict[int, Box]
-    pieces: tuple[PieceRead, ...]
-    stored: TensorRecord
+Bytes = npt.NDArray[np.uint8]
 
 
 def stored_tensor(tensor: TensorRecord) -> StoredTensor:
+    """The tensor as the planners know it."""
     boxes = tuple(Box(offsets=chunk.offsets, sizes=chunk.sizes) for chunk in tensor.chunks)
     return StoredTensor(
         dtype=tensor.dtype, global_shape=tensor.global_shape, boxes=boxes, data=tuple(tensor.chunks)
     )
 
 
-def loads_of(
-    wanted: Wanted, reads: StateReads, tensors: Mapping[str, TensorRecord], rank: int
-) -> Iterator[Load]:
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """A box of a tensor of this rank that comes from one stored chunk."""
+
+    path: str
+    start: int
+    """Of the chunk's elements, in the object."""
+
+    array: Array
+    landing: Landing
+    read: ChunkRead
+    n_lacking: int
+    """Bytes that are still to come."""
+
+    lock: threading.Lock
+    """The tensor's."""
+
+    _memory: Bytes | None = None
+    _aside: torch.Tensor | None = None
+    """Where elements are collected that can't be written byte by byte: those of a lazily negated tensor."""
+
+    def copy(self, first: int, data: Bytes) -> int:
+        """How many of these bytes, which are the object's from `first` on, were wanted. They are in place."""
+        start = max(first - self.start, 0)
+        end = min(first + data.size - self.start, prod(self.array.sizes))
+        if start >= end:
+            return 0
+        source = data[start + self.start - first : end + self.start - first]
+        memory = self._place()
+        if self.array.is_one_range and memory.flags.c_contiguous:
+            span = self.array.span
+            low, high = max(start, span.start), min(end, span.stop)
+            if low >= high:
+                return 0
+            memory.reshape(-1)[low - span.start : high - span.start] = source[low - start : high - start]
+            return high - low
+        n_bytes = 0
+        for copy in self.array.copies(start, end):
+            size = prod(copy.source_shape)
+            rows = source[copy.source_start : copy.source_start + size].reshape(copy.source_shape)
+            cut = rows[copy.source_box]
+            memory[copy.target_box] = cut
+            n_bytes += cut.size
+        return n_bytes
+
+    def finish(self) -> bool:
+        """All bytes of it have come: they are where they belong. True if those of the whole tensor are."""
+        with self.lock:
+            if self._aside is not None:
+                self.landing.resolve(self.read).copy_(self._aside)
+            self._memory = self._aside = None
+            return self.landing.commit(self.read)
+
+    def _place(self) -> Bytes:
+        with self.lock:
+            if self._memory is None:
+                place = self.landing.resolve(self.read)
+                if place.is_conj() or place.is_neg():
+                    place = self._aside = torch.empty(place.shape, dtype=place.dtype)
+                self._memory = place.unsqueeze(-1).view(torch.uint8).numpy()
+            return self._memory
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredValue:
+    """A value's blob, as it is put together."""
+
+    record: ValueRecord
+    data: Bytes
+    n_lacking: int
+
+    @property
+    def path(self) -> str:
+        return self.record.path
+
+    def copy(self, first: int, data: Bytes) -> int:
+        """As a piece's."""
+        begin = self.record.offset_bytes
+        low, high = max(first, begin), min(first + data.size, begin + self.data.size)
+        if low >= high:
+            return 0
+        self.data[low - begin : high - begin] = data[low - first : high - first]
+        return high - low
+
+
+@dataclass(slots=True, kw_only=True)
+class Places:
+    """Where each block's bytes go."""
+
+    by_block: dict[int, list[Piece | StoredValue]] = field(default_factory=dict)
+    pieces: list[Piece] = field(default_factory=list)
+    values: dict[str, StoredValue] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        contents: Contents,
+        reads: StateReads,
+        wanted: Wanted,
+        state: Mapping[str, torch.Tensor],
+        ranks: Ranks,
+    ) -> Self:
+        """For what this rank reads into its tensors, which are `state`, and into its values."""
+        places, table = cls(), contents.table
+        for piece in _pieces(reads, wanted, contents.tensors, state, ranks):
+            places.pieces.append(piece)
+            span = piece.array.span
+            for number in table.covering(piece.path, piece.start + span.start, len(span)):
+                if _holds(piece, table.blocks[number]):
+                    places.by_block.setdefault(number, []).append(piece)
+        for name in dict.fromkeys(name for read in reads.values for name in read.stored_names):
+            record = contents.values[name]
+            data = np.empty(record.length_bytes, dtype=np.uint8)
+            value = StoredValue(record=record, data=data, n_lacking=record.length_bytes)
+            places.values[name] = value
+            for number in table.covering(record.path, record.offset_bytes, record.length_bytes):
+                places.by_block.setdefault(number, []).append(value)
+        return places
+
+
+def _pieces(
+    reads: StateReads,
+    wanted: Wanted,
+    tensors: Mapping[str, TensorRecord],
+    state: Mapping[str, torch.Tensor],
+    ranks: Ranks,
+) -> Iterator[Piece]:
     by_fqn: dict[str, list[PieceRead]] = {}
-    for piece in reads.pieces:
-        by_fqn.setdefault(piece.fqn, []).append(piece)
-    for layout in wanted.layouts:
-        pieces = by_fqn.get(layout.fqn)
-        if pieces:
-            stored = tensors[pieces[0].stored_fqn]
-            yield Load(layout=layout, boxes=layout.local_boxes(rank), pieces=tuple(pieces), stored=stored)
+    for read in reads.pieces:
+        by_fqn.setdefault(read.fqn, []).append(read)
+    layouts = {layout.fqn: layout for layout in wanted.layouts}
+    for fqn, mine in by_fqn.items():
+        stored = tensors[mine[0].stored_fqn]
+        landing = Landing(
+            fqn=fqn,
+            tensor=state[fqn],
+            boxes=layouts[fqn].local_boxes(ranks.rank),
+            stored_dtype=dtype_of(stored.dtype),
+            n_reads=len(mine),
+        )
+        yield from _pieces_of(landing, stored, mine)
 
 
-def read_ahead(
-    reader: CheckpointReader, loads: Iterator[Load]
-) -> Iterator[tuple[Load, dict[int, torch.Tensor]]]:
-    """Each tensor's local shards, read by several threads, a bounded number ahead of who takes them."""
-    waiting: deque[tuple[Load, Future[dict[int, torch.Tensor]]]] = deque()
-    with ThreadPoolExecutor(max_workers=_READ_AHEAD, thread_name_prefix="restore") as threads:
-        for load in loads:
-            waiting.append((load, threads.submit(_read_shards, reader, load)))
-            if len(waiting) > _READ_AHEAD:
-                first, shards = waiting.popleft()
-                yield first, shards.result()
-        while waiting:
-            first, shards = waiting.popleft()
-            yield first, shards.result()
+def _pieces_of(landing: Landing, stored: TensorRecord, reads: Sequence[PieceRead]) -> Iterator[Piece]:
+    lock = threading.Lock()
+    itemsize = landing.stored_dtype.itemsize
+    for read in reads:
+        chunk = stored.chunks[read.stored_index]
+        cut = read.wanted_box.shifted(read.stored_box.offsets)
+        array = Array(
+            sizes=(*chunk.sizes, itemsize), offsets=(*cut.offsets, 0), lengths=(*cut.sizes, itemsize)
+        )
+        yield Piece(
+            path=chunk.path,
+            start=chunk.offset_bytes + chunk.data_offset_bytes,
+            array=array,
+            landing=landing,
+            read=ChunkRead(box=read.wanted_box, pieces=(read,)),
+            n_lacking=array.n_bytes,
+            lock=lock,
+        )
 
 
-def _read_shards(reader: CheckpointReader, load: Load) -> dict[int, torch.Tensor]:
-    dtype = dtype_of(load.layout.dtype)
-    shards = {index: torch.empty(box.sizes, dtype=dtype) for index, box in load.boxes.items()}
-    for piece in load.pieces:
-        chunk = load.stored.chunks[piece.stored_index]
-        source = _read_rows(reader, chunk, piece, dtype)
-        target = shards[piece.local_index]
-        within = piece.wanted_box.shifted(load.boxes[piece.local_index].offsets)
-        target[within.slices].copy_(source)
-    return shards
-
-
-def _read_rows(
-    reader: CheckpointReader, chunk: ChunkRecord, piece: PieceRead, dtype: torch.dtype
-) -> torch.Tensor:
-    """The wanted box, cut from the rows of the stored chunk that hold it: one contiguous read."""
-    wanted = piece.wanted_box.shifted(piece.stored_box.offsets)
-    first, n_rows = (wanted.offsets[0], wanted.sizes[0]) if wanted.sizes else (0, 1)
-    row_shape = chunk.sizes[1:]
-    row_bytes = math.prod(row_shape) * dtype.itemsize
-    start = chunk.offset_bytes + chunk.data_offset_bytes + first * row_bytes
-    data = bytearray(reader.read_verified(chunk.path, start, n_rows * row_bytes))
-    rows = torch.frombuffer(data, dtype=dtype)
-    if not wanted.sizes:
-        return rows.view(())
-    return rows.view(n_rows, *row_shape)[(slice(None), *wanted.slices[1:])]
+def _holds(piece: Piece, block: Block) -> bool:
+    """Whether a byte that the piece wants is in the block: of a range of columns, few may be."""
+    if piece.array.is_one_range:
+        return True
+    start = max(block.start - piece.start, 0)
+    end = min(block.start + block.size_bytes - piece.start, prod(piece.array.sizes))
+    return next(piece.array.copies(start, end), None) is not None

@@ -1,0 +1,136 @@
+"""One rank's part of a commit on its way into memory: blocks are read, verified, put in place, and sent to others."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from queue import Empty, Full, Queue
+from typing import Final, Protocol
+
+import numpy as np
+
+from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.restore.blocks import BlockTable
+from stepkeeper.restore.placing import Bytes, Piece, Places, StoredValue
+
+__all__ = ["Filling", "Others"]
+
+_STREAMS: Final = 8
+"""Blocks that are read at once: each is held in host memory."""
+
+_WAITING: Final = 8
+"""Blocks whose finished parts may wait for the thread that moves them to devices."""
+
+_LOOK_S: Final = 0.2
+
+_Found = Sequence[Piece | StoredValue]
+
+
+class Others(Protocol):
+    """The way to the other ranks."""
+
+    def send(self, rank: int, number: int, data: Bytes) -> None:
+        """This block, which was verified, is on its way to that rank."""
+        ...
+
+    def stop(self, error: BaseException) -> None:
+        """The others know that this rank has failed, and with what. Whoever sends is held up no more."""
+        ...
+
+
+class Filling:
+    """Fills tensors and collects values; once. Any thread may `put`, from the start until `run` has ended."""
+
+    def __init__(self, reader: CheckpointReader, table: BlockTable, places: Places) -> None:
+        self._reader = reader
+        self._table = table
+        self._places = places
+        self._lock = threading.Lock()
+        self._found: Queue[_Found | None] = Queue(_WAITING)
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+
+    def run(self, reads: Mapping[int, Sequence[int]], others: Others | None = None) -> None:
+        """All is in place that is read here or `put`; `reads` are blocks, with the ranks that they are sent to.
+
+        Raises what went wrong first, in any thread. No thread of it is left then, nor after.
+        """
+        waiting = iter(list(reads.items()))
+        threads = [
+            threading.Thread(target=self._read_blocks, args=(waiting, others), name=f"restore-{number}")
+            for number in range(min(_STREAMS, len(reads)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for piece in self._pieces(len(threads)):
+                piece.finish()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            self._ended.set()
+            if self._failure is not None and others is not None:
+                others.stop(self._failure)
+            for thread in threads:
+                thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def put(self, number: int, first: int, data: Bytes) -> None:
+        """These bytes of the block, from its byte `first` on, are where they belong. They were verified."""
+        start = self._table.blocks[number].start + first
+        found: list[Piece | StoredValue] = []
+        for place in self._places.by_block.get(number, ()):
+            n_bytes = place.copy(start, data)
+            with self._lock:
+                place.n_lacking -= n_bytes
+                if n_bytes and not place.n_lacking:
+                    found.append(place)
+        if found:
+            self._tell(found)
+
+    def fail(self, error: BaseException) -> None:
+        """`run` raises this, unless something else went wrong before."""
+        with self._lock:
+            self._failure = self._failure or error
+        self._ended.set()
+
+    def _pieces(self, n_threads: int) -> Iterator[Piece]:
+        """Each piece once it is whole, until all are and every thread has done its part."""
+        n_open = len(self._places.pieces) + len(self._places.values)
+        while n_open or n_threads:
+            try:
+                found = self._found.get(timeout=_LOOK_S)
+            except Empty:
+                found = ()
+            if self._ended.is_set():
+                return
+            if found is None:
+                n_threads -= 1
+                continue
+            n_open -= len(found)
+            yield from (place for place in found if isinstance(place, Piece))
+
+    def _tell(self, found: _Found | None) -> None:
+        while not self._ended.is_set():
+            try:
+                self._found.put(found, timeout=_LOOK_S)
+            except Full:
+                continue
+            return
+
+    def _read_blocks(self, waiting: Iterator[tuple[int, Sequence[int]]], others: Others | None) -> None:
+        try:
+            while not self._ended.is_set():
+                with self._lock:
+                    number, ranks = next(waiting, (None, ()))
+                if number is None:
+                    break
+                block = self._table.blocks[number]
+                data = np.frombuffer(self._reader.read_block(block.path, block.index), dtype=np.uint8)
+                for rank in ranks:
+                    assert others is not None
+                    others.send(rank, number, data)
+                self.put(number, 0, data)
+        except BaseException as error:  # raised by `run`, in its thread
+            self.fail(error)
+        self._tell(None)

@@ -1,0 +1,110 @@
+"""A range of bytes of a stored array, as boxes of that array; and of these what somebody wants. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+__all__ = ["Array", "Copy"]
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A box of bytes that goes from a range of the array to the wanted box."""
+
+    source_start: int
+    """Of the box of whole rows that it is cut from, in the range."""
+
+    source_shape: Ints
+    source_box: tuple[slice, ...]
+    target_box: tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """Row-major bytes, the last dimension being those of one element, and the box of them that is wanted.
+
+    Elements of any size may so be cut anywhere.
+    """
+
+    sizes: Ints
+    offsets: Ints
+    """Of the wanted box."""
+
+    lengths: Ints
+    """Of the wanted box, none of them 0."""
+
+    @property
+    def n_bytes(self) -> int:
+        """That are wanted."""
+        return prod(self.lengths)
+
+    @property
+    def span(self) -> range:
+        """From the first wanted byte to the last: there may be others between."""
+        first = last = 0
+        for size, offset, length in zip(self.sizes, self.offsets, self.lengths, strict=True):
+            first = first * size + offset
+            last = last * size + offset + length - 1
+        return range(first, last + 1)
+
+    @property
+    def is_one_range(self) -> bool:
+        """Whether there are no others between."""
+        return len(self.span) == self.n_bytes
+
+    def copies(self, start: int, end: int) -> Iterator[Copy]:
+        """What of the bytes from `start` to before `end` is wanted, each byte once."""
+        for lead, shape, first in _boxes(self.sizes, start, end, 0):
+            # `lead` fixes the first dimensions; `shape` are whole rows of the others, from `first_row` on.
+            depth = len(lead) - 1
+            offsets = (*lead, *(0,) * (len(shape) - 1))
+            lengths = (*(1,) * depth, *shape)
+            starts = tuple(map(max, offsets, self.offsets))
+            ends = tuple(
+                min(o + n, wanted + length)
+                for o, n, wanted, length in zip(offsets, lengths, self.offsets, self.lengths, strict=True)
+            )
+            if all(s < e for s, e in zip(starts, ends, strict=True)):
+                yield Copy(
+                    source_start=first - start,
+                    source_shape=lengths,
+                    source_box=_slices(starts, ends, offsets),
+                    target_box=_slices(starts, ends, self.offsets),
+                )
+
+
+def _slices(starts: Ints, ends: Ints, origin: Ints) -> tuple[slice, ...]:
+    return tuple(slice(s - o, e - o) for s, e, o in zip(starts, ends, origin, strict=True))
+
+
+def _boxes(sizes: Ints, start: int, end: int, base: int) -> Iterator[tuple[Ints, Ints, int]]:
+    """The range as boxes: the indices where each starts, down to the dimension it is cut in; its shape from there on;
+
+    and where its first byte is, counted from `base`.
+    """
+    if start >= end:
+        return
+    row = prod(sizes[1:])
+    if len(sizes) == 1 or (start % row == 0 and end % row == 0):
+        yield (start // row,), ((end - start) // row, *sizes[1:]), base + start
+        return
+    first, last = -(-start // row), end // row
+    if first > last:
+        # Within one row.
+        yield from _below(sizes, last, start, end, base)
+        return
+    if start < first * row:
+        yield from _below(sizes, first - 1, start, first * row, base)
+    if first < last:
+        yield (first,), (last - first, *sizes[1:]), base + first * row
+    if last * row < end:
+        yield from _below(sizes, last, last * row, end, base)
+
+
+def _below(sizes: Ints, index: int, start: int, end: int, base: int) -> Iterator[tuple[Ints, Ints, int]]:
+    """The range, which is in the row of this index, as boxes of that row."""
+    row_start = index * prod(sizes[1:])
+    for lead, shape, first in _boxes(sizes[1:], start - row_start, end - row_start, base + row_start):
+        yield (index, *lead), shape, first
