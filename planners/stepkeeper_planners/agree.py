@@ -53,7 +53,7 @@ def name_digests(
     for name in per_rank_keys:
         digests[name] = _PER_RANK + _NO_CONTENT + _NO_CONTENT
     for name, first in (aliases or {}).items():
-        digests[name] = _ALIAS + _hashed(first.encode()) + _NO_CONTENT
+        digests[name] = _ALIAS + _hashed(first.encode("utf-8", "surrogatepass")) + _NO_CONTENT
     return digests
 
 
@@ -61,7 +61,7 @@ def fingerprint(digests: Mapping[str, bytes]) -> bytes:
     """Equal where the digests are, in whatever order; one hash to exchange in place of them."""
     whole = blake2b(digest_size=_DIGEST_BYTES)
     for name in sorted(digests):
-        encoded = name.encode()
+        encoded = name.encode("utf-8", "surrogatepass")
         whole.update(len(encoded).to_bytes(4, "big") + encoded + digests[name])
     return whole.digest()
 

@@ -95,6 +95,10 @@ class WrongRanksError(PlannerError, ValueError):
     """A save or load is planned for other ranks than those that take part in it."""
 
 
+class ReleasesDifferError(PlannerError, RuntimeError):
+    """The ranks of a save run different releases, which don't divide a state alike. Nothing was written."""
+
+
 class UnsupportedWriterError(PlannerError, ValueError):
     """The storage writer can't hold what is to be saved; it would lose some of it without a word."""
 
@@ -181,10 +185,6 @@ class SourceError(PlannerError, ValueError):
 
 class DestinationExistsError(PlannerError, FileExistsError):
     """There is something already where the result of a conversion should go."""
-
-
-class SafetensorsMissingError(PlannerError, ImportError):
-    """The library that reads safetensors files isn't installed."""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -1,11 +1,13 @@
 """Files of other kinds as checkpoints, and checkpoints as such files, with the memory of one tensor."""
 
 from stepkeeper_planners.formats.conversion import Conversion, Progress
+from stepkeeper_planners.formats.files import CheckpointFiles
 from stepkeeper_planners.formats.hugging_face import checkpoint_to_safetensors, safetensors_to_checkpoint
 from stepkeeper_planners.formats.torch_reader import TorchSaveReader
 from stepkeeper_planners.formats.torch_save import checkpoint_to_torch_save, torch_save_to_checkpoint
 
 __all__ = [
+    "CheckpointFiles",
     "Conversion",
     "Progress",
     "TorchSaveReader",

@@ -5,13 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["BUFFER_BYTES", "Conversion", "Meter", "Progress"]
+__all__ = ["BUFFER_BYTES", "Conversion", "Meter", "Progress", "joined", "shown"]
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of tensors that are done, and those of all tensors."""
 
 BUFFER_BYTES: Final = 16 << 20
 """How much is read and written at a time."""
+
+_MOST_SHOWN: Final = 300
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,4 +48,11 @@ class Meter:
 def joined(names: Sequence[str], most: int = 8) -> str:
     """The names for a message, the first of many."""
     rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(map(shown, names[:most])) + (f" and {rest} more" if rest > 0 else "")
+
+
+def shown(name: str) -> str:
+    """The name for a message, whatever characters a file has in it, and however many."""
+    if len(name) > _MOST_SHOWN:
+        name = f"{name[:_MOST_SHOWN]}…"
+    return name if name.isprintable() else ascii(name)

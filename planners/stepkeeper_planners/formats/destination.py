@@ -6,22 +6,26 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from stepkeeper_planners.errors import DestinationExistsError
+from stepkeeper_planners.formats.exchange import exchange
 
 __all__ = ["new_file", "new_folder"]
 
+_MOST_KEPT: Final = 200
+"""Bytes of a name that stand in the names of what is beside it."""
+
 
 @contextmanager
-def new_file(dst: Path, *, source: Path, overwrite: bool) -> Iterator[BinaryIO]:
+def new_file(dst: Path, *, source: Path | None, overwrite: bool) -> Iterator[BinaryIO]:
     """A file under a temporary name beside `dst`; it is durable and named `dst` when the block is left well.
 
     Raises:
         DestinationExistsError: there is a folder, a file and not `overwrite`, or a file that is part of the source.
     """
     _check_file(dst, source=source, overwrite=overwrite)
-    partial = _partial(dst)
+    partial = _beside(dst, "partial")
     try:
         with partial.open("xb") as file:
             yield file
@@ -37,19 +41,20 @@ def new_file(dst: Path, *, source: Path, overwrite: bool) -> Iterator[BinaryIO]:
 
 @contextmanager
 def new_folder(
-    dst: Path, *, source: Path, overwrite: bool, replaceable: Callable[[Path], bool]
+    dst: Path, *, source: Path | None, overwrite: bool, replaceable: Callable[[Path], bool]
 ) -> Iterator[Path]:
     """A folder under a temporary name beside `dst`; it is durable and named `dst` when the block is left well.
 
-    Only a folder of files that all are `replaceable` is replaced, and none with the source in it. For a moment,
-    then, nothing is named `dst`.
+    Only a folder of files that all are `replaceable` is replaced, and none with the source in it: in one step on Linux'
+    own file systems. On others nothing is named `dst` for a moment; the old folder then is beside it, as
+    ".name.….replaced", until the new one has its name.
 
     Raises:
         DestinationExistsError: there is something, and not `overwrite`; or something that isn't replaceable,
             or the source is in it.
     """
     _check_folder(dst, source=source, overwrite=overwrite, replaceable=replaceable)
-    partial = _partial(dst)
+    partial = _beside(dst, "partial")
     partial.mkdir()
     try:
         yield partial
@@ -64,20 +69,24 @@ def new_folder(
     _sync_folder(dst.parent)
 
 
-def _partial(dst: Path) -> Path:
-    return dst.with_name(f".{dst.name}.{secrets.token_hex(4)}.partial")
+def _beside(dst: Path, kind: str) -> Path:
+    # With what is added a long name would be too long.
+    name = os.fsdecode(os.fsencode(dst.name)[:_MOST_KEPT])
+    return dst.with_name(f".{name}.{secrets.token_hex(4)}.{kind}")
 
 
-def _check_file(dst: Path, *, source: Path, overwrite: bool) -> None:
+def _check_file(dst: Path, *, source: Path | None, overwrite: bool) -> None:
     if dst.is_dir():
         raise DestinationExistsError(f"{dst} is a folder; name a file")
     if os.path.lexists(dst) and not overwrite:
         raise DestinationExistsError(f"{dst} exists; delete it, or pass overwrite=True")
-    if os.path.lexists(dst) and _is_within(dst, source):
+    if source is not None and os.path.lexists(dst) and _is_within(dst, source):
         raise DestinationExistsError(f"{dst} is part of {source}, which is the source; name another file")
 
 
-def _check_folder(dst: Path, *, source: Path, overwrite: bool, replaceable: Callable[[Path], bool]) -> None:
+def _check_folder(
+    dst: Path, *, source: Path | None, overwrite: bool, replaceable: Callable[[Path], bool]
+) -> None:
     if not os.path.lexists(dst) or (dst.is_dir() and not any(dst.iterdir())):
         return
     if not overwrite:
@@ -86,7 +95,7 @@ def _check_folder(dst: Path, *, source: Path, overwrite: bool, replaceable: Call
         raise DestinationExistsError(
             f"{dst} is nothing that this conversion writes, so overwrite=True doesn't replace it; delete it yourself"
         )
-    if _is_within(source, dst):
+    if source is not None and _is_within(source, dst):
         raise DestinationExistsError(f"{source}, which is the source, is in {dst}; name another folder")
 
 
@@ -103,13 +112,18 @@ def _rename_folder(partial: Path, dst: Path) -> None:
     if not dst.exists() or not any(dst.iterdir()):
         partial.rename(dst)
         return
-    old = _partial(dst)
+    if exchange(partial, dst):
+        _sync_folder(dst.parent)
+        shutil.rmtree(partial)
+        return
+    old = _beside(dst, "replaced")
     dst.rename(old)
     try:
         partial.rename(dst)
     except BaseException:
         old.rename(dst)
         raise
+    _sync_folder(dst.parent)
     shutil.rmtree(old)
 
 

@@ -2,39 +2,27 @@
 
 import io
 import os
-import pickle
-import struct
-import zipfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import BinaryIO, final
 
 import torch
 from typing_extensions import Buffer, override
 
-from stepkeeper_planners.errors import SourceError
+from stepkeeper_planners.blobs import vocabulary_of
+from stepkeeper_planners.errors import PickleRefusedError, SourceError
+from stepkeeper_planners.formats.conversion import shown
+from stepkeeper_planners.formats.files import CheckpointFiles, opened
+from stepkeeper_planners.formats.records import PlacedArchive
+from stepkeeper_planners.unpickling import unpickled
 
 __all__ = ["Elements", "Window", "find_elements"]
-
-_LOCAL_HEADER_BYTES: Final = 30
-# What zipfile and torch.load raise on bytes that are no such file, depending on where they break.
-_DAMAGE: Final = (
-    zipfile.BadZipFile,
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    TypeError,
-    LookupError,
-    struct.error,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
     """Where the elements of a chunk lie: in a file, in C order, without gaps."""
 
-    path: Path
+    file_name: str
     offset_bytes: int
     n_bytes: int
 
@@ -74,43 +62,54 @@ class Window(io.RawIOBase):
 
 
 def find_elements(
-    path: Path, offset_bytes: int, n_bytes: int, *, fqn: str, dtype: torch.dtype, shape: tuple[int, ...]
+    files: CheckpointFiles,
+    place: tuple[str, int, int],
+    *,
+    fqn: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
 ) -> Elements:
-    """Where the elements of the chunk lie that is stored there; nothing of them was read.
+    """Where the elements of the chunk lie that is stored at that place: file, first byte, length. None was read.
 
     Raises:
         SourceError: there is no such tensor there, or its elements are in another order.
     """
-    where = f"{fqn}: bytes {offset_bytes} to {offset_bytes + n_bytes} of {path}"
-    try:
-        with path.open("rb") as file:
-            window = io.BufferedReader(Window(file, offset_bytes, n_bytes))
-            with torch.serialization.skip_data():
-                tensor = torch.load(window, map_location="cpu", weights_only=True)
-            start_bytes, record_bytes = _data_record(window)
-    except FileNotFoundError as error:
-        raise SourceError(f"{fqn}: {path} is missing; the checkpoint isn't whole") from error
-    except _DAMAGE as error:
-        raise SourceError(
-            f"{where} are no stored tensor: the file is damaged or cut off, or another writer's"
-        ) from error
+    name, offset_bytes, n_bytes = place
+    where = (
+        f"{shown(fqn)}: bytes {offset_bytes} to {offset_bytes + n_bytes} of {shown(f'{files.name}/{name}')}"
+    )
+    with opened(files, name, shown(fqn)) as file:
+        try:
+            archive = _Sketch(io.BufferedReader(Window(file, offset_bytes, n_bytes)), n_bytes)
+            tensor = unpickled(archive.record("data.pkl"), vocabulary_of(archive))
+        except PickleRefusedError as error:
+            raise SourceError(
+                f"{where} are no stored tensor: the file is damaged or cut off, or another writer's ({error})"
+            ) from error
     if not isinstance(tensor, torch.Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != shape:
         raise SourceError(f"{where} don't hold a {dtype} tensor of shape {shape}, as the metadata says")
+    if not tensor.is_contiguous() or len(archive.places) != 1 or tensor.is_conj() or tensor.is_neg():
+        raise SourceError(
+            f"{where} hold the elements in another order or form than C's; load and save it again"
+        )
     skipped_bytes = int(tensor.storage_offset()) * dtype.itemsize
-    size_bytes = tensor.numel() * dtype.itemsize
-    if not tensor.is_contiguous() or skipped_bytes + size_bytes > record_bytes:
-        raise SourceError(f"{where} hold elements in another order than C's; load and save it again")
-    return Elements(path=path, offset_bytes=offset_bytes + start_bytes + skipped_bytes, n_bytes=size_bytes)
+    return Elements(
+        file_name=name,
+        offset_bytes=offset_bytes + archive.places[0] + skipped_bytes,
+        n_bytes=tensor.numel() * dtype.itemsize,
+    )
 
 
-def _data_record(window: "io.BufferedReader[Window]") -> tuple[int, int]:
-    """The first byte of the one storage, from the start of the window, and its length."""
-    with zipfile.ZipFile(window) as archive:
-        records = [info for info in archive.infolist() if info.filename.split("/")[-2:-1] == ["data"]]
-        (record,) = records
-    if record.compress_type != zipfile.ZIP_STORED:
-        raise zipfile.BadZipFile("compressed")
-    window.seek(record.header_offset)
-    header = window.read(_LOCAL_HEADER_BYTES)
-    name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
-    return record.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes, record.file_size
+@final
+class _Sketch(PlacedArchive):
+    """Its tensors are without elements; where these begin is noted."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
+        super().__init__(file, size_bytes)
+        self.places: list[int] = []
+
+    @override
+    def content(self, name: str) -> torch.Tensor:
+        start, n_bytes = self.place(name)
+        self.places.append(start)
+        return torch.empty(n_bytes, dtype=torch.uint8, device="meta")

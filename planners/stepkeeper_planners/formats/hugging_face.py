@@ -1,29 +1,29 @@
 """safetensors files, as Hugging Face lays them out, as checkpoints, and checkpoints as such files."""
 
-import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-import torch
-
 from stepkeeper_planners.errors import (
     DuplicateNameError,
-    SafetensorsMissingError,
     SourceError,
     UnsupportedValueError,
 )
-from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress, joined
+from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress, joined, shown
 from stepkeeper_planners.formats.destination import new_file, new_folder
+from stepkeeper_planners.formats.files import CheckpointFiles, files_of
 from stepkeeper_planners.formats.safetensors_layout import (
     INDEX_NAME,
+    INDEX_SUFFIX,
+    SUFFIX,
     Shard,
     build_index,
     entry_for,
     plan_shards,
 )
+from stepkeeper_planners.formats.safetensors_source import open_safetensors
 from stepkeeper_planners.formats.stored import Checkpoint, open_checkpoint
 from stepkeeper_planners.formats.to_checkpoint import write_checkpoint
 
@@ -32,9 +32,9 @@ __all__ = ["Rename", "checkpoint_to_safetensors", "safetensors_to_checkpoint"]
 Rename = Callable[[str], str | None]
 """A tensor's name there, of its name here; None leaves it out."""
 
+_MOST_NAMES: Final = 64
+"""Of a tied tensor: layers that share their weights are fewer."""
 _METADATA: Final = {"format": "pt"}
-_SUFFIX: Final = ".safetensors"
-_INDEX_SUFFIX: Final = ".safetensors.index.json"
 
 
 def safetensors_to_checkpoint(
@@ -56,18 +56,17 @@ def safetensors_to_checkpoint(
         SourceError: a file is damaged, cut off or missing, or the index names what isn't there.
         DuplicateNameError: two tensors get one name.
         DestinationExistsError: there is something at `dst`.
-        SafetensorsMissingError: install stepkeeper[hf].
     """
-    with _opened(Path(src)) as tensors:
-        names = _renamed(tensors, rename)
-        state: dict[str, Any] = {name: tensors[source] for source, name in names.items()}
-        conversion = write_checkpoint(
-            {prefix: state} if prefix else state,
-            Path(dst),
-            source=Path(src),
-            overwrite=overwrite,
-            progress=progress,
-        )
+    tensors = open_safetensors(Path(src))
+    names = _renamed(tensors, rename)
+    state: dict[str, Any] = {name: tensors[source] for source, name in names.items()}
+    conversion = write_checkpoint(
+        {prefix: state} if prefix else state,
+        Path(dst),
+        source=Path(src),
+        overwrite=overwrite,
+        progress=progress,
+    )
     return Conversion(
         files=conversion.files,
         tensors=tuple(names),
@@ -77,7 +76,7 @@ def safetensors_to_checkpoint(
 
 
 def checkpoint_to_safetensors(
-    src: str | os.PathLike[str],
+    src: str | os.PathLike[str] | CheckpointFiles,
     dst: str | os.PathLike[str],
     *,
     prefix: str = "",
@@ -91,7 +90,8 @@ def checkpoint_to_safetensors(
 
     With the prefix "model" only "model.…" is written, without "model."; then names are changed by `rename`. A folder
     gets files of at most `max_shard_bytes` (of tensors; one tensor may be more), and an index where there are several.
-    Tied tensors stand under each of their names. Memory for a few small buffers is needed.
+    Tied tensors stand under each of their names. Memory for a few small buffers is needed. In place of a folder on
+    this machine `src` may be whatever reads its files.
 
     Raises:
         SourceError: `src` is no checkpoint, a file of it is missing or damaged, or it has no such tensors.
@@ -100,21 +100,24 @@ def checkpoint_to_safetensors(
         DuplicateNameError: two tensors get one name.
         DestinationExistsError: there is something at `dst`.
     """
-    checkpoint, target = open_checkpoint(Path(src)), Path(dst)
+    checkpoint, target = open_checkpoint(files_of(src)), Path(dst)
     names = _renamed(checkpoint.tensors, lambda fqn: _selected(fqn, prefix, rename))
     if not names:
-        raise SourceError(f"{src} has no tensor below {prefix!r}; it has {joined(list(checkpoint.tensors))}")
+        raise SourceError(
+            f"{checkpoint.files.name} has no tensor below {prefix!r}; it has {joined(list(checkpoint.tensors))}"
+        )
     if values == "refuse":
         _refuse_values(checkpoint, prefix)
+    _refuse_many_names(checkpoint, names)
     entries = [
         entry_for(fqn, name, checkpoint.tensors[fqn].dtype, checkpoint.tensors[fqn].shape)
         for fqn, name in names.items()
     ]
     total_bytes = sum(entry.n_bytes for entry in entries)
     meter = Meter(total_bytes=total_bytes, told=progress)
-    if target.suffix == _SUFFIX:
+    if target.suffix == SUFFIX:
         (shard,) = _single(target, plan_shards(entries, max_shard_bytes))
-        with new_file(target, source=checkpoint.folder, overwrite=overwrite) as file:
+        with new_file(target, source=checkpoint.files.path, overwrite=overwrite) as file:
             _write(file, shard, checkpoint, meter)
         files: tuple[Path, ...] = (target,)
     else:
@@ -153,9 +156,20 @@ def _refuse_values(checkpoint: Checkpoint, prefix: str) -> None:
     values = [fqn for fqn in checkpoint.values if not prefix or fqn.startswith(f"{prefix}.")]
     if values:
         raise UnsupportedValueError(
-            f"safetensors files hold tensors only, and {len(values)} values of {checkpoint.folder} are none: "
+            f"safetensors files hold tensors only, and {len(values)} values of {checkpoint.files.name} are none: "
             f'{joined(values)}. Pass values="leave_out" to convert the rest'
         )
+
+
+def _refuse_many_names(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """A tied tensor is written once for each of its names: few bytes must not become very many."""
+    firsts = checkpoint.first_of_tied()
+    for first, n_names in Counter(firsts[fqn] for fqn in names).items():
+        if n_names > _MOST_NAMES:
+            raise SourceError(
+                f"{checkpoint.files.name}: {shown(first)} has {n_names} names, and would be written once for each; "
+                f"leave out all but {_MOST_NAMES} of them by rename=, or write a torch.save file, which keeps it once"
+            )
 
 
 def _single(target: Path, shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
@@ -170,7 +184,7 @@ def _write_folder(
     target: Path, shards: tuple[Shard, ...], checkpoint: Checkpoint, meter: Meter, overwrite: bool
 ) -> list[str]:
     with new_folder(
-        target, source=checkpoint.folder, overwrite=overwrite, replaceable=_is_of_safetensors
+        target, source=checkpoint.files.path, overwrite=overwrite, replaceable=_is_of_safetensors
     ) as new:
         for shard in shards:
             with (new / shard.file_name).open("xb") as file:
@@ -189,68 +203,4 @@ def _write(file: BinaryIO, shard: Shard, checkpoint: Checkpoint, meter: Meter) -
 
 
 def _is_of_safetensors(path: Path) -> bool:
-    return path.name.endswith((_SUFFIX, _INDEX_SUFFIX))
-
-
-@contextmanager
-def _opened(src: Path) -> Iterator[dict[str, torch.Tensor]]:
-    """All tensors by name, as views of the files."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise SafetensorsMissingError(
-            "reading safetensors files needs the safetensors library: install stepkeeper[hf]"
-        ) from error
-    tensors: dict[str, torch.Tensor] = {}
-    files, wanted = _files_of(src)
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 — it is no mapping
-                    if name in tensors:
-                        raise SourceError(f"{name} is in {path}, and in another file of {src}")
-                    tensors[name] = file.get_tensor(name)
-        except FileNotFoundError as error:
-            raise SourceError(f"{path} is missing, {src} names it") from error
-        except SafetensorError as error:
-            raise SourceError(f"{path} is no safetensors file, damaged or cut off: {error}") from error
-    if wanted is not None and wanted != tensors.keys():
-        raise SourceError(
-            f"{src} and the files that it names differ in {joined(sorted(wanted ^ tensors.keys()))}; "
-            "if the files are right, convert them without the index"
-        )
-    yield tensors
-    tensors.clear()
-
-
-def _files_of(src: Path) -> tuple[list[Path], set[str] | None]:
-    """The files to read, and the tensors that an index says are in them."""
-    if src.is_dir():
-        indices = sorted(src.glob(f"*{_INDEX_SUFFIX}"))
-        if len(indices) > 1:
-            raise SourceError(f"{src} has several indices ({joined([p.name for p in indices])}); name one")
-        if indices:
-            return _files_of(indices[0])
-        files = sorted(src.glob(f"*{_SUFFIX}"))
-        if not files:
-            raise SourceError(f"{src} has no {_SUFFIX} file")
-        return files, None
-    if not src.name.endswith(".json"):
-        if not src.exists():
-            raise FileNotFoundError(f"there is no {src}")
-        return [src], None
-    weight_map = _weight_map(src)
-    return [src.parent / name for name in sorted(set(weight_map.values()))], set(weight_map)
-
-
-def _weight_map(index: Path) -> Mapping[str, str]:
-    try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SourceError(f"{index} is no index of safetensors files: it has no weight_map") from error
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) and name.endswith(_SUFFIX) and Path(name).name == name and "\0" not in name
-        for name in weight_map.values()
-    ):
-        raise SourceError(f"{index}: the weight_map names something else than files beside it")
-    return weight_map
+    return path.name.endswith((SUFFIX, INDEX_SUFFIX))

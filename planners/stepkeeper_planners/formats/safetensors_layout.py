@@ -10,13 +10,25 @@ from typing import Final
 import torch
 
 from stepkeeper_planners.errors import UnsupportedValueError
-from stepkeeper_planners.formats.conversion import joined
+from stepkeeper_planners.formats.conversion import joined, shown
 
-__all__ = ["Entry", "Shard", "build_index", "entry_for", "plan_shards"]
+__all__ = [
+    "DTYPES",
+    "INDEX_NAME",
+    "INDEX_SUFFIX",
+    "SUFFIX",
+    "Entry",
+    "Shard",
+    "build_index",
+    "entry_for",
+    "plan_shards",
+]
 
+SUFFIX: Final = ".safetensors"
+INDEX_SUFFIX: Final = ".safetensors.index.json"
 INDEX_NAME: Final = "model.safetensors.index.json"
 
-_DTYPES: Final = {
+DTYPES: Final = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
     torch.int8: "I8",
@@ -67,7 +79,7 @@ class Shard:
         offset_bytes = 0
         for entry in self.entries:
             described[entry.name] = {
-                "dtype": _DTYPES[entry.dtype],
+                "dtype": DTYPES[entry.dtype],
                 "shape": list(entry.shape),
                 "data_offsets": [offset_bytes, offset_bytes + entry.n_bytes],
             }
@@ -83,16 +95,25 @@ def entry_for(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...]
     Raises:
         UnsupportedValueError: safetensors files have no such dtype, or no such name.
     """
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise UnsupportedValueError(
-            f"{source}: safetensors has no {str(dtype).removeprefix('torch.')}; convert the tensor to one of "
-            f"{joined(sorted(str(known).removeprefix('torch.') for known in _DTYPES), len(_DTYPES))}, or leave it out"
+            f"{shown(source)}: safetensors has no {str(dtype).removeprefix('torch.')}; convert the tensor to one of "
+            f"{joined(sorted(str(known).removeprefix('torch.') for known in DTYPES), len(DTYPES))}, or leave it out"
         )
-    if name == "__metadata__":
+    if name == "__metadata__" or not _is_unicode(name):
         raise UnsupportedValueError(
-            f"{source}: no tensor can be named {name} in a safetensors file; rename it"
+            f"{shown(source)}: no tensor can be named {shown(name)} in a safetensors file; rename it"
         )
     return Entry(source=source, name=name, dtype=dtype, shape=shape)
+
+
+def _is_unicode(name: str) -> bool:
+    """Not with half a character, which Python's strings may have in them."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def plan_shards(

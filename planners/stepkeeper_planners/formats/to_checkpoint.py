@@ -4,7 +4,7 @@ import io
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -14,19 +14,26 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper_planners.errors import PlannerError
-from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress
+from stepkeeper_planners.errors import PlannerError, SourceError
+from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress, shown
 from stepkeeper_planners.formats.destination import new_folder
 from stepkeeper_planners.save import SPMDSavePlanner
 from stepkeeper_planners.state import gather_state
 
 __all__ = ["write_checkpoint"]
 
+_MOST_TIMES: Final = 16
+"""As many bytes as the source: views of one buffer are fewer."""
+
 
 def write_checkpoint(
     state: Mapping[str, Any], dst: Path, *, source: Path, overwrite: bool, progress: Progress | None
 ) -> Conversion:
-    """The folder `dst` is a checkpoint with this state; each tensor was read as it was written."""
+    """The folder `dst` is a checkpoint with this state; each tensor was read as it was written.
+
+    Raises:
+        SourceError: tensors of a file lie over each other, so that it would become very many times as large.
+    """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise PlannerError(
             f"{dst}: a conversion is one process's work, this is one of {dist.get_world_size()}; "
@@ -34,6 +41,12 @@ def write_checkpoint(
         )
     flat = gather_state(state)
     total_bytes = sum(tensor.numel() * tensor.element_size() for tensor in flat.tensors.values())
+    if source.is_file() and total_bytes > _MOST_TIMES * source.stat().st_size:
+        largest = max(flat.tensors, key=lambda name: flat.tensors[name].nbytes)
+        raise SourceError(
+            f"{source}: its tensors share their elements: written out they have {total_bytes} bytes, more than "
+            f"{_MOST_TIMES} times the file; the largest is {shown(largest)}. Save clones of them"
+        )
     with new_folder(dst, source=source, overwrite=overwrite, replaceable=_is_of_checkpoint) as new:
         planner = _Planner(Meter(total_bytes=total_bytes, told=progress))
         try:

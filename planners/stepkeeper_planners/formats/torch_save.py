@@ -7,6 +7,7 @@ from typing import Any
 
 from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress
 from stepkeeper_planners.formats.destination import new_file
+from stepkeeper_planners.formats.files import CheckpointFiles, files_of
 from stepkeeper_planners.formats.stored import Checkpoint, StoredTensor, open_checkpoint
 from stepkeeper_planners.formats.to_checkpoint import write_checkpoint
 from stepkeeper_planners.formats.torch_source import open_torch_save
@@ -38,7 +39,7 @@ def torch_save_to_checkpoint(
 
 
 def checkpoint_to_torch_save(
-    src: str | os.PathLike[str],
+    src: str | os.PathLike[str] | CheckpointFiles,
     dst: str | os.PathLike[str],
     *,
     overwrite: bool = False,
@@ -46,7 +47,8 @@ def checkpoint_to_torch_save(
 ) -> Conversion:
     """The file `dst` is what torch.save makes of the state in the checkpoint folder `src`, all tensors on the CPU.
 
-    Nothing in the checkpoint is run. Memory for a few small buffers is needed, and for the values.
+    Nothing in the checkpoint is run. Memory for a few small buffers is needed, and for the values. In place of a folder
+    on this machine `src` may be whatever reads its files.
 
     Raises:
         SourceError: `src` is no checkpoint, or a file of it is missing, damaged or cut off.
@@ -54,15 +56,16 @@ def checkpoint_to_torch_save(
         ValueDecodeError: a value is damaged, or of a type that isn't read without running it.
         DestinationExistsError: there is something at `dst`.
     """
-    checkpoint = open_checkpoint(Path(src))
+    checkpoint = open_checkpoint(files_of(src))
     firsts = checkpoint.first_of_tied()
     total_bytes = sum(checkpoint.tensors[fqn].n_bytes for fqn in set(firsts.values()))
     meter = Meter(total_bytes=total_bytes, told=progress)
     later = {fqn: _later(checkpoint, checkpoint.tensors[fqn], meter) for fqn in set(firsts.values())}
     leaves: dict[str, object] = {fqn: later[first] for fqn, first in firsts.items()}
     leaves.update({fqn: checkpoint.value(fqn) for fqn in checkpoint.values})
-    tree = nested(_in_order(leaves, checkpoint), checkpoint.paths)
-    with new_file(Path(dst), source=checkpoint.folder, overwrite=overwrite) as file:
+    where = f"{checkpoint.files.name}/.metadata"
+    tree = nested(_in_order(leaves, checkpoint), checkpoint.paths, where=where)
+    with new_file(Path(dst), source=checkpoint.files.path, overwrite=overwrite) as file:
         write_torch_save(file, tree)
     return Conversion(
         files=(Path(dst),), tensors=tuple(checkpoint.tensors), left_out=(), tensor_bytes=total_bytes

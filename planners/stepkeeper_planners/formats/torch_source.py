@@ -1,9 +1,6 @@
 """Opening a torch.save file: nothing in it is run, and no tensor is read before it is used."""
 
-import mmap
-import os
 import pickle
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +11,14 @@ from typing_extensions import override
 
 from stepkeeper_planners.blobs import Archive, vocabulary_of
 from stepkeeper_planners.errors import PickleRefusedError, SourceError
+from stepkeeper_planners.formats.mapping import mapped
+from stepkeeper_planners.formats.records import ZIP_MAGIC, PlacedArchive
 from stepkeeper_planners.unpickling import Unknown, unpickled
 
 __all__ = ["open_torch_save"]
 
-_ZIP_MAGIC: Final = b"PK\x03\x04"
 _LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 """What files of torch before 1.6 begin with."""
-_LOCAL_HEADER_BYTES: Final = 30
 _ALIGNMENT_BYTES: Final = 16
 """Of the widest elements."""
 _LISTED: Final = 8
@@ -55,37 +52,22 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
 
 
 @final
-class _MappedArchive(Archive):
+class _MappedArchive(PlacedArchive):
     """Its storages are parts of the file, each by itself, and not read."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         size_bytes = path.stat().st_size
         super().__init__(file, size_bytes)
-        self._file, self._size_bytes = file, size_bytes
-        shared = torch.serialization.get_default_mmap_options() == mmap.MAP_SHARED
-        self._whole = torch.UntypedStorage.from_file(os.fspath(path), shared, size_bytes)
+        self._whole = mapped(file, size_bytes)
 
     @override
     def content(self, name: str) -> torch.Tensor:
-        start, n_bytes = self._place(name)
+        start, n_bytes = self.place(name)
         if not n_bytes:
             return torch.empty(0, dtype=torch.uint8)
-        bytes_of_it: Any = self._whole[start : start + n_bytes]
-        mapped = torch.empty(0, dtype=torch.uint8).set_(bytes_of_it)
+        content = torch.frombuffer(self._whole, dtype=torch.uint8, count=n_bytes, offset=start)
         # torch.save puts them where any elements can be used in place, another program may not.
-        return mapped if mapped.data_ptr() % _ALIGNMENT_BYTES == 0 else mapped.clone()
-
-    def _place(self, name: str) -> tuple[int, int]:
-        entry = self.entry(name)
-        self._file.seek(entry.header_offset)
-        header = self._file.read(_LOCAL_HEADER_BYTES)
-        if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(_ZIP_MAGIC):
-            raise PickleRefusedError(f"record {name} isn't where it should be")
-        name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
-        start = entry.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
-        if start + entry.file_size > self._size_bytes:
-            raise PickleRefusedError(f"record {name} goes on behind the end of the file")
-        return start, entry.file_size
+        return content if content.data_ptr() % _ALIGNMENT_BYTES == 0 else content.clone()
 
 
 def _check_kind(path: Path, start: bytes) -> None:
@@ -94,7 +76,7 @@ def _check_kind(path: Path, start: bytes) -> None:
             f"{path} is in the format of torch before 1.6, which can only be read whole. Where memory is enough: "
             "torch.save(torch.load(old, weights_only=True), new), then convert the new file"
         )
-    if not start.startswith(_ZIP_MAGIC):
+    if not start.startswith(ZIP_MAGIC):
         raise SourceError(f"{path} is no torch.save file: it doesn't begin as one")
 
 

@@ -192,10 +192,16 @@ def shards(folder: Path) -> Path:
     ("weight_map", "message"),
     [
         pytest.param(
-            {"a": "nowhere.safetensors"}, "nowhere.safetensors is missing", id="a file that is missing"
+            {"a": "nowhere.safetensors"},
+            r"^a: .*/nowhere\.safetensors is missing",
+            id="a file that is missing",
         ),
-        pytest.param({"a": "../x.safetensors"}, "something else than files beside it", id="a file elsewhere"),
-        pytest.param({"a": 1}, "something else than files beside it", id="no file"),
+        pytest.param(
+            {"a": "../x.safetensors"},
+            r"has \.\./x\.safetensors for a, which is no file beside it",
+            id="a file elsewhere",
+        ),
+        pytest.param({"a": 1}, "has 1 for a, which is no file beside it", id="no file"),
         pytest.param(None, "no weight_map", id="no map"),
         pytest.param(
             {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"},
@@ -217,12 +223,14 @@ def test_a_wrong_index_is_refused(weight_map: object, message: str, tmp_path: Pa
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     whole = tmp_path / "whole.safetensors"
     save_file({"a": torch.ones(1000)}, whole)
-    for name, data in (("cut", whole.read_bytes()[:-1]), ("empty", b""), ("text", b"x" * 100)):
+    for name, data, message in (
+        ("cut", whole.read_bytes()[:-1], ": a should end at byte 4000 .* damaged or cut off"),
+        ("empty", b"", " is no safetensors file, damaged or cut off"),
+        ("text", b"x" * 100, " is no safetensors file, damaged or cut off"),
+    ):
         path = tmp_path / f"{name}.safetensors"
         path.write_bytes(data)
-        with pytest.raises(
-            SourceError, match=f"{name}.safetensors is no safetensors file, damaged or cut off"
-        ):
+        with pytest.raises(SourceError, match=rf"{name}\.safetensors{message}"):
             safetensors_to_checkpoint(path, tmp_path / "c")
     with pytest.raises(FileNotFoundError, match="there is no"):
         safetensors_to_checkpoint(tmp_path / "nowhere.safetensors", tmp_path / "c")
@@ -245,13 +253,3 @@ def test_a_folder_with_other_things_is_never_replaced(tmp_path: Path) -> None:
         "config.json",
         "model.safetensors",
     ]
-
-
-@pytest.mark.parametrize(
-    "text", ["[" * 200_000, *(json.dumps({"weight_map": {"a": n}}) for n in ("..", "", "\0.safetensors"))]
-)
-def test_an_index_that_names_no_file_beside_it_is_refused(text: str, tmp_path: Path) -> None:
-    index = tmp_path / "x.safetensors.index.json"
-    index.write_text(text, encoding="ascii")
-    with pytest.raises(SourceError, match="weight_map"):
-        safetensors_to_checkpoint(index, tmp_path / "c")

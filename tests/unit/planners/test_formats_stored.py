@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.formats import stored
+from stepkeeper_planners.formats.files import Folder
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled:UserWarning", "ignore:TypedStorage is deprecated:UserWarning"
@@ -81,7 +82,7 @@ def test_chunks_are_put_together(
     tensor = torch.arange(105).reshape(7, 5, 3).to(dtype)
     save({"w": tensor}, storage_writer=FileSystemWriter(tmp_path), planner=InParts(cuts), no_dist=True)
     monkeypatch.setattr(stored, "BUFFER_BYTES", buffer_bytes)
-    pieces = [bytes(piece) for piece in stored.open_checkpoint(tmp_path).elements("w")]
+    pieces = [bytes(piece) for piece in stored.open_checkpoint(Folder(tmp_path)).elements("w")]
     assert b"".join(pieces) == tensor.numpy().tobytes()
     row_bytes = 5 * 3 * dtype.itemsize
     assert max(map(len, pieces)) <= max(buffer_bytes, row_bytes)

@@ -1,0 +1,27 @@
+"""Two names of one folder changed for each other in one step, where the file system can do that."""
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+__all__ = ["exchange"]
+
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+_CANNOT: Final = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+"""A file system or a kernel without it: NFS, FUSE."""
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """What was at each path is at the other one. False: nothing was done, this can't be done here."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _CANNOT:
+        return False
+    raise OSError(code, os.strerror(code), str(one), None, str(other))

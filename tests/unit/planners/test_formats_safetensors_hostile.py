@@ -1,0 +1,182 @@
+"""safetensors files as they may come from anywhere: what they claim is checked before anything relies on it."""
+
+import json
+import re
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stepkeeper_planners.errors import SourceError
+from stepkeeper_planners.formats import (
+    checkpoint_to_safetensors,
+    checkpoint_to_torch_save,
+    safetensors_to_checkpoint,
+    torch_save_to_checkpoint,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled:UserWarning", "ignore:TypedStorage is deprecated:UserWarning"
+)
+
+MIB = 1 << 20
+
+
+def described(start: int, end: int, shape: Any = None, dtype: Any = "F32") -> dict[str, Any]:
+    shape = [(end - start) // 4] if shape is None else shape
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+
+
+def write(path: Path, header: object, data: bytes = b"\0" * 16, claimed_bytes: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    length = len(text) if claimed_bytes is None else claimed_bytes
+    path.write_bytes(struct.pack("<Q", length) + text + data)
+    return path
+
+
+def twice(name: str, entries: list[tuple[str, object]]) -> bytes:
+    """An object as JSON, with any names in it."""
+    text = ",".join(f"{json.dumps(key)}:{json.dumps(value)}" for key, value in entries)
+    return f'{{"{name}":{{{text}}}}}'.encode()
+
+
+WHOLE = json.dumps(described(0, 16))
+HEADERS = {
+    "a name twice": (f'{{"w":{WHOLE},"w":{WHOLE}}}'.encode(), "w stands twice"),
+    "a key twice": (twice("w", [*described(0, 16).items(), ("shape", [2, 2])]), "w: shape stands twice"),
+    "over each other": ({"v": described(0, 12), "w": described(8, 16)}, "v and w lie over each other"),
+    "60 names on one place": (
+        {f"w{i:02}": described(0, 16) for i in range(60)},
+        "w00 and w01 lie over each other",
+    ),
+    "a hole": ({"w": described(0, 8)}, "bytes 8 to 16 behind the header belong to no tensor"),
+    "a hole before": ({"w": described(8, 16)}, "bytes 0 to 8 behind the header belong to no tensor"),
+    "behind the end": ({"w": described(0, 20)}, "w should end at byte 20 .* where the file has 16"),
+    "backwards": ({"w": described(16, 0, [4])}, "w has no data_offsets"),
+    "below nothing": ({"w": described(-16, 0)}, "w has no data_offsets"),
+    "half a byte": ({"w": described(0, 16) | {"data_offsets": [0, 16.0]}}, "w has no data_offsets"),
+    "three offsets": ({"w": described(0, 16) | {"data_offsets": [0, 8, 16]}}, "w has no data_offsets"),
+    "more than 64 bits": ({"w": described(0, 16, [2**62, 2**62])}, "w has a shape of more elements"),
+    "nothing, of many": (
+        {"v": described(0, 16), "w": described(0, 0, [0, 2**62, 2**62])},
+        "w has a shape of more",
+    ),
+    "a size of many digits": ({"w": described(0, 16, [10**4000])}, "w has no shape"),
+    "many dimensions": ({"w": described(0, 16, [1] * 65)}, "w has no shape"),
+    "less than none": ({"w": described(0, 16, [-4])}, "w has no shape"),
+    "a truth as a size": ({"w": described(0, 4, [True]), "v": described(4, 16)}, "w has no shape"),
+    "another shape": ({"w": described(0, 16, [5])}, r"w needs 20 bytes for shape \[5\] of F32, and has 16"),
+    "no dtype of anybody": ({"w": described(0, 16, dtype="F3")}, "w has dtype F3"),
+    "a dtype of 4 bits": ({"w": described(0, 16, [32], "F4")}, "w has dtype F4"),
+    "a list as dtype": ({"w": described(0, 16, dtype=["F32"])}, "w has dtype .'F32'"),
+    "more than is known": ({"w": described(0, 16) | {"quantized": True}}, "w isn't described by"),
+    "not described": ({"w": 5}, "w isn't described by"),
+    "half a character": (b'{"w\\ud800":%s}' % WHOLE.encode(), r"'w\\ud800' has half a character in its name"),
+    "no text": (b'{"w\xff":1}', "its header is no JSON"),
+    "a list": ([1], "its header is no object"),
+    "deep": (b"[" * 100_000, "its header is no JSON"),
+    "cut off": (b'{"w":', "its header is no JSON"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_a_header_that_contradicts_itself_or_the_file_is_refused(case: str, tmp_path: Path) -> None:
+    header, message = HEADERS[case]
+    path = write(tmp_path / "x.safetensors", header)
+    with pytest.raises(SourceError, match=f"^{re.escape(str(path))}.*{message}"):
+        safetensors_to_checkpoint(path, tmp_path / "c")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.parametrize("claimed_bytes", [300 * MIB, 2**40, 2**64 - 1])
+def test_a_header_that_claims_more_than_there_is_takes_no_memory(claimed_bytes: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.safetensors", {"w": described(0, 16)}, claimed_bytes=claimed_bytes)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            SourceError, match=rf"x\.safetensors .* its header should have {claimed_bytes} bytes"
+        ):
+            safetensors_to_checkpoint(path, tmp_path / "c")
+        assert tracemalloc.get_traced_memory()[1] < MIB
+        with path.open("r+b") as file:
+            file.truncate(400 * MIB)
+        if claimed_bytes == 300 * MIB:
+            with pytest.raises(SourceError, match=r"its header has \d+ bytes, more than 100000000"):
+                safetensors_to_checkpoint(path, tmp_path / "c")
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("padding", [b"", b" ", b"   "])
+def test_elements_may_start_anywhere(padding: bytes, tmp_path: Path) -> None:
+    """As writers of other languages, and old ones of this one, put them."""
+    want = torch.tensor([1.5, -2.0, 3.0])
+    header = {"__metadata__": {"by": "x"}, "b": described(0, 1, [1], "BOOL"), "w": described(1, 13)}
+    text = json.dumps(header).encode() + padding
+    path = write(tmp_path / "x.safetensors", text, b"\1" + want.numpy().tobytes())
+    safetensors_to_checkpoint(path, tmp_path / "c")
+    checkpoint_to_torch_save(tmp_path / "c", tmp_path / "c.pt")
+    state = torch.load(tmp_path / "c.pt")
+    assert torch.equal(state["w"], want)
+    assert state["b"].item() is True
+
+
+INDICES = {
+    "deep": (b"[" * 200_000, "no weight_map"),
+    "a list": ([], "no weight_map"),
+    "no tensor": ({"weight_map": {}}, "the weight_map names no tensor"),
+    "a tensor twice": (b'{"weight_map":{"a":"a.safetensors","a":"b.safetensors"}}', "a stands there twice"),
+    "two maps": (b'{"weight_map":{},"weight_map":{"a":"a.safetensors"}}', "weight_map stands there twice"),
+    "the folder": ({"weight_map": {"a": ".."}}, r"has \.\. for a, which is no file beside it"),
+    "no name": ({"weight_map": {"a": ""}}, "has  for a, which is no file beside it"),
+    "no character": ({"weight_map": {"a": "\0.safetensors"}}, "a: .* can't be the name of a file"),
+    "half a character": ({"weight_map": {"a": "\ud800.safetensors"}}, "a: .* can't be the name of a file"),
+    "a long name": (
+        {"weight_map": {"a": "x" * 300 + ".safetensors"}},
+        "a: .* is no file: File name too long",
+    ),
+    "a folder": ({"weight_map": {"a": "folder.safetensors"}}, "a: .* is no file: Is a directory"),
+    "swapped files": (
+        {"weight_map": {"a": "b.safetensors", "b": "a.safetensors", "b2": "a.safetensors"}},
+        r"a is in b\.safetensors, but it is in a\.safetensors",
+    ),
+    "one in the wrong file": (
+        {"weight_map": {"a": "a.safetensors", "b": "b.safetensors", "b2": "a.safetensors"}},
+        r"b2 is in a\.safetensors, but it is in b\.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INDICES)
+def test_an_index_that_is_none_or_wrong_is_refused(case: str, tmp_path: Path) -> None:
+    document, message = INDICES[case]
+    (tmp_path / "folder.safetensors").mkdir()
+    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors")
+    save_file({"b": torch.ones(2), "b2": torch.zeros(2)}, tmp_path / "b.safetensors")
+    index = tmp_path / "x.safetensors.index.json"
+    index.write_bytes(document if isinstance(document, bytes) else json.dumps(document).encode())
+    with pytest.raises(SourceError, match=message) as caught:
+        safetensors_to_checkpoint(index, tmp_path / "c")
+    assert str(tmp_path) in str(caught.value)
+    str(caught.value).encode()
+    assert not (tmp_path / "c").exists()
+
+
+def test_tied_tensors_are_written_under_each_name_within_reason(tmp_path: Path) -> None:
+    tied = torch.arange(3.0)
+    for n_names in (64, 65):
+        torch.save({f"w{i:02}": tied for i in range(n_names)}, tmp_path / f"{n_names}.pt")
+        torch_save_to_checkpoint(tmp_path / f"{n_names}.pt", tmp_path / f"{n_names}")
+    checkpoint_to_safetensors(tmp_path / "64", tmp_path / "64.safetensors")
+    assert len(load_file(tmp_path / "64.safetensors")) == 64
+    with pytest.raises(SourceError, match=r"65: w00 has 65 names, .* rename="):
+        checkpoint_to_safetensors(tmp_path / "65", tmp_path / "65.safetensors")
+    one = checkpoint_to_safetensors(
+        tmp_path / "65", tmp_path / "65.safetensors", rename=lambda name: name if name == "w64" else None
+    )
+    assert one.tensors == ("w64",)
