@@ -79,8 +79,9 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
     process: CompanionProcess | None = None
     place: _Place | None = None
     try:
-        process = companion.process()
+        # First: until rank 0 has said where, or that it can't, the others wait, also for one whose companion is lost.
         place = _place(job, companion, gang)
+        process = companion.process()
         written = _write(job, process, place, gang)
         job.wrote(written.size_bytes)
         job.moved(SaveState.COMMITTING)

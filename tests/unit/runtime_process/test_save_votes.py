@@ -1,14 +1,38 @@
 """One rank that couldn't write is enough: the save is void, however well the others wrote."""
 
-from typing import Any, cast
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, cast
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.companion.client import CompanionProcess, error_to
 from stepkeeper.companion.messages import Kind, Written
+from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
-from stepkeeper.errors import StorageError
+from stepkeeper.errors import CompanionLostError, StorageError
+from stepkeeper.gang import StoreGang
 from stepkeeper.log import ManifestRef
-from stepkeeper.persist import SaveJob, _decide, _Place
-from stepkeeper.snapshot import Region, Snapshot
+from stepkeeper.persist import SaveJob, _decide, _Place, persist
+from stepkeeper.snapshot import Region, Snapshot, Snapshots
+
+
+class Lost:
+    """A companion that is gone before it is there."""
+
+    def process(self) -> NoReturn:
+        raise CompanionLostError("it went away while it started")
+
+    def begin(self, *, base: int | None = None) -> NoReturn:
+        self.process()
+
+
+class Found:
+    """One that is there."""
+
+    def process(self) -> "Asked":
+        return Asked()
 
 
 class Asked:
@@ -25,20 +49,25 @@ class Asked:
         return {}
 
 
-def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
-    """What rank 0 asks its companion for after these votes, and what it tells the others."""
-    asked = Asked()
-    job = SaveJob(
+def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
+    return SaveJob(
         name="save/0",
         step=7,
         base=None,
-        snapshot=cast(Snapshot, None),
-        region=cast(Region, None),
+        snapshot=snapshot,
+        region=region,
         moved=lambda _: None,
         duration_millis=lambda: 1,
     )
+
+
+def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
+    """What rank 0 asks its companion for after these votes, and what it tells the others."""
+    asked = Asked()
     place = _Place(claim=0, nonce="a" * 32)
-    outcome = _decide(job, cast(CompanionProcess, asked), place, list(votes))
+    outcome = _decide(
+        job_of(cast(Snapshot, None), cast(Region, None)), cast(CompanionProcess, asked), place, list(votes)
+    )
     return asked.kinds, outcome
 
 
@@ -59,3 +88,23 @@ def test_what_one_rank_could_not_write_is_void() -> None:
         kinds, outcome = decide(*votes)
         assert kinds == [Kind.VOID]
         assert "no space left" in outcome["error"]["message"]
+
+
+def test_no_rank_waits_for_one_whose_companion_does_not_start() -> None:
+    store = HashStore()
+    gangs = [StoreGang(store, rank, 2) for rank in range(2)]
+
+    def save(gang: StoreGang) -> None:
+        region = Region()
+        snapshot = Snapshots(gang.ranks).take({"w": torch.zeros(3)}, region)
+        persist(job_of(snapshot, region), cast(Companion, Lost() if gang.rank == 0 else Found()), gang)
+
+    with ThreadPoolExecutor(2) as ranks:
+        saves = [ranks.submit(save, gang) for gang in gangs]
+        try:
+            for each in saves:
+                with pytest.raises(CompanionLostError, match="went away"):
+                    each.result(10)
+        finally:
+            for gang in gangs:
+                gang.abort()
