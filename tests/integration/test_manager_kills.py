@@ -1,4 +1,7 @@
-"""Trainers and companions of one and two ranks are killed at random moments; each next start has the newest commit."""
+"""Trainers and companions of one and two ranks are killed at random moments; each next start has the newest commit.
+
+At each of their storage operations they are killed by `test_manager_killed_anywhere.py`.
+"""
 
 import json
 import os
@@ -166,11 +169,6 @@ def kill_again_and_again(tmp_path: Path, n_kills: int) -> None:
             told = -1 if latest is None else latest.step
             print(f"start {number} of {world_size} ranks, from step {said['step']}: ", end="")
             print(kill_one(running, store, chance))
-
-
-@pytest.mark.timeout(600)
-def test_each_start_after_a_kill_has_the_newest_commit(tmp_path: Path) -> None:
-    kill_again_and_again(tmp_path, 3)
 
 
 @pytest.mark.long
