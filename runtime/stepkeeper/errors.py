@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepkeeper.checkpoint.suspect import BadBytes
+    from stepkeeper.checkpoint.suspect import BadBytes, BadItem
 
 __all__ = [
     "BadNodeError",
@@ -104,7 +104,7 @@ class VerifyError(StepkeeperError, RuntimeError):
 class TornCheckpointError(StepkeeperError, RuntimeError):
     """Bytes of a committed checkpoint were read bad, in several fresh reads. Names the object and the block."""
 
-    def __init__(self, message: str, bad: "BadBytes | None" = None) -> None:
+    def __init__(self, message: str, bad: "BadBytes | BadItem | None" = None) -> None:
         super().__init__(message)
         self.bad = bad
         """Which bytes; None where they were another process's to read."""

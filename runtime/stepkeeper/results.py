@@ -73,7 +73,9 @@ class TensorInfo:
 class CheckpointInfo:
     """What a commit holds."""
 
-    sequence: int
+    sequence: int | None
+    """None: it is another writer's, which the log has no entry of."""
+
     step: int
     uri: str
     size_bytes: int

@@ -224,9 +224,7 @@ def _begun(state: LogState, slot: int, body: Begin) -> LogState:
     if body.owner is not None:
         owners.pop(body.owner.uid, None)
         owners[body.owner.uid] = body.owner
-    return replace(
-        state, claim=slot, head=body.base, legacy=body.legacy, owner=body.owner, owners=owners
-    )
+    return replace(state, claim=slot, head=body.base, legacy=body.legacy, owner=body.owner, owners=owners)
 
 
 def _committed(state: LogState, slot: int, claim: int, body: Commit) -> LogState:

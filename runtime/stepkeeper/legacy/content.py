@@ -1,0 +1,177 @@
+"""What another writer's checkpoint holds, read through the store: no code of its pickles is run."""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+
+from stepkeeper.checkpoint.suspect import BadItem, read_there
+from stepkeeper.errors import RestoreError, TornCheckpointError
+from stepkeeper.legacy.finding import METADATA
+from stepkeeper.storage import Store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+from stepkeeper_planners.blobs import read_blob
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.dtypes import dtype_name
+from stepkeeper_planners.errors import MetadataDecodeError, PickleRefusedError
+from stepkeeper_planners.metadata import check_metadata, read_metadata
+from stepkeeper_planners.reshard import StoredTensor
+from stepkeeper_planners.values import decode_value
+
+__all__ = ["LegacyContent", "open_content"]
+
+_BROKEN_ZIP: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    LookupError,
+    OSError,
+    RuntimeError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where one blob lies."""
+
+    path: str
+    offset_bytes: int
+    length_bytes: int
+
+
+@final
+class LegacyContent:
+    """The tensors and values of one checkpoint, by name. Many threads may read at once."""
+
+    def __init__(self, store: Store, folder: str, metadata: Metadata, patience: Patience) -> None:
+        self._store, self._folder, self._patience = store, folder, patience
+        self._places = dict(_places(metadata, f"{store.uri}/{folder}/{METADATA}"))
+        entries = metadata.state_dict_metadata
+        self.tensors: Mapping[str, StoredTensor] = {
+            fqn: _stored(entry) for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
+        }
+        self.values = tuple(fqn for fqn, entry in entries.items() if isinstance(entry, BytesStorageMetadata))
+
+    def lacking(self, sizes: Mapping[str, int]) -> str | None:
+        """What is missing or too short, where the folder's objects have these `sizes`; None if nothing is."""
+        for place in self._places.values():
+            size_bytes = sizes.get(place.path)
+            if size_bytes is None:
+                return f"{place.path} is missing"
+            if size_bytes < place.offset_bytes + place.length_bytes:
+                return f"{place.path} is cut short: {size_bytes} bytes"
+        return None
+
+    def chunk(self, fqn: str, number: int) -> torch.Tensor:
+        """The stored chunk of a tensor, on the CPU.
+
+        Raises TornCheckpointError if its bytes aren't what was written, by the checksums in the blob or by its form.
+        """
+        stored = self.tensors[fqn]
+        box = stored.boxes[number]
+        item = BadItem(folder=self._folder, name=fqn, chunk=number)
+        data = self._blob(self._places[fqn, box.offsets], item)
+        try:
+            tensor = read_blob(data)
+        except PickleRefusedError as error:
+            raise self._torn(item, f"it is no tensor: {error}") from error
+        if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != box.sizes:
+            raise self._torn(item, f"it isn't the chunk of shape {box.sizes} that {METADATA} says it is")
+        if dtype_name(tensor.dtype) != stored.dtype:
+            raise self._torn(item, f"it is of {dtype_name(tensor.dtype)}, {METADATA} says {stored.dtype}")
+        return tensor.detach()
+
+    def value(self, name: str) -> object:
+        """Raises TornCheckpointError as `chunk` does, ValueDecodeError if its type isn't one that is read."""
+        data = self._blob(self._places[name, None], BadItem(folder=self._folder, name=name))
+        return decode_value(name, data)
+
+    def _blob(self, place: _Place, item: BadItem) -> bytes:
+        path = f"{self._folder}/{place.path}"
+        data = self._patience.retry(
+            lambda: read_there(self._store, path, place.offset_bytes, place.length_bytes)
+        )
+        if data is None:
+            raise self._torn(item, f"{place.path} is missing")
+        if len(data) != place.length_bytes:
+            raise self._torn(item, f"{place.path} is cut short")
+        if (broken := _broken(data)) is not None:
+            raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {broken}")
+        return data
+
+    def _torn(self, item: BadItem, said: str) -> TornCheckpointError:
+        return TornCheckpointError(f"{self._store.uri}/{self._folder}: {item.name}: {said}", item)
+
+
+def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATIENCE) -> LegacyContent:
+    """What the folder's `.metadata` says is there.
+
+    Raises:
+        TornCheckpointError: it is missing, damaged, or contradicts itself.
+        RestoreError: its data is stored in a way that isn't read here.
+        StorageError: the store gave no answer, or refused.
+
+    """
+    path = f"{folder}/{METADATA}"
+    data = patience.retry(lambda: read_there(store, path))
+    item = BadItem(folder=folder, name=METADATA)
+    if data is None:
+        raise TornCheckpointError(f"{store.uri}/{path} is missing", item)
+    try:
+        metadata = read_metadata(data, name=f"{store.uri}/{path}")
+        check_metadata(metadata, name=f"{store.uri}/{path}")
+    except MetadataDecodeError as error:
+        raise TornCheckpointError(str(error), item) from error
+    return LegacyContent(store, folder, metadata, patience)
+
+
+def _places(metadata: Metadata, where: str) -> Iterator[tuple[tuple[str, tuple[int, ...] | None], _Place]]:
+    storage = metadata.storage_data
+    if not isinstance(storage, Mapping):
+        raise RestoreError(
+            f"{where} doesn't say in which files things are: convert it with its own writer's reader"
+        )
+    for index, info in storage.items():
+        if not isinstance(index, MetadataIndex) or not hasattr(info, "relative_path"):
+            raise RestoreError(
+                f"{where} is of a writer that keeps its data otherwise than torch's FileSystemWriter"
+            )
+        if getattr(info, "transform_descriptors", None):
+            raise RestoreError(
+                f"{where}: {index.fqn} was stored compressed or otherwise changed: load it with "
+                "torch.distributed.checkpoint and save it again"
+            )
+        offsets = None if index.offset is None else tuple(index.offset)
+        yield (
+            (index.fqn, offsets),
+            _Place(path=info.relative_path, offset_bytes=info.offset, length_bytes=info.length),
+        )
+
+
+def _stored(entry: Any) -> StoredTensor:
+    return StoredTensor(
+        dtype=dtype_name(entry.properties.dtype),
+        global_shape=tuple(entry.size),
+        boxes=tuple(Box(offsets=tuple(c.offsets), sizes=tuple(c.sizes)) for c in entry.chunks),
+    )
+
+
+def _broken(blob: bytes) -> str | None:
+    """What is wrong with an archive of torch.save's, by the checksums of its records; None if nothing is."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+            bad = archive.testzip()
+    except _BROKEN_ZIP as error:
+        return f"it is no archive ({error})"
+    return None if bad is None else f"record {bad} has another checksum than it says"

@@ -1,0 +1,141 @@
+"""One step of another writer on its way into one rank's state. Each rank reads the chunks that it needs, whole."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from stepkeeper.fitting import findings_said
+from stepkeeper.legacy.content import LegacyContent, open_content
+from stepkeeper.snapshot import run_pending
+from stepkeeper.storage import Store
+from stepkeeper_planners import adapters
+from stepkeeper_planners.asking import wanted_of
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.differences import Findings
+from stepkeeper_planners.dtypes import dtype_of
+from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.matching import StateReads, Stored, Wanted, compare
+from stepkeeper_planners.reshard import PieceRead
+from stepkeeper_planners.state import FlatState, gather_state, scatter_state
+
+__all__ = ["LegacyLoading"]
+
+_READ_AHEAD: Final = 8
+"""Tensors that are being read while one is filled: bounds host memory."""
+
+Shards = dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """One tensor of this rank."""
+
+    layout: TensorLayout
+    boxes: Mapping[int, Box]
+    pieces: tuple[PieceRead, ...]
+
+
+class LegacyLoading:
+    """`compare` first; when all ranks have, `fill`; when all have, `give`."""
+
+    def __init__(self, store: Store, folder: str, state: Mapping[str, object], ranks: Ranks) -> None:
+        self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
+        self._flat = FlatState(tensors={}, values={})
+        self._wanted = Wanted(layouts=())
+        self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
+        self._content: LegacyContent | None = None
+        self._values: dict[str, object] = {}
+
+    @property
+    def stored_names(self) -> tuple[str, ...]:
+        """What the step holds; known once it was compared."""
+        return () if self._content is None else (*self._content.tensors, *self._content.values)
+
+    def compare(self) -> dict[str, Any]:
+        """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
+
+        Raises:
+            TornCheckpointError: `.metadata` is missing, damaged, or contradicts itself.
+            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+            StorageError: the store gave no answer, or refused.
+
+        """
+        self._content = open_content(self._store, self._folder)
+        self._flat = gather_state(self._state)
+        self._wanted = wanted_of(self._flat, self._ranks)
+        stored = Stored(tensors=self._content.tensors, values=self._content.values)
+        self._reads, differences = compare(self._wanted, stored, self._ranks)
+        if not differences:
+            return {}
+        findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
+        return {"findings": findings_said(findings)}
+
+    def fill(self) -> dict[str, Any]:
+        """This rank's tensors are what the step holds, in place; its values are here, not yet in the state.
+
+        Raises:
+            TornCheckpointError: bytes of the step are bad. The tensors are part old, part new then.
+            ValueDecodeError: a value is of a type that isn't read.
+            StorageError: the store gave no answer, or refused.
+
+        """
+        assert self._content is not None
+        for load, shards in _read_ahead(self._content, self._loads()):
+            adapters.fill(self._flat.tensors[load.layout.fqn], shards)
+        names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
+        self._values = {name: self._content.value(name) for name in names}
+        return {}
+
+    def give(self) -> dict[str, Any]:
+        """The values are in the state, and every Stateful got its part by load_state_dict()."""
+        resizers = self._flat.resizers
+        loaded = {
+            each.fqn: each.value_from(self._values, resizers.get(each.fqn), self._ranks)
+            for each in self._reads.values
+        }
+        scatter_state(self._state, self._flat, loaded)
+        run_pending(self._flat.tensors)
+        return {}
+
+    def _loads(self) -> Iterator[_Load]:
+        by_fqn: dict[str, list[PieceRead]] = {}
+        for piece in self._reads.pieces:
+            by_fqn.setdefault(piece.fqn, []).append(piece)
+        for layout in self._wanted.layouts:
+            if pieces := by_fqn.get(layout.fqn):
+                boxes = layout.local_boxes(self._ranks.rank)
+                yield _Load(layout=layout, boxes=boxes, pieces=tuple(pieces))
+
+
+def _read_ahead(content: LegacyContent, loads: Iterator[_Load]) -> Iterator[tuple[_Load, Shards]]:
+    """Each tensor's local shards, read by several threads, a bounded number ahead of who takes them."""
+    waiting: deque[tuple[_Load, Future[Shards]]] = deque()
+    with ThreadPoolExecutor(max_workers=_READ_AHEAD, thread_name_prefix="restore") as threads:
+        for load in loads:
+            waiting.append((load, threads.submit(_read_shards, content, load)))
+            if len(waiting) > _READ_AHEAD:
+                first, shards = waiting.popleft()
+                yield first, shards.result()
+        while waiting:
+            first, shards = waiting.popleft()
+            yield first, shards.result()
+
+
+def _read_shards(content: LegacyContent, load: _Load) -> Shards:
+    """A chunk is read once, however many of the local shards have a part of it."""
+    dtype = dtype_of(load.layout.dtype)
+    shards = {index: torch.empty(box.sizes, dtype=dtype) for index, box in load.boxes.items()}
+    by_chunk: dict[int, list[PieceRead]] = {}
+    for piece in load.pieces:
+        by_chunk.setdefault(piece.stored_index, []).append(piece)
+    for number, pieces in by_chunk.items():
+        chunk = content.chunk(pieces[0].stored_fqn, number)
+        for piece in pieces:
+            wanted = piece.wanted_box
+            target = shards[piece.local_index][wanted.shifted(load.boxes[piece.local_index].offsets).slices]
+            target.copy_(chunk[wanted.shifted(piece.stored_box.offsets).slices])
+    return shards
