@@ -14,6 +14,7 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionLostError, FencedError, SaveError, StepkeeperError
 from stepkeeper.gang import Gang
+from stepkeeper.log import LegacyBase
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.manifest import checkpoint_folder
 from stepkeeper.same_state import check_same_state
@@ -39,7 +40,7 @@ class SaveJob:
     """What the ranks call it among themselves."""
 
     step: int
-    base: int | None
+    base: int | LegacyBase | None
     """What a begin that this save may have to write goes on from."""
 
     snapshot: Snapshot

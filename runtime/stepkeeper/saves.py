@@ -7,7 +7,8 @@ from typing import Final
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import FencedError, GangError, SaveError, StepkeeperError, StorageError
 from stepkeeper.gang import Gang
-from stepkeeper.log import CommitRecord
+from stepkeeper.legacy import LegacyRecord, Restorable
+from stepkeeper.log import CommitRecord, LegacyBase
 from stepkeeper.probe import RootProof
 from stepkeeper.progress import Progress
 from stepkeeper.saving import InFlight, SaveEnd, Saver
@@ -27,7 +28,7 @@ class Saves:
     ) -> None:
         self._progress = progress
         self._proof = RootProof(store, gang)
-        self._restored: CommitRecord | None = None
+        self._restored: Restorable | None = None
         self._committed: CommitRecord | None = None
         self._error: str | None = None
         self._last_begun: InFlight | None = None
@@ -35,7 +36,7 @@ class Saves:
             companion,
             gang,
             max_pending=max_pending,
-            base=lambda: None if self._restored is None else self._restored.slot,
+            base=lambda: self._base,
             on_end=self._ended,
         )
 
@@ -46,8 +47,9 @@ class Saves:
 
     @property
     def newest(self) -> CommitRecord | None:
-        """The newest commit of this process, else what it restored."""
-        return self._committed or self._restored
+        """The newest commit of this process, else the one that it restored."""
+        restored = self._restored if isinstance(self._restored, CommitRecord) else None
+        return self._committed or restored
 
     @property
     def error(self) -> str | None:
@@ -64,9 +66,16 @@ class Saves:
         """The newest save, ended or not."""
         return self._last_begun
 
-    def restored(self, record: CommitRecord | None) -> None:
+    def restored(self, record: Restorable | None) -> None:
         """The state is what `record` holds: a begin that is still to be written goes on from there."""
         self._restored = record
+
+    @property
+    def _base(self) -> int | LegacyBase | None:
+        """What was restored, as a begin is told it."""
+        if isinstance(self._restored, LegacyRecord):
+            return self._restored.base
+        return None if self._restored is None else self._restored.slot
 
     def begin(self, step: int, state: Mapping[str, object], timeout_s: float | None = None) -> InFlight:
         """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be.

@@ -13,7 +13,7 @@ from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import CompanionLostError, GangError, SaveError
 from stepkeeper.gang import Gang
-from stepkeeper.log import CommitRecord
+from stepkeeper.log import CommitRecord, LegacyBase
 from stepkeeper.persist import SaveJob, SaveState, persist
 from stepkeeper.same_state import check_same_state
 from stepkeeper.save_report import SaveClock, SaveReport
@@ -117,7 +117,7 @@ class Saver:
         gang: Gang,
         *,
         max_pending: int,
-        base: Callable[[], int | None],
+        base: Callable[[], int | LegacyBase | None],
         on_end: Callable[[SaveEnd], None],
     ) -> None:
         self._companion = companion

@@ -9,6 +9,7 @@ import typer
 
 from stepkeeper.checkpoint import read_manifests
 from stepkeeper.cli.history import begins_of, leftovers_of, times_of
+from stepkeeper.cli.legacy import legacy_document, legacy_rows, legacy_step, show_legacy
 from stepkeeper.cli.render import (
     attempt_text,
     owner_document,
@@ -43,7 +44,7 @@ def ls(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the commits of the latest line, newest first."""
+    """List the commits of the latest line, newest first, and what it goes on from of another writer's."""
     with opened(context, url) as root:
         state = root.log.open()
         leftovers = leftovers_of(root, state) if every else []
@@ -58,12 +59,13 @@ def ls(
             leftovers=leftovers,
             every=every,
         )
+        rows += legacy_rows(root, state)
         if as_json:
             show_document(
                 root.uri, _state_document(state) | {"commits": [row_document(row, root.uri) for row in rows]}
             )
             return
-        if state.tail < 0:
+        if state.tail < 0 and not rows:
             say(f"{root.uri}: nothing has been saved here yet")
         elif not rows:
             say(f"{root.uri}: no commit on the latest line" + ("" if every else "; --all shows the rest"))
@@ -80,9 +82,14 @@ def show(
     tensors: Annotated[bool, typer.Option("--tensors", help="List tensors and values.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one commit: who saved it, and what it holds."""
+    """Show one commit: who saved it, and what it holds; of another writer's step, where it is."""
     with opened(context, url) as root:
         state = root.log.open()
+        legacy = legacy_step(root, state, step, sequence)
+        if legacy is not None:
+            document = legacy_document(root, legacy)
+            show_document(root.uri, document) if as_json else show_legacy(document)
+            return
         record = _one(state, step, sequence)
         manifests = _manifests(root, record)
         document = _commit_document(root, state, record, manifests, listed=tensors)
@@ -102,11 +109,14 @@ def path(
 ) -> None:
     """Print the folder of a commit, which stock torch.distributed.checkpoint loads."""
     with opened(context, url) as root:
-        record = _one(root.log.open(), step, sequence)
+        state = root.log.open()
+        legacy = legacy_step(root, state, step, sequence)
+        record = legacy or _one(state, step, sequence)
         uri = f"{root.uri}/{record.folder}"
         place = unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
         if as_json:
-            document = {"sequence": record.slot, "step": record.step, "path": place, "commit_uri": uri}
+            slot = record.slot if isinstance(record, CommitRecord) else None
+            document = {"sequence": slot, "step": record.step, "path": place, "commit_uri": uri}
             show_document(root.uri, document)
         else:
             typer.echo(place)

@@ -42,9 +42,14 @@ class Leftover:
 class Row:
     sequence: int | None
     step: int
-    claim: int
+    claim: int | None
+    """None: another writer's."""
+
     state: str
-    """latest, line, abandoned, quarantined, deleted (data still there), uncommitted (under way, or given up)."""
+    """latest, line, abandoned, quarantined, deleted (data still there), uncommitted (under way, or given up).
+
+    Of another writer's: legacy, incomplete.
+    """
 
     size_bytes: int
     verified: bool
@@ -94,7 +99,9 @@ def rows_of(
         )
         for each in (leftovers if every else ())
     ]
-    return sorted(rows, key=lambda row: row.claim if row.sequence is None else row.sequence, reverse=True)
+    return sorted(
+        rows, key=lambda row: row.claim or 0 if row.sequence is None else row.sequence, reverse=True
+    )
 
 
 def pick(state: LogState, steps: Sequence[int], sequences: Sequence[int] = ()) -> tuple[CommitRecord, ...]:
@@ -178,7 +185,7 @@ def table_row(row: Row, now_unix_s: float) -> tuple[str, ...]:
         "-" if row.sequence is None else str(row.sequence),
         str(row.step),
         row.state,
-        str(row.claim),
+        "-" if row.claim is None else str(row.claim),
         attempt_text(row.owner),
         size_text(row.size_bytes),
         "yes" if row.verified else "-",

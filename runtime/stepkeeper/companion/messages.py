@@ -6,7 +6,7 @@ from enum import StrEnum
 from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity, Retention
-from stepkeeper.log import Claim, CommitRecord, ManifestRef
+from stepkeeper.log import Claim, CommitRecord, LegacyBase, ManifestRef
 
 __all__ = [
     "Begin",
@@ -61,6 +61,15 @@ class Begin:
     base: int | None = None
     """The commit that this process has restored; None: whatever HEAD is."""
 
+    legacy: LegacyBase | None = None
+    """Another writer's step that this process has restored, or is about to."""
+
+    offer: LegacyBase | None = None
+    """Another writer's step to go on from where nothing is committed."""
+
+    again: bool = False
+    """The claim that there is must hold until then: it is followed by another, with another base."""
+
     take_over: str | None = None
     """Name of the job whose root this is to become ours."""
 
@@ -73,6 +82,8 @@ class Begun:
     root: str
     tail: int
     base: CommitRecord | None = None
+    legacy: LegacyBase | None = None
+    """What it goes on from where that is no commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from stepkeeper.checkpoint import FinishedCheckpoint, finish_checkpoint, verify_objects, write_checkpoint
@@ -28,8 +29,15 @@ from stepkeeper.companion.messages import (
 from stepkeeper.companion.reporter import LogView, Reporter
 from stepkeeper.contract import Commit as ReportedCommit
 from stepkeeper.contract import Directive, Head
-from stepkeeper.errors import CompanionError, StepkeeperError, UnknownOutcomeError, VerifyError
-from stepkeeper.log import Claim, CommitRecord, Log
+from stepkeeper.errors import (
+    CompanionError,
+    LegacyRootError,
+    StepkeeperError,
+    UnknownOutcomeError,
+    VerifyError,
+)
+from stepkeeper.legacy import found_in, unnamed_in
+from stepkeeper.log import Claim, CommitRecord, LegacyBase, Log
 from stepkeeper.manifest import Manifest
 from stepkeeper.retention import deletable
 from stepkeeper.storage import Store, open_store
@@ -82,10 +90,26 @@ class Session:
     def begin(self, body: Begin) -> Begun:
         """The root is ours."""
         self._claim = self._log.begin(
-            self._opening.identity, base=body.base, take_over=body.take_over, host=socket.gethostname()
+            self._opening.identity,
+            base=body.base if body.legacy is None else body.legacy,
+            offer=partial(self._offered, body),
+            after=self._claim if body.again else None,
+            take_over=body.take_over,
+            host=socket.gethostname(),
         )
         self._tell_reporter()
         return self._begun()
+
+    def _offered(self, body: Begin) -> LegacyBase | None:
+        """What the trainer has chosen, if there is a choice. Raises LegacyRootError if it hasn't yet."""
+        if body.offer is None:
+            listed = self._patience.retry(lambda: self._store.list(""))
+            if found_in(listed) or unnamed_in(listed):
+                raise LegacyRootError(
+                    f"{self._store.uri}: nothing is committed here, and there are checkpoints of another writer: "
+                    "one of them is to be chosen first"
+                )
+        return body.offer
 
     def refresh(self) -> Begun:
         """The claim still holds; the answer's base is what HEAD is now."""
@@ -230,7 +254,13 @@ class Session:
     def _begun(self) -> Begun:
         state = self._log.state
         assert state.root is not None
-        return Begun(claim=self._held(), root=state.root, tail=state.tail, base=state.latest)
+        return Begun(
+            claim=self._held(),
+            root=state.root,
+            tail=state.tail,
+            base=state.latest,
+            legacy=state.legacy,
+        )
 
     def _uri(self, folder: str) -> str:
         return f"{self._store.uri.rstrip('/')}/{folder}"

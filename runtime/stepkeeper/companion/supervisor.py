@@ -12,8 +12,8 @@ from stepkeeper.companion.messages import Begin, Begun, Close, Kind, Open
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.errors import ClosedError, CompanionLostError, FencedError
-from stepkeeper.log import CommitRecord
+from stepkeeper.errors import ClosedError, CompanionLostError, FencedError, LegacyRootError
+from stepkeeper.log import CommitRecord, LegacyBase
 
 __all__ = ["Companion"]
 
@@ -28,6 +28,9 @@ class Companion:
     def __init__(self, opening: Open, on_directive: Callable[[Directive], None]) -> None:
         self._opening = opening
         self._on_directive = on_directive
+        self.choose_legacy: Callable[[], LegacyBase | None] = lambda: None
+        """Asked, before a claim, for another writer's step to go on from, where there are such and no commit."""
+
         self._lock = threading.Lock()
         self._process: CompanionProcess | None = None
         self._starting: CompanionProcess | None = None
@@ -83,19 +86,39 @@ class Companion:
         process.tell(Kind.STATE, encode(self._state))
         return process
 
-    def begin(self, *, base: int | None = None, take_over: str | None = None) -> Begun:
+    def begin(self, *, base: int | LegacyBase | None = None, take_over: str | None = None) -> Begun:
         """The root is claimed by this process, once; asked again, the same claim is the answer."""
         process = self.process()
         if self._begun is None:
-            answer = process.ask(Kind.BEGIN, encode(Begin(base=base, take_over=take_over)))
-            self._begun = decode(Begun, answer)
+            body = Begin(take_over=take_over)
+            based = replace(body, legacy=base) if isinstance(base, LegacyBase) else replace(body, base=base)
+            self._begun = self._claimed(process, based)
         return self._begun
 
-    def latest(self, *, take_over: str | None = None) -> CommitRecord | None:
-        """What HEAD names at this moment. The root is claimed by this process, if it wasn't before."""
+    def begin_again(self, legacy: LegacyBase) -> Begun:
+        """The claim of this process, which held until now, is followed by another one that goes on from `legacy`.
+
+        Raises FencedError if it didn't hold any more.
+        """
+        process = self.process()
+        self._begun = self._claimed(process, Begin(legacy=legacy, again=True))
+        return self._begun
+
+    def latest(self, *, take_over: str | None = None) -> CommitRecord | LegacyBase | None:
+        """What HEAD means at this moment. The root is claimed by this process, if it wasn't before."""
         if self._begun is None:
-            return self.begin(take_over=take_over).base
-        return decode(Begun, self.process().ask(Kind.REFRESH, {})).base
+            begun = self.begin(take_over=take_over)
+        else:
+            begun = decode(Begun, self.process().ask(Kind.REFRESH, {}))
+        return begun.base or begun.legacy
+
+    def _claimed(self, process: CompanionProcess, body: Begin) -> Begun:
+        try:
+            return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
+        except LegacyRootError:
+            # What another writer's step holds is for a process with torch to tell.
+            body = replace(body, offer=self.choose_legacy())
+            return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
 
     def tell(self, state: TrainerState) -> None:
         """Reports carry `state` from here on."""
