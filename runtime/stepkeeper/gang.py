@@ -24,6 +24,9 @@ _PREFIX: Final = "stepkeeper"
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
 
+_READERS: Final = "#readers"
+"""Behind a name: how many ranks have read what rank 0 broadcast under it."""
+
 _instances: Final[Counter[str]] = Counter()
 """The gangs that this process made, by who is in them: their ranks make them in the same order, others needn't."""
 
@@ -128,7 +131,13 @@ class StoreGang:
             with self._client() as client:
                 client.set(name, json.dumps(value))
             return dict(value)
-        return self._await(name, timeout_s, waiting_for="rank 0")
+        found = self._await(name, timeout_s, waiting_for="rank 0")
+        with self._client() as client:
+            # Who reads it last deletes it: nobody waits for that, and a job makes many.
+            if client.add(name + _READERS, 1) == self._world_size - 1:
+                client.delete_key(name)
+                client.delete_key(name + _READERS)
+        return found
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         with self._client() as client:

@@ -69,3 +69,16 @@ def test_what_was_gathered_is_kept_nowhere() -> None:
         assert second.gather(f"save/{number}", {"rank": 1}, 1.0) == []
         assert first.gather(f"save/{number}", {"rank": 0}, 1.0) == [{"rank": 0}, {"rank": 1}]
     assert store.num_keys() == 0
+
+
+def test_what_was_broadcast_is_kept_until_all_have_read_it() -> None:
+    store = HashStore()
+    gangs = [StoreGang(store, rank, 4) for rank in range(4)]
+    for number in range(5):
+        for gang in gangs[:3]:
+            assert gang.broadcast(f"save/{number}", {"n": number} if gang.rank == 0 else None, 1.0) == {
+                "n": number
+            }
+        assert store.num_keys() == 2
+        assert gangs[3].broadcast(f"save/{number}", None, 1.0) == {"n": number}
+        assert store.num_keys() == 0
