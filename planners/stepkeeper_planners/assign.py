@@ -21,7 +21,19 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.layout import Chunk, Ranks, TensorLayout
 from stepkeeper_planners.siblings import on_one_slice
 
-__all__ = ["MIN_SLICE_BYTES", "Assignment", "SavePlan", "TensorWrite", "assign", "plan_save"]
+__all__ = [
+    "ASSIGNMENT_VERSION",
+    "BALANCE",
+    "MIN_SLICE_BYTES",
+    "Assignment",
+    "SavePlan",
+    "TensorWrite",
+    "assign",
+    "plan_save",
+]
+
+ASSIGNMENT_VERSION: Final = 1
+"""Raised with every change after which the same state is divided otherwise: ranks must not differ in that."""
 
 MIN_SLICE_BYTES: Final = 65_536
 """Nothing smaller is cut off a chunk: every piece costs a frame when written and a request when read."""
@@ -34,6 +46,14 @@ _PARTS_OF_A_SHARE: Final = 64
 
 _EVEN_ENOUGH: Final = 50
 """Whole chunks are left whole where that makes no rank differ by more than this part of what it should write."""
+
+BALANCE: Final = {
+    "slices from": MIN_SLICE_BYTES,
+    "large values from": _LARGE_VALUE_BYTES,
+    "parts of a share": _PARTS_OF_A_SHARE,
+    "even enough": _EVEN_ENOUGH,
+}
+"""All numbers by which bytes are divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

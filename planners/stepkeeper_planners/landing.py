@@ -1,6 +1,6 @@
 """Where the elements of one tensor land as they are read, and how they get into it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -22,16 +22,48 @@ class Landing:
     stored_dtype: torch.dtype
     n_reads: int
     """Those that are still to come."""
+    lookup: Callable[[int], torch.Tensor] | None = None
+    """What gives the local shard that is filled, if that isn't always `shard`."""
     _shards: dict[int, torch.Tensor] = field(default_factory=dict)
     _scratch: dict[Box, torch.Tensor] = field(default_factory=dict)
+    _n_placed: int = 0
+    _diverted: dict[Box, PieceRead] = field(default_factory=dict)
+    """What was read into memory of someone else: there the tensor keeps what it has."""
 
     def resolve(self, read: ChunkRead) -> torch.Tensor:
         """Memory for exactly what is read, in the stored dtype: where it belongs already, if that can be."""
-        if len(read.pieces) == 1 and self.stored_dtype == self.tensor.dtype:
+        if self.is_direct(read):
             return self._place(read.pieces[0])
+        return self.scratch(read)
+
+    def is_direct(self, read: ChunkRead) -> bool:
+        """Whether its elements go from the store to their place, not by way of `scratch`."""
+        return len(read.pieces) == 1 and self.stored_dtype == self.tensor.dtype
+
+    def scratch(self, read: ChunkRead) -> torch.Tensor:
+        """Memory for exactly what is read, until it is committed."""
         if read.box not in self._scratch:
             self._scratch[read.box] = torch.empty(read.box.sizes, dtype=self.stored_dtype)
         return self._scratch[read.box]
+
+    def shard(self, local_index: int) -> torch.Tensor:
+        """The local shard: the tensor's own memory, or what it is filled with in the end."""
+        shard = self._shards.get(local_index)
+        if shard is None:
+            own = adapters.in_place(self.tensor)
+            shard = (
+                torch.empty(self.boxes[local_index].sizes, dtype=self.tensor.dtype) if own is None else own
+            )
+            self._shards[local_index] = shard
+        return shard
+
+    def goes_to(self, read: ChunkRead, tensor: torch.Tensor) -> None:
+        """This is where the read goes in the end. If that is no memory from here, nothing of it comes back here."""
+        shard, scratch = self._shards.get(read.pieces[0].local_index), self._scratch.get(read.box)
+        own = shard if self.is_direct(read) else scratch
+        if own is None or not _is_part_of(tensor, own):
+            self._diverted.update((piece.wanted_box, piece) for piece in read.pieces)
+            self._scratch.pop(read.box, None)
 
     def commit(self, read: ChunkRead) -> bool:
         """What was read is where it belongs; True if the tensor has got all, buffers are let go then.
@@ -41,32 +73,44 @@ class Landing:
         """
         scratch = self._scratch.pop(read.box, None)
         if scratch is not None:
-            elements = _converted(self.fqn, scratch, self.tensor.dtype)
+            elements = converted(self.fqn, scratch, self.tensor.dtype)
             for piece in read.pieces:
-                part = piece.wanted_box.shifted(read.box.offsets)
-                self._place(piece).copy_(elements[part.slices])
+                part, place = piece.wanted_box.shifted(read.box.offsets), self._place(piece)
+                place.copy_(elements[part.slices])
+                shard = self._shards.get(piece.local_index)
+                if shard is None or not _is_part_of(place, shard):
+                    self._diverted[piece.wanted_box] = piece
+        self._n_placed += sum(piece.wanted_box not in self._diverted for piece in read.pieces)
         self.n_reads -= 1
         if self.n_reads:
             return False
-        if adapters.in_place(self.tensor) is None:
-            for index, box in self.boxes.items():
-                self._shards.setdefault(index, torch.empty(box.sizes, dtype=self.tensor.dtype))
-            adapters.fill(self.tensor, self._shards)
+        if self._n_placed and adapters.in_place(self.tensor) is None:
+            self._fill()
         self._shards.clear()
         return True
 
+    def _fill(self) -> None:
+        for index, box in self.boxes.items():
+            # Without elements nothing is read.
+            self._shards.setdefault(index, torch.empty(box.sizes, dtype=self.tensor.dtype))
+        before = adapters.local_shards(self.tensor) if self._diverted else []
+        for piece in self._diverted.values():
+            part = piece.wanted_box.shifted(self.boxes[piece.local_index].offsets).slices
+            self._shards[piece.local_index][part] = before[piece.local_index][part]
+        adapters.fill(self.tensor, self._shards)
+
     def _place(self, piece: PieceRead) -> torch.Tensor:
         """The part of the local shard that the piece fills."""
+        shard = (self.lookup or self.shard)(piece.local_index)
         box = self.boxes[piece.local_index]
-        shard = self._shards.get(piece.local_index)
-        if shard is None:
-            own = adapters.in_place(self.tensor)
-            shard = torch.empty(box.sizes, dtype=self.tensor.dtype) if own is None else own
-            self._shards[piece.local_index] = shard
         return shard[piece.wanted_box.shifted(box.offsets).slices]
 
 
-def _converted(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _is_part_of(tensor: torch.Tensor, shard: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr()
+
+
+def converted(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The same numbers in another dtype; of floats and complex numbers the nearest.
 
     Raises:

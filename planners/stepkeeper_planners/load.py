@@ -4,39 +4,31 @@ import io
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from operator import sub
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from typing_extensions import override
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.differences import Differences, Findings, mismatch, unexpected_everywhere
-from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import WrongRanksError
 from stepkeeper_planners.groups import alone, current_ranks
 from stepkeeper_planners.landing import Landing
 from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.matching import StateReads, Stored, compare
-from stepkeeper_planners.reshard import ChunkRead, StoredTensor, chunk_reads
+from stepkeeper_planners.matching import StateReads, compare
+from stepkeeper_planners.read_items import OwnReads, tensor_read, value_read
+from stepkeeper_planners.reshard import ChunkRead, PieceRead, chunk_reads
 from stepkeeper_planners.selection import LoadRules
 from stepkeeper_planners.state import FlatState, gather_state, scatter_state
+from stepkeeper_planners.stored import stored_in
+from stepkeeper_planners.twins import Twin, check_twins
 from stepkeeper_planners.values import decode_value
-
-_NOTHING = torch.Size((0,))
-
-
-class OwnItems(list[ReadItem]):
-    """What one rank reads. No other rank needs it, so on the way to them and back nothing of it is sent."""
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (OwnItems, ())
 
 
 class SPMDLoadPlanner(LoadPlanner):
@@ -89,12 +81,13 @@ class SPMDLoadPlanner(LoadPlanner):
         self._ranks = Ranks(rank=0, world_size=1)
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._differences = Differences()
-        self._items = OwnItems()
+        self._items = OwnReads()
         self._chunks: dict[tuple[MetadataIndex, torch.Size], ChunkRead] = {}
         self._landings: dict[str, Landing] = {}
+        self._twin_reads: dict[tuple[MetadataIndex, torch.Size], tuple[Twin, PieceRead]] = {}
         self._n_open = 0
         self._values: dict[str, object] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @override
     def set_up_planner(
@@ -131,7 +124,7 @@ class SPMDLoadPlanner(LoadPlanner):
 
     def _planned(self) -> LoadPlan:
         assert self.metadata is not None
-        wanted, stored = wanted_of(self._flat, self._ranks), _stored(self.metadata)
+        wanted, stored = wanted_of(self._flat, self._ranks), stored_in(self.metadata)
         self._reads, self._differences = compare(wanted, stored, self._ranks, self.rules, self._owner)
         self.skipped, self.unread = self._reads.skipped, self._reads.unread
         found = None
@@ -151,10 +144,11 @@ class SPMDLoadPlanner(LoadPlanner):
                 boxes=boxes[fqn],
                 stored_dtype=self.metadata.state_dict_metadata[reads[0].stored_fqn].properties.dtype,  # type: ignore[union-attr]  # pieces are tensors'
                 n_reads=len(reads),
+                lookup=partial(self._looked_up, fqn, boxes[fqn]),
             )
             for fqn, reads in by_fqn.items()
         }
-        self._items = OwnItems(self._read_items(by_fqn))
+        self._items = OwnReads((*self._read_items(by_fqn), *self._read_twins(boxes)))
         self._n_open = len(self._items)
         return LoadPlan(items=self._items, planner_data=found)
 
@@ -210,7 +204,7 @@ class SPMDLoadPlanner(LoadPlanner):
             raise mismatch([self._differences])
         if not self._n_open:
             self._finish()
-        if isinstance(central_plan.items, OwnItems):
+        if isinstance(central_plan.items, OwnReads):
             return replace(central_plan, items=list(self._items))
         return central_plan
 
@@ -230,9 +224,33 @@ class SPMDLoadPlanner(LoadPlanner):
     @override
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         """Where the item's elements go: part of the tensor itself, or CPU memory that is moved to it."""
-        read = self._chunks[read_item.storage_index, read_item.storage_offsets]
+        twin = self._twin_reads.get(_place_of(read_item))
+        if twin is not None:
+            with self._lock:
+                return twin[0].resolve(twin[1])
+        tensor: torch.Tensor = self.transform_tensor(read_item, self.lookup_tensor(read_item.dest_index))
+        read = self._chunks[_place_of(read_item)]
         with self._lock:
-            return self._landings[read.fqn].resolve(read)
+            self._landings[read.fqn].goes_to(read, tensor)
+        return tensor
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        """This rank's shard on the CPU, that is being loaded. For subclasses to load into something else."""
+        with self._lock:
+            return self._landings[index.fqn].shard(index.index or 0)
+
+    def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> Any:
+        """Memory for the item's elements: its part of the shard, or where they are converted or divided first."""
+        read = self._chunks[_place_of(read_item)]
+        with self._lock:
+            landing = self._landings[read.fqn]
+            if not landing.is_direct(read):
+                return landing.scratch(read)
+        spans = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        return tensor[tuple(slice(start, start + length) for start, length in spans)]
+
+    def _looked_up(self, fqn: str, boxes: Mapping[int, Box], local_index: int) -> torch.Tensor:
+        return self.lookup_tensor(MetadataIndex(fqn, torch.Size(boxes[local_index].offsets), local_index))
 
     @override
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
@@ -240,11 +258,14 @@ class SPMDLoadPlanner(LoadPlanner):
 
         Raises:
             CastError: elements don't fit the state's dtype.
+            LoadMismatchError: this was the last item, and names of one tensor have different elements.
         """
-        read = self._chunks[read_item.storage_index, read_item.storage_offsets]
-        with self._lock:
-            if self._landings[read.fqn].commit(read):
-                del self._landings[read.fqn]
+        place = _place_of(read_item)
+        if place not in self._twin_reads:
+            read = self._chunks[place]
+            with self._lock:
+                if self._landings[read.fqn].commit(read):
+                    del self._landings[read.fqn]
         self._close_read()
 
     def _close_read(self) -> None:
@@ -255,6 +276,9 @@ class SPMDLoadPlanner(LoadPlanner):
             self._finish()
 
     def _finish(self) -> None:
+        twins = {id(twin): twin for twin, _ in self._twin_reads.values()}
+        check_twins(twins.values(), self._flat.tensors, strict=self.rules.strict)
+        self._twin_reads.clear()
         values = {
             read.fqn: read.value_from(self._values, self._flat.resizers.get(read.fqn), self._owner)
             for read in self._reads.values
@@ -265,71 +289,29 @@ class SPMDLoadPlanner(LoadPlanner):
     def _read_items(self, by_fqn: Mapping[str, list[ChunkRead]]) -> Iterator[ReadItem]:
         for fqn, reads in by_fqn.items():
             for read in reads:
-                item = _tensor_read(read, self._landings[fqn].boxes)
-                self._chunks[item.storage_index, item.storage_offsets] = read
+                item = tensor_read(read, self._landings[fqn].boxes)
+                self._chunks[_place_of(item)] = read
                 yield item
         for name in dict.fromkeys(name for value in self._reads.values for name in value.stored_names):
-            yield _value_read(name)
+            yield value_read(name)
+
+    def _read_twins(self, boxes: Mapping[str, Mapping[int, Box]]) -> Iterator[ReadItem]:
+        assert self.metadata is not None
+        loaded_from = {piece.fqn: piece.stored_fqn for piece in self._reads.pieces}
+        twins: dict[str, Twin] = {}
+        for piece in self._reads.twins:
+            if piece.stored_fqn not in twins:
+                twins[piece.stored_fqn] = Twin(
+                    fqn=piece.fqn,
+                    loaded_fqn=loaded_from[piece.fqn],
+                    stored_fqn=piece.stored_fqn,
+                    boxes=boxes[piece.fqn],
+                    stored_dtype=self.metadata.state_dict_metadata[piece.stored_fqn].properties.dtype,  # type: ignore[union-attr]  # pieces are tensors'
+                )
+            item = tensor_read(ChunkRead(box=piece.wanted_box, pieces=(piece,)), boxes[piece.fqn])
+            self._twin_reads[_place_of(item)] = twins[piece.stored_fqn], piece
+            yield item
 
 
-def _tensor_read(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
-    """Named after the first local shard that it goes to."""
-    first = read.pieces[0]
-    local = boxes[first.local_index]
-    return ReadItem(
-        type=LoadItemType.TENSOR,
-        dest_index=MetadataIndex(read.fqn, torch.Size(local.offsets), first.local_index),
-        dest_offsets=torch.Size(map(sub, first.wanted_box.offsets, local.offsets)),
-        storage_index=MetadataIndex(
-            read.stored_fqn, torch.Size(first.stored_box.offsets), first.stored_index
-        ),
-        storage_offsets=torch.Size(map(sub, read.box.offsets, first.stored_box.offsets)),
-        lengths=torch.Size(read.box.sizes),
-    )
-
-
-def _value_read(name: str) -> ReadItem:
-    return ReadItem(
-        type=LoadItemType.BYTE_IO,
-        dest_index=MetadataIndex(name),
-        dest_offsets=_NOTHING,
-        storage_index=MetadataIndex(name),
-        storage_offsets=_NOTHING,
-        lengths=_NOTHING,
-    )
-
-
-class _StoredTensors(Mapping[str, StoredTensor]):
-    """The checkpoint's tensors; boxes are made for those that are looked at."""
-
-    def __init__(self, tensors: dict[str, TensorStorageMetadata]) -> None:
-        self._tensors = tensors
-        self._known: dict[str, StoredTensor] = {}
-
-    @override
-    def __getitem__(self, fqn: str) -> StoredTensor:
-        if fqn not in self._known:
-            stored = self._tensors[fqn]
-            boxes = tuple(Box(offsets=tuple(c.offsets), sizes=tuple(c.sizes)) for c in stored.chunks)
-            self._known[fqn] = StoredTensor(
-                dtype=dtype_name(stored.properties.dtype), global_shape=tuple(stored.size), boxes=boxes
-            )
-        return self._known[fqn]
-
-    @override
-    def __contains__(self, fqn: object) -> bool:
-        return fqn in self._tensors
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    @override
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-def _stored(metadata: Metadata) -> Stored:
-    entries = metadata.state_dict_metadata
-    tensors = {fqn: entry for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
-    return Stored(tensors=_StoredTensors(tensors), values=[fqn for fqn in entries if fqn not in tensors])
+def _place_of(read_item: ReadItem) -> tuple[MetadataIndex, torch.Size]:
+    return read_item.storage_index, read_item.storage_offsets

@@ -88,6 +88,8 @@ class StateReads:
     """Names of the state that are in no strict agreement with the checkpoint, and keep what they have."""
     unread: tuple[str, ...]
     """Names of the checkpoint that nothing in the state asks for."""
+    twins: tuple[PieceRead, ...] = ()
+    """Of tied tensors, what further names have, where only their elements tell whether it is the same."""
 
 
 def compare(
@@ -133,6 +135,7 @@ class _Comparison:
         self._castable: list[str] = []
         self._skipped: list[str] = []
         self._pieces: list[PieceRead] = []
+        self._twins: list[PieceRead] = []
         self._values: list[ValueRead] = []
 
     def result(self) -> tuple[StateReads, Differences]:
@@ -154,6 +157,7 @@ class _Comparison:
             values=tuple(self._values),
             skipped=tuple(self._skipped),
             unread=tuple(unread),
+            twins=tuple(self._twins),
         )
         return reads, self._differences(unread)
 
@@ -194,14 +198,16 @@ class _Comparison:
         return False
 
     def _tensor(self, layout: TensorLayout, names: Sequence[str]) -> None:
-        """A tied tensor is read from the first of its names that the checkpoint has."""
+        """A tied tensor is read from the first of its names that the load is about and the checkpoint has."""
         self._used.update(names)
         if not self._selected(names):
             return
-        name = next((name for name in names if name in self._stored.tensors), None)
-        if name is None:
+        stored = [name for name in names if name in self._stored.tensors]
+        selected = [name for name in stored if self._rules.selects(name)] or stored[:1]
+        if not selected:
             self._no_tensor(names)
             return
+        name, *others = selected
         found = self._stored.tensors[name]
         if layout.fqn in self._wanted.overlapping:
             self._mismatched[name] = (
@@ -211,15 +217,16 @@ class _Comparison:
         if reason := self._difference(layout, found):
             self._mismatched[name] = reason
             return
-        if any(
-            _differs(found, self._stored.tensors[other]) for other in names if other in self._stored.tensors
-        ):
+        if any(_differs(found, self._stored.tensors[other]) for other in others):
             self._mismatched[name] = (
                 f"one tensor in the state, under {', '.join(names)}; several in the checkpoint"
             )
             return
         try:
             self._pieces.extend(pieces_of(layout, found, self._ranks, name))
+            for other in others:
+                if not _is_one(found, self._stored.tensors[other]):
+                    self._twins.extend(pieces_of(layout, self._stored.tensors[other], self._ranks, other))
         except LayoutError as error:
             self._mismatched[name] = f"the checkpoint is damaged: {error}"
 
@@ -323,6 +330,13 @@ def _differs(one: StoredTensor, other: StoredTensor) -> bool:
     if (one.global_shape, one.dtype) != (other.global_shape, other.dtype):
         return True
     return one.data is not None and other.data is not None and one.data != other.data
+
+
+def _is_one(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether these surely are one tensor, stored once."""
+    return (one.data is not None and one.data == other.data) or (
+        one.place is not None and one.place == other.place
+    )
 
 
 def _saved_worlds(stored_values: Collection[str]) -> dict[str, dict[int, set[int]]]:

@@ -18,7 +18,9 @@ class StoredTensor:
     global_shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     data: object = None
-    """Which bytes these are: two names with equal ones were one tensor. None where that isn't known."""
+    """Which bytes these are: two names with equal ones were one tensor, others not. None where that isn't known."""
+    place: object = None
+    """Where they lie: two names with equal ones were one tensor, others may have been. None where that isn't known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,8 @@
 """The plan of a save, for torch.distributed.checkpoint's `save`."""
 
 import io
-import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import torch
@@ -22,14 +20,16 @@ from stepkeeper_planners.agree import (
     name_digests,
 )
 from stepkeeper_planners.assign import Assignment, TensorWrite, assign
-from stepkeeper_planners.errors import UnsupportedWriterError, WrongRanksError
 from stepkeeper_planners.global_metadata import GlobalMetadata, tensor_metadata
 from stepkeeper_planners.groups import alone, current_ranks, gathered, shared_by
 from stepkeeper_planners.items import LazyItems, OwnItems, tensor_item, value_item
 from stepkeeper_planners.join import join_layouts
 from stepkeeper_planners.layout import Ranks, TensorLayout
 from stepkeeper_planners.nesting import notes
+from stepkeeper_planners.outgoing import Outgoing
 from stepkeeper_planners.per_rank import stored_name
+from stepkeeper_planners.proposals import Agreed, Differ, Proposal, checked_proposals, groups_of
+from stepkeeper_planners.rules import planning_rules
 from stepkeeper_planners.state import FlatState, gather_state
 from stepkeeper_planners.unite import (
     Deviation,
@@ -41,37 +41,10 @@ from stepkeeper_planners.unite import (
     unite,
 )
 from stepkeeper_planners.values import content_bytes, encode_value
+from stepkeeper_planners.writers import check_safetensors_plan, is_safetensors_plan
 
 _COMPARED: Final = 8
 """States that are looked at by name where ranks differ: one of each kind, up to so many kinds."""
-
-_SAFETENSORS_KEYS: Final = {"shard_index", "fqn_to_index_mapping"}
-"""By which torch's HuggingFaceStorageWriter is told: what it adds to a plan."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Proposal:
-    """What a rank's plan tells the coordinator."""
-
-    rank: int
-    fingerprint: bytes
-    parts: tuple[TensorLayout, ...]
-    """Of tensors that no rank can describe alone, what this one holds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Agreed:
-    """The coordinator's answer where all ranks have the same state."""
-
-    joined: tuple[TensorLayout, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Differ:
-    """The coordinator's answer where they don't: the ranks of each fingerprint, the largest group first."""
-
-    groups: tuple[tuple[int, ...], ...]
-    joined: tuple[TensorLayout, ...]
 
 
 class SPMDSavePlanner(SavePlanner):
@@ -95,25 +68,22 @@ class SPMDSavePlanner(SavePlanner):
         self._group = process_group
         self._ranks = Ranks(rank=0, world_size=1)
         self._flat = FlatState(tensors={}, values={})
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._copied: dict[str, torch.Tensor] = {}
+        self._outgoing = Outgoing({}, {})
         self._digests: dict[str, bytes] = {}
         self._layouts: dict[str, TensorLayout] = {}
         self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
         self._assignment = Assignment(by_rank=((),), heaviest_bytes=0, value_writers={})
         self._metadata = GlobalMetadata({})
-        self._writes: dict[MetadataIndex, TensorWrite] = {}
+        self._own_values: dict[str, object] = {}
         self._blobs: dict[str, bytes] = {}
-        self._open_items: Counter[str] = Counter()
-        self._shards: dict[str, list[torch.Tensor]] = {}
-        self._lock = threading.Lock()
 
     @override
-    def __reduce__(self) -> tuple[type["SPMDSavePlanner"], tuple[()]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # torch's checkpointer in a process of its own gets the planner pickled, before anything was planned.
         if self._group is not None:
             raise TypeError("a planner with a process_group can't be sent to another process")
-        return (SPMDSavePlanner, ())
+        common = vars(SPMDSavePlanner())
+        return (_unplanned, (type(self), {k: v for k, v in vars(self).items() if k not in common}))
 
     @override
     def set_up_planner(
@@ -136,9 +106,7 @@ class SPMDSavePlanner(SavePlanner):
         self.sharded_state_dict = adapters.sharded_among(named)
         rest = {k: t for k, t in named.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
-        self._tensors = dict(tensors)
-        self._copied = adapters.without_copies(tensors)
-        self._tensors |= self._copied
+        self._outgoing = Outgoing(tensors, adapters.without_copies(tensors))
 
     @override
     def create_local_plan(self) -> SavePlan:
@@ -160,6 +128,7 @@ class SPMDSavePlanner(SavePlanner):
 
         Raises:
             WrongRanksError: these are not the plans of the ranks that the planner knows of.
+            ReleasesDifferError: ranks would divide the same state in other ways.
             LayoutError: parts of a tensor that only the ranks together can describe don't fit together.
         """
         if len(all_plans) == 1 != self._ranks.world_size:
@@ -167,19 +136,15 @@ class SPMDSavePlanner(SavePlanner):
             self._describe(alone())
             proposals = [self._proposal()]
         else:
-            proposals = self._proposals(all_plans)
-        groups: dict[bytes, list[int]] = {}
-        for proposal in proposals:
-            groups.setdefault(proposal.fingerprint, []).append(proposal.rank)
+            proposals = checked_proposals([plan.planner_data for plan in all_plans], self._ranks.world_size)
+        groups, joined = groups_of(proposals), self._join([proposal.parts for proposal in proposals])
         if len(groups) > 1:
-            largest_first = sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks))
-            joined = self._join([proposal.parts for proposal in proposals])
-            differ = _Differ(groups=tuple(largest_first), joined=joined)
+            differ = Differ(groups=groups, joined=joined)
             return [
                 replace(plan, items=OwnItems(), planner_data=differ) for plan in all_plans
             ], self._metadata
-        agreed = _Agreed(joined=self._join([proposal.parts for proposal in proposals]))
         self._metadata = self._whole_metadata()
+        agreed = Agreed(joined=joined)
         return [
             replace(plan, items=cast("list[WriteItem]", self._lazy_items(rank)), planner_data=agreed)
             for rank, plan in enumerate(all_plans)
@@ -195,16 +160,15 @@ class SPMDSavePlanner(SavePlanner):
             UnsupportedWriterError: the storage writer would lose something. On all ranks.
         """
         answer = new_plan.planner_data
-        if isinstance(answer, _Agreed | _Differ) and not self.is_coordinator:
+        if isinstance(answer, Agreed | Differ) and not self.is_coordinator:
             self._take(answer.joined)
-        if isinstance(answer, _Differ):
+        if isinstance(answer, Differ):
             self._unite(answer.groups)
         self._check_writer(new_plan.storage_data)
         if not isinstance(new_plan.items, OwnItems | LazyItems):
             return new_plan
         items = self._own_items()
-        for fqn in self._copied.keys() - self._open_items.keys():
-            self._let_go(fqn)
+        self._outgoing.keep_only_expected()
         return replace(new_plan, items=items, planner_data=None)
 
     @override
@@ -214,31 +178,33 @@ class SPMDSavePlanner(SavePlanner):
         Raises:
             UnsupportedValueError: a value is of a type that isn't stored.
         """
-        if write_item.type == WriteItemType.BYTE_IO:
-            name = write_item.index.fqn
-            return io.BytesIO(self._blobs.get(name) or encode_value(name, self._flat.values[name]))
-        write = self._writes[write_item.index]
-        # Writers call from several threads.
-        with self._lock:
-            if write.fqn not in self._shards:
-                self._shards[write.fqn] = adapters.local_shards(self._tensors[write.fqn])
-            shard = self._shards[write.fqn][write.local_index]
-            self._open_items[write.fqn] -= 1
-            if self._open_items[write.fqn] <= 0:
-                del self._shards[write.fqn]
-                self._let_go(write.fqn)
-        # A part must not bring the memory of the whole with it into what is written.
-        return shard if write.box.sizes == tuple(shard.shape) else shard[write.shard_box.slices].clone()
+        data: torch.Tensor | io.BytesIO = self.transform_object(
+            write_item, self.lookup_object(write_item.index)
+        )
+        if write_item.index in self._outgoing:
+            self._outgoing.close(write_item.index)
+        return data
 
-    def _let_go(self, fqn: str) -> None:
-        """A copy that was made for this save takes no memory of the devices any more."""
-        if self._copied.pop(fqn, None) is not None:
-            del self._tensors[fqn]
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        """What is to be written there: elements on the CPU, or a value. For subclasses to take it from elsewhere."""
+        return self._outgoing.piece(index) if index in self._outgoing else self._own_values[index.fqn]
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 — subclasses of torch's and torch_xla's planners have this name
+        """What a writer gets for it: elements as they are, a value encoded. For subclasses to change it before.
+
+        Raises:
+            UnsupportedValueError: a value is of a type that isn't stored.
+        """
+        if write_item.type != WriteItemType.BYTE_IO:
+            return object
+        name = write_item.index.fqn
+        known = self._blobs.get(name) if object is self._own_values.get(name) else None
+        return io.BytesIO(encode_value(name, object) if known is None else known)
 
     def _describe(self, ranks: Ranks) -> None:
         """All that follows from the state alone, for these ranks."""
         self._ranks = ranks
-        layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in self._tensors.items()]
+        layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in self._outgoing.tensors.items()]
         self._layouts = {layout.fqn: layout for layout in layouts}
         # Of a layout that isn't complete each rank has other elements.
         alike = [layout.fqn for layout in layouts if layout.complete]
@@ -250,12 +216,18 @@ class SPMDSavePlanner(SavePlanner):
             aliases=self._flat.aliases,
             per_rank_keys=self._flat.per_rank,
         )
-        self._blobs = {stored_name(n, ranks): encode_value(n, v) for n, v in self._flat.per_rank.items()}
+        own = {stored_name(name, ranks): value for name, value in self._flat.per_rank.items()}
+        self._own_values = self._flat.values | own
+        # What can't be stored is refused now; other values were looked at for their digests.
+        self._blobs = {name: encode_value(name, value) for name, value in own.items()}
         self._assign()
 
-    def _proposal(self) -> _Proposal:
-        return _Proposal(
-            rank=self._ranks.rank, fingerprint=fingerprint(self._digests), parts=self._incomplete()
+    def _proposal(self) -> Proposal:
+        return Proposal(
+            rules=planning_rules(self._ranks.world_size),
+            rank=self._ranks.rank,
+            fingerprint=fingerprint(self._digests),
+            parts=self._incomplete(),
         )
 
     def _incomplete(self) -> tuple[TensorLayout, ...]:
@@ -285,16 +257,6 @@ class SPMDSavePlanner(SavePlanner):
             value_bytes={n: content_bytes(v) for n, v in self._flat.values.items() if n not in elsewhere},
         )
 
-    def _proposals(self, plans: Sequence[SavePlan]) -> list[_Proposal]:
-        proposals = [plan.planner_data for plan in plans]
-        n_known = self._ranks.world_size
-        if [proposal.rank for proposal in proposals] != list(range(n_known)):
-            raise WrongRanksError(
-                f"this save is of {len(plans)} ranks, the planner knows of {n_known}: give it the group that the save "
-                "is given, SPMDSavePlanner(process_group=…)"
-            )
-        return proposals
-
     def _items_of(self, rank: int) -> tuple[list[WriteItem], tuple[TensorWrite, ...]]:
         """What this rank writes: tensors by name and place, then values."""
         writes = self._assignment.share(rank)
@@ -310,9 +272,7 @@ class SPMDSavePlanner(SavePlanner):
     def _own_items(self) -> OwnItems:
         """This rank's items, which can be resolved from now on."""
         items, writes = self._items_of(self._ranks.rank)
-        self._writes = {item.index: write for item, write in zip(items, writes, strict=False)}
-        self._open_items = Counter(write.fqn for write in writes)
-        self._shards = {}
+        self._outgoing.expect({item.index: write for item, write in zip(items, writes, strict=False)})
         return OwnItems(items)
 
     def _whole_metadata(self) -> GlobalMetadata:
@@ -364,29 +324,20 @@ class SPMDSavePlanner(SavePlanner):
             self._metadata.aliases = whole.aliases
 
     def _check_writer(self, storage_data: object) -> None:
-        """Raises UnsupportedWriterError if this is torch's safetensors writer, and it would lose something."""
-        if not isinstance(storage_data, dict) or set(storage_data) - _SAFETENSORS_KEYS:
-            return
-        if self._united.paths:
-            raise UnsupportedWriterError(
-                f"HuggingFaceStorageWriter was told of all names, and has none of those that only some ranks have: "
-                f"{', '.join(sorted(self._united.paths)[:5])}. Save with FileSystemWriter, and convert"
+        """Raises UnsupportedWriterError if the writer, of which this is what it added, would lose something."""
+        if is_safetensors_plan(storage_data):
+            self._metadata.leave_out_aliases()
+            check_safetensors_plan(
+                cast("Mapping[str, object]", storage_data),
+                self._assignment,
+                values=[*self._flat.values, *self._flat.per_rank],
+                names_of_some=self._united.paths,
             )
-        self._metadata.leave_out_aliases()
-        world_size = self._ranks.world_size
-        if world_size > 1 and "shard_index" not in storage_data:
-            raise UnsupportedWriterError(
-                f"{world_size} ranks would write one file of HuggingFaceStorageWriter: give it save_distributed=True"
-            )
-        if names := sorted((*self._flat.values, *self._flat.per_rank)):
-            raise UnsupportedWriterError(
-                f"safetensors files hold tensors only; leave out of this save: {', '.join(names)}"
-            )
-        for rank in range(world_size):
-            pieces = Counter(write.fqn for write in self._assignment.share(rank))
-            twice = next((fqn for fqn, n_pieces in pieces.items() if n_pieces > 1), None)
-            if twice is not None:
-                raise UnsupportedWriterError(
-                    f"{twice}: rank {rank} writes {pieces[twice]} parts of it, and HuggingFaceStorageWriter keeps one "
-                    "of a tensor in a file: save with FileSystemWriter, and convert"
-                )
+
+
+def _unplanned(kind: type[SPMDSavePlanner], attributes: Mapping[str, object]) -> SPMDSavePlanner:
+    """A planner of this class, with what its subclass keeps."""
+    planner = kind.__new__(kind)
+    SPMDSavePlanner.__init__(planner)
+    vars(planner).update(attributes)
+    return planner

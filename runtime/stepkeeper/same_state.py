@@ -7,8 +7,9 @@ from typing import Any, Final
 from stepkeeper.errors import SaveError
 from stepkeeper.gang import Gang
 from stepkeeper_planners.agree import fingerprint, name_differences, name_digests
-from stepkeeper_planners.errors import RanksDifferError
+from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
 from stepkeeper_planners.layout import TensorLayout
+from stepkeeper_planners.rules import check_rules, planning_rules
 
 __all__ = ["StateSummary", "check_same_state"]
 
@@ -45,22 +46,27 @@ class StateSummary:
 def check_same_state(
     save: str, step: int, summary: StateSummary | None, gang: Gang, *, refusal: str | None = None
 ) -> None:
-    """All ranks save the same step and state, but for what is `PerRank`. `save` is what they call this save.
+    """All ranks save the same step and state, but for what is `PerRank`, and divide it alike.
 
     One digest of each rank goes to rank 0; names are compared only where these differ. A rank that has no snapshot
-    gives a `refusal` in place of a summary.
+    gives a `refusal` in place of a summary. `save` is what they call this save.
 
     Ranks: all.
 
     Raises:
         RanksDifferError: the states differ; it says where. In all ranks.
-        SaveError: a rank has no snapshot, or another step. In all ranks.
+        SaveError: a rank has no snapshot, another step, or a release that divides a state otherwise. In all ranks.
 
     """
     if gang.world_size == 1:
         return
     digests = {} if summary is None else summary.digests()
-    said = {"refusal": refusal, "step": step, "fingerprint": fingerprint(digests).hex()}
+    said = {
+        "rules": planning_rules(gang.world_size),
+        "refusal": refusal,
+        "step": step,
+        "fingerprint": fingerprint(digests).hex(),
+    }
     proposals = gang.gather(f"{save}/state", said, _TIMEOUT_S)
     verdict = gang.broadcast(f"{save}/same", _verdict(proposals) if proposals else None, _TIMEOUT_S)
     if verdict["error"] is not None:
@@ -75,6 +81,10 @@ def _verdict(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     refusals = [f"rank {rank}: {said['refusal']}" for rank, said in enumerate(proposals) if said["refusal"]]
     if refusals:
         return {"error": f"no snapshot of step {proposals[0]['step']}: {'; '.join(refusals[:_COMPARED])}"}
+    try:
+        check_rules([said.get("rules", "an older release") for said in proposals])
+    except ReleasesDifferError as error:
+        return {"error": str(error)}
     steps: dict[int, list[int]] = {}
     alike: dict[str, list[int]] = {}
     for rank, said in enumerate(proposals):

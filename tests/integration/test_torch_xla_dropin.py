@@ -1,4 +1,4 @@
-"""One import is changed, and the same code sees the same: attributes, plans, data, and a state restored in place."""
+"""One import is changed, and the same code sees the same: attributes, plans, data, subclasses, what is restored."""
 
 import inspect
 import json
@@ -32,6 +32,7 @@ def test_same_code_sees_the_same(tmp_path: Path) -> None:
     ours = seen_with("stepkeeper", tmp_path / "ours")
     theirs = seen_with(THEIRS, tmp_path / "theirs")
     assert len(ours["by hand"]["items"]) > 10
+    assert len(ours["through subclasses"]["asked by the reader"]) > 20
     for part, seen in theirs.items():
         if isinstance(seen, dict):
             for name in seen:

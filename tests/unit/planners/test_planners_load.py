@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.errors import CastError, LoadMismatchError
-from stepkeeper_planners.load import OwnItems
+from stepkeeper_planners.read_items import OwnReads
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -242,20 +242,6 @@ def test_a_mismatch_changes_nothing(folder: Path) -> None:
     assert_loaded({**state, "scalar": torch.tensor(1.0)}, 1)
 
 
-def test_tied_tensors_are_read_once_under_either_name(tmp_path: Path) -> None:
-    shared = torch.arange(4.0)
-    for name, saved in {
-        "both": {"embed": shared, "head": shared},
-        "first": {"embed": shared},
-        "second": {"head": shared},
-    }.items():
-        dcp_save(dict(saved), checkpoint_id=tmp_path / name, no_dist=True)
-        tied = torch.zeros(4)
-        planner = load({"embed": tied, "head": tied}, tmp_path / name)
-        assert torch.equal(tied, shared)
-        assert len(planner._items) == 1
-
-
 def test_one_process_after_one_gets_its_own(tmp_path: Path) -> None:
     dcp_save(
         {"loader": PerRank(Counter(7)), "rng": PerRank([1, 2])}, checkpoint_id=tmp_path,
@@ -307,7 +293,7 @@ def test_items_are_not_sent_to_other_ranks(folder: Path) -> None:
     sent = pickle.dumps(plan)
     assert len(sent) < 300
     (answer,) = planner.create_global_plan([pickle.loads(sent)])
-    assert isinstance(answer.items, OwnItems)
+    assert isinstance(answer.items, OwnReads)
     assert planner.finish_plan(answer).items == plan.items
     # A reader that made items of its own keeps them.
     assert planner.finish_plan(LoadPlan(items=plan.items[:2])).items == plan.items[:2]

@@ -143,7 +143,7 @@ def test_shards_are_moved_once_in_the_order_of_the_plan_and_let_go(monkeypatch: 
     for thread in threads:
         thread.join()
     assert sorted(moved) == sorted(map(id, state.values()))
-    assert gang.planners[0]._shards == {}
+    assert gang.planners[0]._outgoing.shards == {}
 
 
 def test_copies_on_devices_are_let_go_tensor_by_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_tensors_that_no_rank_knows_alone_are_joined(monkeypatch: pytest.MonkeyP
 def test_a_gap_between_what_ranks_know_is_found_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(LayoutError, match="w: the chunks hold 8 of 10"):
+    with pytest.raises(LayoutError, match="w: the chunks, of ranks 0, 1, hold 8 of 10"):
         Gang(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 1)}).agree()
 
 

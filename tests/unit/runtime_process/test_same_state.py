@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper import same_state
 from stepkeeper.errors import SaveError
 from stepkeeper.gang import SoloGang, StoreGang
 from stepkeeper.same_state import StateSummary, check_same_state
-from stepkeeper.snapshot import Region, take_snapshot
+from stepkeeper.snapshot import Region, Snapshots
 from stepkeeper_planners import PerRank
 from stepkeeper_planners.agree import digest_value
 from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
@@ -19,7 +20,7 @@ from stepkeeper_planners.layout import Ranks
 
 
 def summary_of(state: dict[str, object], rank: int, world_size: int) -> StateSummary:
-    return take_snapshot(state, Ranks(rank=rank, world_size=world_size), Region()).summary
+    return Snapshots(Ranks(rank=rank, world_size=world_size)).take(state, Region()).summary
 
 
 def outcomes(
@@ -151,3 +152,11 @@ def test_digests_tell_apart_what_is_not_equal_however_large() -> None:
     digests = {digest_value("v", value) for value in values}
     assert len(digests) == len(values)
     assert {digest_value("v", copy.deepcopy(value)) for value in values} == digests
+
+
+def test_ranks_of_different_releases_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = iter(["release 1", "release 2"])
+    monkeypatch.setattr(same_state, "planning_rules", lambda _: next(rules))
+    for error in states_outcomes([{"w": 1}, {"w": 1}]):
+        assert isinstance(error, SaveError)
+        assert "run one release of stepkeeper on all" in str(error)
