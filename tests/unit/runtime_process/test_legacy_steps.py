@@ -1,0 +1,194 @@
+"""Which of another writer's steps is gone on from, and what of it is bad bytes and what isn't."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from stepkeeper.errors import RestoreError, TornCheckpointError, TransientStorageError
+from stepkeeper.legacy.choosing import choose
+from stepkeeper.legacy.content import open_content
+from stepkeeper.legacy.loading import LegacyLoading
+from stepkeeper.log import LegacyBase
+from stepkeeper.storage import Store
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.storage.retry import Patience
+from stepkeeper_planners.errors import ValueDecodeError
+from stepkeeper_planners.layout import Ranks
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"model": {"w": torch.full((6, 4), float(step)), "b": torch.arange(5)}, "step": step}
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A root with steps 100 and 200 of stock DCP."""
+    root = tmp_path_factory.mktemp("legacy")
+    for folder, step in (("step-100", 100), ("step-200", 200)):
+        save(state_of(step), checkpoint_id=root / folder, no_dist=True)
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def bucket(objects: dict[str, bytes]) -> MemoryBucket:
+    bucket = MemoryBucket()
+    bucket.objects.update(objects)
+    return bucket
+
+
+def chosen(bucket: MemoryBucket) -> LegacyBase | None:
+    return choose(MemoryStore(bucket), lambda: MemoryStore(bucket))
+
+
+def test_the_newest_complete_one_is_chosen(bucket: MemoryBucket) -> None:
+    assert chosen(bucket) == LegacyBase(step=200, folder="step-200")
+    assert chosen(MemoryBucket()) is None
+
+
+def without_metadata(objects: dict[str, bytes]) -> None:
+    del objects["step-200/.metadata"]
+
+
+def without_data(objects: dict[str, bytes]) -> None:
+    del objects["step-200/__0_0.distcp"]
+
+
+def cut(objects: dict[str, bytes]) -> None:
+    objects["step-200/__0_0.distcp"] = objects["step-200/__0_0.distcp"][:-1]
+
+
+def damaged_metadata(objects: dict[str, bytes]) -> None:
+    objects["step-200/.metadata"] = objects["step-200/.metadata"][:-30]
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (without_metadata, "has no .metadata"),
+        (without_data, "__0_0.distcp is missing"),
+        (cut, "__0_0.distcp is cut short"),
+        (damaged_metadata, "no metadata of a checkpoint"),
+    ],
+)
+def test_what_is_incomplete_is_passed_over_and_said(
+    bucket: MemoryBucket,
+    caplog: pytest.LogCaptureFixture,
+    harm: Callable[[dict[str, bytes]], None],
+    said: str,
+) -> None:
+    harm(bucket.objects)
+    found = chosen(bucket)
+    assert found is not None
+    assert (found.step, found.folder) == (100, "step-100")
+    assert said in (found.reason or "")
+    (record,) = (each for each in caplog.records if each.levelno == logging.ERROR)
+    assert said in record.getMessage()
+
+
+def test_where_none_is_complete_nothing_is_begun(bucket: MemoryBucket) -> None:
+    for step in (100, 200):
+        del bucket.objects[f"step-{step}/.metadata"]
+    with pytest.raises(RestoreError, match=r"none of them is whole: step 200 .*; step 100 .*another root"):
+        chosen(bucket)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (".metadata", "is a checkpoint itself: give the folder above"),
+        ("final/.metadata", "tell no step: final"),
+    ],
+)
+def test_a_checkpoint_without_a_step_in_its_name_is_not_taken_for_nothing(path: str, said: str) -> None:
+    bucket = MemoryBucket()
+    bucket.objects[path] = b"?"
+    with pytest.raises(RestoreError, match=said):
+        chosen(bucket)
+
+
+def test_no_answer_is_no_incomplete_step(bucket: MemoryBucket) -> None:
+    def hook(moment: str, operation: str, path: str) -> None:
+        if operation == "read":
+            raise TransientStorageError("no answer")
+
+    store = MemoryStore(bucket, hook=hook)
+    with pytest.raises(TransientStorageError):
+        choose(store, lambda: store, patience=Patience(total_s=0))
+
+
+def filled(store: Store, state: dict[str, Any], folder: str = "step-200") -> None:
+    loading = LegacyLoading(store, folder, state, Ranks(rank=0, world_size=1))
+    assert loading.compare() == {}
+    loading.fill()
+    loading.give()
+
+
+def test_a_step_is_loaded_into_place(bucket: MemoryBucket) -> None:
+    state: dict[str, Any] = {
+        "model": {"w": torch.zeros(6, 4), "b": torch.zeros(5, dtype=torch.int64)},
+        "step": 0,
+    }
+    held = state["model"]["w"]
+    filled(MemoryStore(bucket), state)
+    assert state["step"] == 200
+    assert torch.equal(held, torch.full((6, 4), 200.0))
+
+
+def failure_of(store: Store, state: dict[str, Any]) -> str | None:
+    """What was read bad, or which value can't be read; None: nothing."""
+    try:
+        filled(store, state)
+    except TornCheckpointError as error:
+        assert error.bad is not None, error  # noqa: PT017  # other bits of the same test raise nothing
+        return "bad"
+    except ValueDecodeError:
+        return "value"
+    return None
+
+
+def test_a_flipped_bit_anywhere_in_the_data_is_seen_or_changes_nothing(bucket: MemoryBucket) -> None:
+    whole = bucket.objects["step-200/__0_0.distcp"]
+    seen = 0
+    for place in range(0, len(whole), 17):
+        flipped = bytes([whole[place] ^ 4])
+        bucket.objects["step-200/__0_0.distcp"] = whole[:place] + flipped + whole[place + 1 :]
+        state: dict[str, Any] = {
+            "model": {"w": torch.zeros(6, 4), "b": torch.zeros(5, dtype=torch.int64)},
+            "step": 0,
+        }
+        found = failure_of(MemoryStore(bucket), state)
+        if found is None:
+            expected = state_of(200)
+            assert state["step"] == 200
+            for name, tensor in expected["model"].items():
+                assert torch.equal(state["model"][name], tensor)
+        else:
+            seen += 1
+    assert seen > len(whole) // 17 // 3
+
+
+def test_code_in_a_pickle_is_not_run_and_no_reason_to_go_back(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    save({"w": torch.ones(2), "evil": Evil()}, checkpoint_id=tmp_path / "1", no_dist=True)
+    bucket = MemoryBucket()
+    for path in (tmp_path / "1").iterdir():
+        bucket.objects[f"1/{path.name}"] = path.read_bytes()
+    found = chosen(bucket)
+    assert found is not None
+    content = open_content(MemoryStore(bucket), found.folder)
+    with pytest.raises(ValueDecodeError, match="evil"):
+        content.value("evil")
+    assert not (tmp_path / "ran").exists()
