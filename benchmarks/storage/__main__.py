@@ -1,25 +1,42 @@
 """Bulk data to and from a bucket: `python -m benchmarks.storage`, against an emulator behind a long line."""
 
 import argparse
+import json
 import os
+import platform
 import secrets
-import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import google_crc32c
-from benchmarks.storage.uploads import MIB, READS, UPLOADS, Bulk, seconds_of
+from benchmarks.storage.saves import STATES, data_bytes, order_of, save
+from benchmarks.storage.uploads import MIB, READS, UPLOADS, Bulk, bare_streams
 
 from stepcluster import binaries
 from stepkeeper.storage.crc import block_crcs, crc32c
 from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """The best of several runs."""
+
+    mib_s: float
+    cpu_s: float
+    """Of this process alone."""
 
 
 @contextmanager
@@ -35,53 +52,116 @@ def _line(address: str, rate_mib_s: float, delay_ms: float) -> Iterator[str]:
             process.terminate()
 
 
-def _measured(name: str, size_bytes: int, repeat: int, work: Callable[[], object]) -> None:
-    try:
-        times_s = [seconds_of(work) for _ in range(repeat)]
-    except Exception as error:  # a way that the server doesn't know is a result, too
-        print(f"  {name:42} {type(error).__name__}: {str(error)[:80]}", flush=True)
-        return
-    best_s, median_s = min(times_s), statistics.median(times_s)
-    print(
-        f"  {name:42} {size_bytes / best_s / MIB:8.0f} MiB/s best {size_bytes / median_s / MIB:8.0f} median",
-        flush=True,
-    )
-
-
-def _bucket(address: str, folder: Path, options: argparse.Namespace) -> None:
+@contextmanager
+def _store(address: str, streams: int) -> Iterator[GcsStore]:
+    """An empty prefix; what comes there is gone afterwards."""
     os.environ["STORAGE_EMULATOR_HOST"] = address
-    store = GcsStore(bucket=BUCKET, prefix=secrets.token_hex(8))
-    bulk = Bulk(store, folder, options.size_mib * MIB, options.streams)
-    for name, upload in UPLOADS.items():
-        _measured(name, len(bulk.data), options.repeat, partial(upload, bulk))
-    store.write("read", [bulk.data])
-    for name, read in READS.items():
-        _measured(f"read: {name}", len(bulk.data), options.repeat, partial(read, bulk, "read"))
-    for stat in store.list(""):
-        store.delete(stat.path)
-    store.close()
+    store = GcsStore(bucket=BUCKET, prefix=secrets.token_hex(8), streams=streams)
+    try:
+        yield store
+    finally:
+        for stat in store.list(""):
+            store.delete(stat.path)
+        store.close()
+
+
+def _timed(size_bytes: int, repeat: int, work: Callable[[], object]) -> Timed:
+    """Of `work`, that moves so many bytes."""
+    runs = []
+    for _ in range(repeat):
+        begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+        work()
+        runs.append((time.perf_counter() - begun_s, time.process_time() - begun_cpu_s))
+    best_s, cpu_s = min(runs)
+    return Timed(mib_s=round(size_bytes / best_s / MIB, 1), cpu_s=round(cpu_s, 2))
+
+
+def _ways(address: str, options: argparse.Namespace, size_mib: int, where: str) -> list[dict[str, Any]]:
+    print(f"\n{size_mib} MiB, {options.streams} streams, {where}")
+    results = []
+    with _store(address, options.streams) as store:
+        bulk = Bulk(store, size_mib * MIB, options.streams)
+        works: dict[str, Callable[[], object]] = {
+            name: partial(upload, bulk) for name, upload in UPLOADS.items()
+        }
+        store.write("read", [bulk.data])
+        works |= {f"read: {name}": partial(read, bulk, "read") for name, read in READS.items()}
+        for name, work in works.items():
+            timed = _timed(bulk.data.nbytes, options.repeat, work)
+            print(f"  {name:44} {timed.mib_s:8.1f} MiB/s {timed.cpu_s:8.2f} s of CPU", flush=True)
+            results.append({"way": name, "where": where, **asdict(timed)})
+    return results
+
+
+def _shares(address: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """How much of what so many streams can carry a save gets, from its first byte to what its commit names."""
+    rate, seconds = options.rate_mib_s, options.seconds
+    print(f"\na rank's save, {seconds} s worth of {rate:g} MiB/s for each stream, {options.delay_ms:g} ms")
+    results = []
+    for streams in (4, 8, 16):
+        size_bytes = int(streams * rate * seconds) * MIB
+        nominal = streams * rate
+        with _store(address, streams) as store:
+            store.write("warm", [b"x"])
+            bulk = Bulk(store, size_bytes, streams)
+            bare = _timed(size_bytes, options.repeat, partial(bare_streams, bulk))
+        where = f"  {streams:3} streams,"
+        print(
+            f"{where} {'nothing but bytes':20} {bare.mib_s:8.1f} MiB/s {bare.mib_s / nominal:7.0%}",
+            flush=True,
+        )
+        for state in STATES:
+            order = order_of(state, size_bytes)
+            with _store(address, streams) as store:
+                store.write("warm", [b"x"])
+                work = partial(save, store, order, bulk.data)
+                timed = _timed(data_bytes(order), options.repeat, work)
+            share, of_bare = timed.mib_s / nominal, timed.mib_s / bare.mib_s
+            shown = f"{share:7.0%} {of_bare:7.0%} of the bytes alone"
+            print(f"{where} {state:20} {timed.mib_s:8.1f} MiB/s {shown}", flush=True)
+            row = {"streams": streams, "state": state, "share": round(share, 3), "of_bare": round(of_bare, 3)}
+            results.append(row | {"bare_mib_s": bare.mib_s} | asdict(timed))
+    return results
+
+
+def _crc(repeat: int) -> dict[str, float]:
+    data = memoryview(secrets.token_bytes(MIB) * 256)
+    one = _timed(data.nbytes, repeat, lambda: crc32c(data))
+    blocks = _timed(data.nbytes, repeat, lambda: block_crcs([data], 16 * MIB))
+    print(
+        f"crc32c ({google_crc32c.implementation}): {one.mib_s:.0f} MiB/s, of blocks {blocks.mib_s:.0f} MiB/s"
+    )
+    return {"one_buffer_mib_s": one.mib_s, "blocks_mib_s": blocks.mib_s}
 
 
 def main() -> None:
+    """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size-mib", type=int, default=128)
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--rate-mib-s", type=float, default=16.0, help="of each connection on the long line")
+    parser.add_argument("--streams", type=int, default=8, help="for the comparison of ways")
+    parser.add_argument("--rate-mib-s", type=float, default=1.0, help="of each connection on the long line")
     parser.add_argument("--delay-ms", type=float, default=30.0, help="of each answer on the long line")
+    parser.add_argument("--seconds", type=float, default=8.0, help="that a save takes at best")
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "storage.json")
     options = parser.parse_args()
-    print(f"crc32c: {google_crc32c.implementation}, {os.cpu_count()} CPUs")
-    data = memoryview(secrets.token_bytes(MIB) * 256)
-    _measured("crc32c of one buffer", data.nbytes, options.repeat, lambda: crc32c(data))
-    _measured("crc32c of its blocks", data.nbytes, options.repeat, lambda: block_crcs([data], 16 * MIB))
+    facts = {
+        "measured": datetime.now(UTC).date().isoformat(),
+        "cores": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 1),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "line": {"rate_mib_s": options.rate_mib_s, "delay_ms": options.delay_ms},
+    }
+    crc = _crc(options.repeat)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with fake_gcs_server(binaries.ensure()["fake-gcs-server"], folder) as address:
-            print(f"{options.size_mib} MiB, {options.streams} streams, without a line between")
-            _bucket(address, folder, options)
-            print(f"{options.rate_mib_s:.0f} MiB/s for each stream, {options.delay_ms:.0f} ms")
+        with fake_gcs_server(binaries.ensure()["fake-gcs-server"], Path(name)) as address:
             with _line(address, options.rate_mib_s, options.delay_ms) as far:
-                _bucket(far, folder, options)
+                shares = _shares(far, options)
+                size_mib = int(options.streams * options.rate_mib_s * options.seconds)
+                ways = _ways(far, options, size_mib, "on the long line")
+            ways += _ways(address, options, 4 * size_mib, "straight")
+    results = {"machine": facts, "crc32c": crc, "saves": shares, "ways": ways}
+    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class _Packing:
 def _n_files(total_bytes: int, streams: int, least_bytes: int) -> int:
     if total_bytes > streams * least_bytes:
         return streams * ceil(total_bytes / (streams * _MOST_BYTES))
-    return max(total_bytes // least_bytes, 1)
+    return max(ceil(total_bytes / least_bytes), 1)
 
 
 def _length_bytes(order: TensorOrder | ValueOrder) -> int:

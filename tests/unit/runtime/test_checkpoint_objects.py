@@ -18,6 +18,7 @@ from stepkeeper.checkpoint import (
     read_manifests,
     verify_objects,
     write_checkpoint,
+    writing,
 )
 from stepkeeper.errors import (
     ManifestError,
@@ -219,9 +220,10 @@ def test_a_refusal_is_raised_as_it_is(saved: Saved) -> None:
         saved.read_all()
 
 
-def test_many_threads_read_each_block_once() -> None:
+def test_many_threads_read_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_LEAST_BYTES", 4 * BLOCK_BYTES)
     store = MemoryStore()
-    data = memoryview(bytes(range(256)) * (7 * BLOCK_BYTES // 1024))
+    data = memoryview(bytes(range(256)) * (5 * BLOCK_BYTES // 512))
     half = len(data) // 2 * 2
     save = SaveOrder(
         rank=0,
@@ -243,9 +245,9 @@ def test_many_threads_read_each_block_once() -> None:
     start = chunk.offset_bytes + chunk.data_offset_bytes
     with ThreadPoolExecutor(16) as pool:
         pieces = list(
-            pool.map(lambda n: reader.read_verified(chunk.path, start + n * 700_003, 700_003), range(40))
+            pool.map(lambda n: reader.read_verified(chunk.path, start + n * 1_000_003, 1_000_003), range(40))
         )
-    assert b"".join(pieces) == bytes(data[: 40 * 700_003])
+    assert b"".join(pieces) == bytes(data[: 40 * 1_000_003])
     assert len(reads) <= 3
 
 
