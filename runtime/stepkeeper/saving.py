@@ -1,6 +1,5 @@
 """Saves: a snapshot in the train thread, everything else in one thread behind it."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,11 +16,10 @@ from stepkeeper.log import CommitRecord, LegacyBase
 from stepkeeper.persist import SaveJob, SaveState, persist
 from stepkeeper.same_state import check_same_state
 from stepkeeper.save_report import SaveClock, SaveReport
-from stepkeeper.snapshot import Region, take_snapshot
+from stepkeeper.snapshot import Region, Snapshots
 
 __all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
 
-_log: Final = logging.getLogger(__name__)
 _MOST_LOST_IN_A_ROW: Final = 2
 
 
@@ -117,6 +115,7 @@ class Saver:
         gang: Gang,
         *,
         max_pending: int,
+        device_budget_bytes: int | None = None,
         base: Callable[[], int | LegacyBase | None],
         on_end: Callable[[SaveEnd], None],
     ) -> None:
@@ -125,6 +124,8 @@ class Saver:
         self._base = base
         self._on_end = on_end
         self._free = [Region() for _ in range(max_pending)]
+        self._snapshots = Snapshots(gang.ranks, device_budget_bytes=device_budget_bytes)
+        self._prepared = False
         self._pending: list[InFlight] = []
         self._number = 0
         self._lost_in_a_row = 0
@@ -138,6 +139,19 @@ class Saver:
         """The newest save, until it has ended."""
         newest = self._pending[-1] if self._pending else None
         return None if newest is None or newest.done else newest
+
+    def prepare(self, state: Mapping[str, object]) -> None:
+        """Saves of states built like this one compile nothing, and find memory that is there. Done once.
+
+        Ranks: all.
+        """
+        if self._prepared:
+            return
+        self._prepared = True
+        size_bytes = self._snapshots.prepare(state)
+        region = self._free[-1]
+        region.reserve(size_bytes)
+        self._executor.submit(region.populate, size_bytes)
 
     def start(
         self,
@@ -170,7 +184,8 @@ class Saver:
         self._number += 1
         in_flight = InFlight(step, clock)
         try:
-            snapshot = take_snapshot(state, self._gang.ranks, region)
+            snapshot = self._snapshots.take(state, region)
+            self._prepared = True
         except BaseException as error:
             self._free.append(region)
             self._executor.submit(self._tell_refusal, name, step, f"{type(error).__name__}: {error}")
@@ -220,7 +235,7 @@ class Saver:
             committed = persist(job, self._companion, self._gang)
         except BaseException as error:  # it goes to whoever asks for the result
             failure = error
-        self._note(in_flight.step, failure)
+        self._note(failure)
         report = in_flight.conclude(committed, failure)
         in_flight.moved(SaveState.COMMITTED if failure is None else SaveState.FAILED)
         self._on_end(
@@ -243,12 +258,11 @@ class Saver:
         with suppress(SaveError, GangError):  # the train thread has raised the reason
             check_same_state(name, step, None, self._gang, refusal=refusal)
 
-    def _note(self, step: int, failure: BaseException | None) -> None:
+    def _note(self, failure: BaseException | None) -> None:
         if failure is None:
             self._unmended = None
             self._lost_in_a_row = 0
             return
-        _log.error("the save of step %d failed: %s", step, failure)
         self._unmended = failure
         self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
         if self._lost_in_a_row in (0, _MOST_LOST_IN_A_ROW):

@@ -69,6 +69,20 @@ def identity(tensor: torch.Tensor) -> object:
     return _adapter(tensor).identity(tensor)
 
 
+def structure(tensor: torch.Tensor) -> object:
+    """Equal, and hashable, for tensors that are described alike, whatever their elements are. Cheap."""
+    kind: object = None
+    if _is_dtensor(tensor):
+        kind = dtensor.structure(tensor)
+    elif checkpointable.is_checkpointable(tensor):
+        kind = checkpointable.structure(tensor)
+    elif tensor.device.type == "xla":
+        from stepkeeper_planners.adapters import xla
+
+        kind = xla.structure(tensor)
+    return (type(tensor), tensor.dtype, tensor.device.type, tensor.layout, tuple(tensor.shape), kind)
+
+
 def materialize(tensors: Mapping[str, torch.Tensor]) -> None:
     """No tensor has a computation pending; without XLA tensors nothing is done."""
     if "torch_xla" in sys.modules:

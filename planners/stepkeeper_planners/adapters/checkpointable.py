@@ -82,6 +82,11 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
                 view.copy_(piece)
 
 
+def structure(tensor: torch.Tensor) -> object:
+    """Which boxes of the whole it holds, and where."""
+    return tuple(str(getattr(tensor, name)) for name in _ATTRIBUTES)
+
+
 def identity(tensor: torch.Tensor) -> object:
     """Which memory, seen how, as which part of what."""
     held = _attributes(tensor)

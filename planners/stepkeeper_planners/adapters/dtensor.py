@@ -99,6 +99,13 @@ def identity(tensor: torch.Tensor) -> object:
     return ("dtensor", local.untyped_storage()._cdata, place, part)  # noqa: SLF001 — as torch.serialization does
 
 
+def structure(tensor: torch.Tensor) -> object:
+    """Where its parts lie, and what the local one looks like."""
+    local = local_part(tensor)
+    held = (type(local), local.layout, local.is_quantized, tuple(local.shape))
+    return (_dtensor(tensor).device_mesh, _dtensor(tensor).placements, held)
+
+
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether different ranks hold different parts."""
     mesh = _dtensor(tensor).device_mesh

@@ -1,6 +1,7 @@
-"""Tensors of torch_xla: the only module that imports it. Shards are described from the sharding's text alone.
+"""Tensors of torch_xla. Shards are described from the sharding's text alone.
 
-torch_xla's own indices of a shard need the data to be there, and fail while a step is still running.
+torch_xla's own indices of a shard need the data to be there, and fail while a step is still running. It is imported
+here and in `xla_pieces` only.
 """
 
 # ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
@@ -36,7 +37,15 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     Raises:
         UnsupportedShardingError: MANUAL or unknown sharding, or ranks and devices don't fit together.
     """
-    tiling = _tiling(_bare(tensor), fqn)
+    return describe_as(fqn, tensor, tiling_of(bare_of(tensor), fqn), ranks)
+
+
+def describe_as(fqn: str, tensor: torch.Tensor, tiling: Tiling | None, ranks: Ranks) -> TensorLayout:
+    """`describe`, for a copy of the tensor that lies in these tiles.
+
+    Raises:
+        UnsupportedShardingError: ranks and devices don't fit together.
+    """
     shape = tuple(tensor.shape)
     if tiling is None:
         return whole_tensor(fqn, dtype_name(tensor.dtype), shape, ranks)
@@ -55,13 +64,13 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     Raises:
         UnsupportedShardingError: MANUAL or unknown sharding.
     """
-    bare = _bare(tensor)
-    tiling = _tiling(bare)
+    bare = bare_of(tensor)
+    tiling = tiling_of(bare)
     if tiling is None:
         return [plain.plain_data(bare)]
     boxes = tiling.device_boxes(tuple(bare.shape))
     by_device = {device: data for data, device in _transferred(bare)}
-    return [_unpadded(by_device[name], boxes[_ordinal(name)], bare.dtype) for name in _local_devices()]
+    return [unpadded(by_device[name], boxes[ordinal(name)], bare.dtype) for name in local_devices()]
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
@@ -71,19 +80,19 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
         ValueError: a piece is lacking, or has another shape or dtype.
         UnsupportedShardingError: MANUAL or unknown sharding.
     """
-    bare = _bare(tensor)
-    tiling = _tiling(bare)
+    bare = bare_of(tensor)
+    tiling = tiling_of(bare)
     if tiling is None:
         plain.fill(bare, pieces)
         return
-    devices = _local_devices()
+    devices = local_devices()
     shape = tuple(bare.shape)
     boxes = tiling.device_boxes(shape)
     padded_sizes = tiling.padded_sizes(shape)
     first: dict[Box, int] = {}
     shards: list[torch.Tensor] = []
     for index, name in enumerate(devices):
-        box = boxes[_ordinal(name)]
+        box = boxes[ordinal(name)]
         if box in first:
             shards.append(shards[first[box]])
             continue
@@ -94,7 +103,7 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
 
 def materialize(tensors: Iterable[torch.Tensor]) -> None:
     """None of the XLA tensors has a computation pending: if one had, all pending work was started."""
-    bare = [_bare(tensor) for tensor in tensors if tensor.device.type == "xla"]
+    bare = [bare_of(tensor) for tensor in tensors if tensor.device.type == "xla"]
     if bare and any(_C._check_tensor_need_materialization(bare)):
         # A sync moves XLA's random seed on. Training draws the same numbers whether it is saved and restored or not.
         seed = xm.get_rng_state()
@@ -122,78 +131,104 @@ def cut_clone(tensor: torch.Tensor, fqn: str = "tensor") -> torch.Tensor | None:
     """A pending clone in which no two devices hold the same element; None where that is not possible, or no gain."""
     if tensor.device.type != "xla":
         return None
-    bare = _bare(tensor)
+    bare = bare_of(tensor)
+    tiling = cut_tiling(bare, tiling_of(bare, fqn), across_processes_only=True)
+    if tiling is None:
+        return None
+    clone = bare.detach().clone()
+    place_in_tiles(clone, tiling.groups, tiling.counts)
+    return clone
+
+
+def cut_tiling(
+    bare: torch.Tensor, present: Tiling | None, *, across_processes_only: bool = False
+) -> Tiling | None:
+    """The tiling of a copy in which no two devices hold the same element; None where it can't be had, or is no gain.
+
+    With `across_processes_only`, what all devices of a single process hold alike is left as it is.
+    """
     shape = tuple(bare.shape)
-    present = _tiling(bare, fqn)
-    if present is None and bare.numel() and xr.process_count() > 1:
-        devices = tuple(_ordinal(name) for name in _C._xla_get_all_runtime_devices())
-        present = Tiling(counts=(1,) * len(shape), groups=(devices,))
+    if present is None and bare.numel() and xr.is_spmd():
+        devices = tuple(ordinal(name) for name in _C._xla_get_all_runtime_devices())
+        if len(devices) > 1 and not (across_processes_only and xr.process_count() == 1):
+            present = Tiling(counts=(1,) * len(shape), groups=(devices,))
     if present is None or present.copies == 1:
         return None
     tiling = present.without_copies(shape)
     if tiling is None or bare.numel() * bare.itemsize < SMALLEST_PART_BYTES * len(tiling.groups):
         return None
-    clone = bare.detach().clone()
-    assignment = np.array(tiling.groups).reshape(tiling.counts).tolist()
-    _C._xla_annotate_custom_sharding(clone, _C.OpSharding(assignment, [], [], int(ShardingType.TILED)))
-    return clone
+    return tiling
+
+
+def place_in_tiles(
+    pending: torch.Tensor, groups: tuple[tuple[int, ...], ...], counts: tuple[int, ...]
+) -> None:
+    """The pending tensor comes out of its program in tiles, each on one device."""
+    assignment = np.array(groups).reshape(counts).tolist()
+    _C._xla_annotate_custom_sharding(pending, _C.OpSharding(assignment, [], [], int(ShardingType.TILED)))
 
 
 def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """The tensor has the sharding of the other one, if that has one, from the next program on."""
-    bare, wanted = _bare(tensor), _C._get_xla_op_sharding(_bare(other))
-    if wanted and _C._get_xla_sharding_spec(bare) != _C._get_xla_sharding_spec(_bare(other)):
+    bare, wanted = bare_of(tensor), _C._get_xla_op_sharding(bare_of(other))
+    if wanted and _C._get_xla_sharding_spec(bare) != _C._get_xla_sharding_spec(bare_of(other)):
         _C._xla_annotate_custom_sharding(bare, wanted)
 
 
-def start(tensors: Iterable[torch.Tensor]) -> None:
-    """What was pending on these tensors was started.
+def start(tensors: Iterable[torch.Tensor], *, until_running: bool = False) -> None:
+    """What was pending on these tensors was started; with `until_running`, the devices have taken it on.
 
     Other than torch_xla.sync() this neither starts the training's pending work nor draws a new random seed.
     """
-    bare = [_bare(tensor) for tensor in tensors if tensor.device.type == "xla"]
+    bare = [bare_of(tensor) for tensor in tensors if tensor.device.type == "xla"]
     if bare:
-        _C._xla_sync_multi(bare, [], False, True)
+        _C._xla_sync_multi(bare, [], until_running, True)
+
+
+def structure(tensor: torch.Tensor) -> object:
+    """The sharding's text."""
+    text: str = _C._get_xla_sharding_spec(bare_of(tensor))
+    return text
 
 
 def identity(tensor: torch.Tensor) -> object:
     """torch_xla's number of the tensor, which detached aliases share; views have numbers of their own."""
-    return ("xla", _C._xla_get_tensor_id(_bare(tensor)))
+    return ("xla", _C._xla_get_tensor_id(bare_of(tensor)))
 
 
 def as_sharded(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor wrapped as torch_xla's, if different devices hold different parts."""
-    if _tiling(_bare(tensor), fqn) is None:
+    if tiling_of(bare_of(tensor), fqn) is None:
         return None
     sharded: torch.Tensor = wrap_if_sharded(tensor)
     return sharded
 
 
-def _bare(tensor: torch.Tensor) -> torch.Tensor:
+def bare_of(tensor: torch.Tensor) -> torch.Tensor:
     bare: torch.Tensor = tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
     return bare
 
 
-def _tiling(bare: torch.Tensor, fqn: str = "tensor") -> Tiling | None:
+def tiling_of(bare: torch.Tensor, fqn: str = "tensor") -> Tiling | None:
     tiling = parse_sharding(fqn, _C._get_xla_sharding_spec(bare), bare.dim())
     # There is nothing to tell apart in an empty tensor: one chunk for each rank.
     return tiling if bare.numel() else None
 
 
-def _ordinal(name: str) -> int:
+def ordinal(name: str) -> int:
     """The number in "TPU:5", by which shardings name the device."""
     return int(name.rsplit(":", 1)[1])
 
 
-def _local_devices() -> list[str]:
+def local_devices() -> list[str]:
     names: list[str] = _C._xla_get_runtime_devices()
     return names
 
 
 @lru_cache(maxsize=8)
 def _owners(ranks: Ranks) -> dict[int, tuple[Owner, ...]]:
-    local = [_ordinal(name) for name in _local_devices()]
-    everywhere = [_ordinal(name) for name in _C._xla_get_all_runtime_devices()]
+    local = [ordinal(name) for name in local_devices()]
+    everywhere = [ordinal(name) for name in _C._xla_get_all_runtime_devices()]
     return device_owners(local, everywhere, xr.process_count(), ranks)
 
 
@@ -210,7 +245,7 @@ def _transferred(bare: torch.Tensor) -> list[tuple[torch.Tensor, str]]:
     return shards
 
 
-def _unpadded(data: torch.Tensor, box: Box, dtype: torch.dtype) -> torch.Tensor:
+def unpadded(data: torch.Tensor, box: Box, dtype: torch.dtype) -> torch.Tensor:
     part = data[tuple(slice(0, size) for size in box.sizes)].contiguous()
     # Unsigned integers of 16 bits and more come back as signed ones of the same bits.
     return part if part.dtype == dtype else part.view(dtype)

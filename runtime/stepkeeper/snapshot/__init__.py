@@ -2,6 +2,6 @@
 
 from stepkeeper.snapshot.device import run_pending
 from stepkeeper.snapshot.region import Region
-from stepkeeper.snapshot.take import Snapshot, take_snapshot
+from stepkeeper.snapshot.take import Snapshot, Snapshots
 
-__all__ = ["Region", "Snapshot", "run_pending", "take_snapshot"]
+__all__ = ["Region", "Snapshot", "Snapshots", "run_pending"]

@@ -1,115 +1,172 @@
 """Taking a snapshot: all that the train loop waits for."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
+from stepkeeper.errors import SaveError
 from stepkeeper.same_state import StateSummary
-from stepkeeper.snapshot.device import clone_on_device
-from stepkeeper.snapshot.region import ALIGNMENT_BYTES, Region
+from stepkeeper.snapshot import device
+from stepkeeper.snapshot.plan import Planner, SnapshotPlan, laid_out_behind
+from stepkeeper.snapshot.region import Region
 from stepkeeper_planners import adapters
 from stepkeeper_planners.agree import digest_value, digest_whole_numbers
-from stepkeeper_planners.assign import SavePlan, TensorWrite, plan_save
-from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.nesting import notes
 from stepkeeper_planners.per_rank import stored_name
 from stepkeeper_planners.state import FlatState, gather_state
-from stepkeeper_planners.values import content_bytes, encode_value
+from stepkeeper_planners.values import encode_value
 
-__all__ = ["Snapshot", "take_snapshot"]
+if TYPE_CHECKING:
+    # At run time it would import torch_xla.
+    from stepkeeper_planners.adapters.xla_pieces import Part, Piece
+
+__all__ = ["Snapshot", "Snapshots"]
 
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
     """This rank's share of the state after one step. Host tensors are in the region; device copies still have to go."""
 
-    tensors: tuple[TensorOrder, ...]
+    plan: SnapshotPlan
     values: tuple[ValueOrder, ...]
     aliases: dict[str, str]
     key_paths: dict[str, tuple[str | int, ...]]
     """Name → the keys that lead to it; and what the names don't say of the nesting."""
 
-    writes: tuple[TensorWrite, ...]
-    """For each of `tensors`, which part of which of this rank's local shards it is."""
-
     summary: StateSummary
     """What of the state all ranks must have alike."""
 
-    on_device: dict[str, torch.Tensor]
-    """Copies of XLA tensors, by name: nothing that happens to the state changes them."""
+    on_device: list["Piece"] = field(default_factory=list)
+    """Copies of XLA tensors: nothing that happens to the state changes them."""
+
+    copies: device.DeviceCopies | None = None
+    """Who made them."""
+
+    @property
+    def tensors(self) -> tuple[TensorOrder, ...]:
+        return self.plan.orders
 
     def transfer(self, region: Region) -> None:
-        """All bytes are in the region, each device copy was dropped as soon as it was there.
+        """All bytes are in the region; each device copy was dropped as soon as it was there.
 
-        Called from a background thread. The transfer of one tensor holds the GIL.
+        Called from a background thread. The GIL is held while a piece moves, not while its copy isn't made yet.
         """
-        for fqn, mine in _by_tensor(self.tensors, self.writes):
-            if fqn in self.on_device:
-                _copy_in(region, self.on_device.pop(fqn), mine)
+        if not self.on_device:
+            return
+        from stepkeeper_planners.adapters import xla_pieces
+
+        arrivals = _Arrivals(self.plan, region)
+        made_bytes = sum(piece.size_bytes for piece in self.on_device)
+        batches = list(device.batches(self.on_device))[::-1]
+        xla_pieces.wait_until_there(self.on_device)
         self.on_device.clear()
+        try:
+            while batches:
+                for piece, parts in xla_pieces.move(batches.pop()):
+                    arrivals.put(piece.fqn, parts)
+            arrivals.check()
+        except RuntimeError as error:
+            if self.copies is not None:
+                self.copies.refused(error, made_bytes)
+            raise
 
 
-def take_snapshot(state: Mapping[str, object], ranks: Ranks, region: Region) -> Snapshot:
-    """The state may change again: the snapshot does not follow it.
+class Snapshots:
+    """Takes the snapshots of one rank, each into a region that the caller chooses."""
 
-    XLA tensors are copied on their devices; only the dispatch of that is waited for. Called where nothing is pending
-    (after the loop's own `torch_xla.sync()`) it compiles one small program, once; elsewhere the pending step is
-    compiled anew with the copies in it. CPU tensors are copied into the region.
+    def __init__(self, ranks: Ranks, *, device_budget_bytes: int | None = None) -> None:
+        """`device_budget_bytes` may be used for copies on this process's devices; None: as much as there is."""
+        self._ranks = ranks
+        self._planner = Planner(ranks)
+        self._copies = device.DeviceCopies(device_budget_bytes)
 
-    Raises:
-        UnsupportedValueError: a value is of a type that is not stored; it names the key.
-        UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
+    def prepare(self, state: Mapping[str, object]) -> int:
+        """A snapshot of `state` compiles nothing any more. The answer is how many bytes of a region it takes.
 
-    """
-    flat = gather_state(state)
-    clones = clone_on_device(flat.tensors)
-    now = flat.tensors | clones
-    layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in now.items()]
-    _check_known_whole(layouts, ranks)
-    plan = plan_save(layouts, {fqn: content_bytes(value) for fqn, value in flat.values.items()}, ranks)
-    blobs = {fqn: encode_value(fqn, flat.values[fqn]) for fqn in plan.values}
-    for fqn, value in flat.per_rank.items():
-        blobs[stored_name(fqn, ranks)] = encode_value(fqn, value)
-    orders, values, size_bytes = _laid_out(plan, blobs)
-    region.reserve(size_bytes)
-    for order in values:
-        region.write(order.start, blobs[order.fqn])
-    for fqn, mine in _by_tensor(orders, plan.tensors):
-        if fqn not in clones:
-            _copy_in(region, now[fqn], mine)
-    return Snapshot(
-        tensors=orders,
-        values=values,
-        aliases=dict(flat.aliases),
-        key_paths=flat.paths | notes(flat.tree),
-        writes=plan.tensors,
-        summary=_summary(flat, layouts, ranks),
-        on_device=clones,
-    )
+        Raises:
+            UnsupportedValueError: as `take`.
+            UnsupportedShardingError: as `take`.
 
+        """
+        flat = gather_state(state)
+        adapters.materialize(flat.tensors)
+        plan = self._planner.plan(flat)
+        _, rest = self._copies.make(flat.tensors, plan.cuts, device.to_copy(plan.cuts, plan.mine))
+        device.compile_moves(flat.tensors, plan.cuts, rest)
+        return laid_out_behind(plan, self._blobs(flat, plan))[1]
 
-def _check_known_whole(layouts: Sequence[TensorLayout], ranks: Ranks) -> None:
-    """Who writes what is decided by every rank alone, so each must know where all of a tensor lies."""
-    partial = next((layout.fqn for layout in layouts if not layout.complete), None)
-    if partial is not None and ranks.world_size > 1:
-        raise UnsupportedShardingError(
-            f"{partial}: this rank knows only its own part of it, and CheckpointManager saves tensors whose placement "
-            "every rank knows whole, such as a DTensor. Make it one, or save it with torch.distributed.checkpoint and "
-            "SPMDSavePlanner"
+    def take(self, state: Mapping[str, object], region: Region) -> Snapshot:
+        """The state may change again: the snapshot does not follow it.
+
+        XLA tensors are copied on their devices, and only the dispatch of that is waited for; those that the devices
+        have no room for are moved into the region, as CPU tensors are. What is pending is started first, by the same
+        program that the loop's own `torch_xla.sync()` would start.
+
+        Raises:
+            UnsupportedValueError: a value is of a type that is not stored; it names the key.
+            UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
+
+        """
+        flat = gather_state(state)
+        adapters.materialize(flat.tensors)
+        plan = self._planner.plan(flat)
+        blobs = self._blobs(flat, plan)
+        pieces, rest = self._copies.make(flat.tensors, plan.cuts, device.to_copy(plan.cuts, plan.mine))
+        values, size_bytes = laid_out_behind(plan, blobs)
+        region.reserve(size_bytes)
+        for order in values:
+            region.write(order.start, blobs[order.fqn])
+        self._copy_host_tensors(flat, plan, region)
+        arrivals = _Arrivals(plan, region)
+        for fqn, parts in device.moved(flat.tensors, plan.cuts, rest):
+            arrivals.put(fqn, parts)
+        arrivals.check()
+        return Snapshot(
+            plan=plan,
+            values=values,
+            aliases=dict(flat.aliases),
+            key_paths=flat.paths | notes(flat.tree),
+            summary=_summary(flat, plan, self._ranks),
+            on_device=pieces,
+            copies=self._copies,
         )
 
+    def _blobs(self, flat: FlatState, plan: SnapshotPlan) -> dict[str, bytes]:
+        blobs = {fqn: encode_value(fqn, flat.values[fqn]) for fqn in plan.values}
+        for fqn, value in flat.per_rank.items():
+            blobs[stored_name(fqn, self._ranks)] = encode_value(fqn, value)
+        return blobs
 
-def _summary(flat: FlatState, layouts: Sequence[TensorLayout], ranks: Ranks) -> StateSummary:
+    def _copy_host_tensors(self, flat: FlatState, plan: SnapshotPlan, region: Region) -> None:
+        """Each by one copy, of large ones by several threads."""
+        places = region.places(plan.orders)
+        sources, destinations = [], []
+        for fqn, mine in plan.mine.items():
+            if fqn in plan.cuts:
+                continue
+            tensor = flat.tensors[fqn]
+            own = adapters.in_place(tensor)
+            shards = [own] if own is not None else adapters.local_shards(tensor)
+            for index, write in mine:
+                shard = shards[write.local_index].detach()
+                place = places[index]
+                sources.append(shard if place.shape == shard.shape else shard[write.shard_box.slices])
+                destinations.append(place)
+        if destinations:
+            torch._foreach_copy_(destinations, sources)  # as torch's optimizers: thousands in one call
+
+
+def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
     if ranks.world_size == 1:
         return StateSummary()
     numbers = {fqn: digest_whole_numbers(tensor) for fqn, tensor in flat.tensors.items()}
     return StateSummary(
-        layouts=layouts,
+        layouts=plan.layouts,
         values={fqn: digest_value(fqn, value) for fqn, value in flat.values.items()},
         contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
         aliases=dict(flat.aliases),
@@ -117,48 +174,42 @@ def _summary(flat: FlatState, layouts: Sequence[TensorLayout], ranks: Ranks) -> 
     )
 
 
-_Mine = list[tuple[TensorOrder, TensorWrite]]
+class _Arrivals:
+    """Elements of XLA tensors as they come into the region, counted: what is missing would be an older save's."""
 
+    def __init__(self, plan: SnapshotPlan, region: Region) -> None:
+        self._plan = plan
+        self._region = region
+        self._missing: dict[str, int] = {}
 
-def _by_tensor(orders: Iterable[TensorOrder], writes: Iterable[TensorWrite]) -> Iterator[tuple[str, _Mine]]:
-    """What this rank writes of each tensor, in the order of the plan, which has the parts of a tensor together."""
-    pairs = zip(orders, writes, strict=True)
-    for fqn, mine in groupby(pairs, key=lambda pair: pair[0].fqn):
-        yield fqn, list(mine)
+    def put(self, fqn: str, parts: list["Part"]) -> None:
+        """What this rank writes of these elements is in the region."""
+        mine = self._plan.mine.get(fqn, [])
+        places = self._region.places(self._plan.orders)
+        missing = self._missing.get(fqn)
+        if missing is None:
+            missing = sum(write.box.volume for _, write in mine)
+        for index, write in mine:
+            for box, data in parts:
+                common = box.intersect(write.box)
+                if common is not None:
+                    places[index][_within(common, write.box)].copy_(data[_within(common, box)])
+                    missing -= common.volume
+        self._missing[fqn] = missing
 
+    def check(self) -> None:
+        """Of every tensor of which something came, all came that this rank writes.
 
-def _laid_out(
-    plan: SavePlan, blobs: Mapping[str, bytes]
-) -> tuple[tuple[TensorOrder, ...], tuple[ValueOrder, ...], int]:
-    """Where each piece of the plan lies in the region, and the region's size."""
-    start = 0
-    tensors = []
-    for write in plan.tensors:
-        tensors.append(
-            TensorOrder(
-                fqn=write.fqn,
-                dtype=write.dtype,
-                global_shape=write.global_shape,
-                offsets=write.box.offsets,
-                sizes=write.box.sizes,
-                start=start,
+        Raises:
+            SaveError: elements are lacking.
+
+        """
+        lacking = next((fqn for fqn, missing in self._missing.items() if missing), None)
+        if lacking is not None:
+            raise SaveError(
+                f"{lacking}: {self._missing[lacking]} elements less than expected came from the devices"
             )
-        )
-        start = _aligned(start + write.size_bytes)
-    values = []
-    for fqn, blob in blobs.items():
-        values.append(ValueOrder(fqn=fqn, start=start, length_bytes=len(blob)))
-        start = _aligned(start + len(blob))
-    return tuple(tensors), tuple(values), start
 
 
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-def _copy_in(region: Region, tensor: torch.Tensor, mine: _Mine) -> None:
-    """The tensor's shards were moved once, and the parts that this rank writes are in the region."""
-    shards = adapters.local_shards(tensor)
-    for order, write in mine:
-        part = shards[write.local_index].detach()[write.shard_box.slices]
-        region.tensor(order.start, dtype_of(order.dtype), order.sizes).copy_(part)
+def _within(common: Box, box: Box) -> tuple[slice, ...]:
+    return common.shifted(box.offsets).slices

@@ -20,7 +20,7 @@ from stepkeeper.gang import SoloGang
 from stepkeeper.persist import SaveJob, persist
 from stepkeeper.progress import Progress
 from stepkeeper.saves import Saves
-from stepkeeper.snapshot import Region, take_snapshot
+from stepkeeper.snapshot import Region, Snapshots
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_planners.layout import Ranks
 
@@ -66,7 +66,7 @@ class FirstOfTwo:
 
 def a_job() -> SaveJob:
     region = Region()
-    snapshot = take_snapshot({"step": 7}, Ranks(rank=0, world_size=1), region)
+    snapshot = Snapshots(Ranks(rank=0, world_size=1)).take({"step": 7}, region)
     return SaveJob(
         name="save/0",
         step=7,

@@ -1,0 +1,264 @@
+"""Copies of XLA tensors that come out of their program in pieces, each small enough to be moved by itself.
+
+torch_xla moves a tensor whole, and holds the GIL for as long as that takes. A tensor that was copied whole could be cut
+by another program only.
+"""
+
+# ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.runtime as xr
+
+from stepkeeper_planners.adapters.op_sharding import Tiling
+from stepkeeper_planners.adapters.xla import (
+    bare_of,
+    cut_tiling,
+    describe_as,
+    local_devices,
+    ordinal,
+    place_in_tiles,
+    tiling_of,
+    unpadded,
+)
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.layout import Ranks, TensorLayout
+
+__all__ = [
+    "Cut",
+    "Part",
+    "Piece",
+    "as_it_is",
+    "clone_in_pieces",
+    "cut_of",
+    "describe_cut",
+    "forget_failure",
+    "is_one_program_of_many",
+    "move",
+    "wait_until_there",
+]
+
+_C: Any = torch_xla._XLAC
+_LONGEST_WAIT_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How a tensor is copied: no element twice where that can be had, and in pieces along one dimension."""
+
+    tiling: Tiling | None
+    """Of the copy; None: it isn't told apart by device."""
+
+    dim: int
+    bounds: tuple[int, ...]
+    """Where the pieces begin along `dim`, counted in each device's tile, and where the last one ends."""
+
+    device_bytes: int
+    """What the copy takes on the devices of this process."""
+
+    moved_bytes: int
+    """What of it is moved to this host."""
+
+    @property
+    def n_pieces(self) -> int:
+        return len(self.bounds) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A tensor on the devices, and which elements of the whole tensor are in it."""
+
+    fqn: str
+    tensor: torch.Tensor
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+
+    size_bytes: int
+    """What of it is moved to this host."""
+
+    dim: int = 0
+    start: int = 0
+    """The first element along `dim`; where that was cut, the first of each tile."""
+
+    tile: int | None = None
+    """So many elements along `dim` are a tile, which is one element of an additional dimension of the piece."""
+
+
+Part = tuple[Box, torch.Tensor]
+"""Elements on the CPU, and the box of the whole tensor that they are."""
+
+
+def cut_of(fqn: str, tensor: torch.Tensor, most_bytes: int) -> Cut:
+    """How `tensor` is cut into pieces of which each moves at most about so many bytes to this host.
+
+    Tilings that aren't even are left in one piece: the compiler would gather what comes out of a program like that.
+
+    Raises:
+        UnsupportedShardingError: the sharding doesn't say which device holds what.
+    """
+    bare = bare_of(tensor)
+    shape = tuple(bare.shape)
+    present = tiling_of(bare, fqn)
+    tiling = cut_tiling(bare, present) or present
+    counts = (1,) * len(shape) if tiling is None else tiling.counts
+    sizes = shape if tiling is None else tiling.padded_sizes(shape)
+    n_devices = len(local_devices()) if xr.is_spmd() else 1
+    tile_bytes = prod(sizes) * bare.itemsize
+    moved_bytes = tile_bytes * (1 if tiling is None else n_devices)
+    even = all(size % count == 0 for size, count in zip(shape, counts, strict=True))
+    dim, n_pieces = 0, -(-moved_bytes // most_bytes)
+    if n_pieces > 1 and even:
+        dim = next((d for d, size in enumerate(sizes) if size >= n_pieces), sizes.index(max(sizes)))
+        n_pieces = min(n_pieces, sizes[dim])
+    else:
+        n_pieces = 1
+    end = sizes[dim] if sizes else 1
+    return Cut(
+        tiling=tiling,
+        dim=dim,
+        bounds=tuple(end * index // n_pieces for index in range(n_pieces + 1)),
+        device_bytes=tile_bytes * n_devices,
+        moved_bytes=moved_bytes,
+    )
+
+
+def describe_cut(fqn: str, tensor: torch.Tensor, cut: Cut, ranks: Ranks) -> TensorLayout:
+    """The layout of such a copy. What only devices of this process hold alike is one chunk all the same.
+
+    Raises:
+        UnsupportedShardingError: ranks and devices don't fit together.
+    """
+    bare = bare_of(tensor)
+    present = tiling_of(bare, fqn)
+    if is_one_program_of_many():
+        return describe_as(fqn, tensor, cut.tiling, ranks)
+    return describe_as(fqn, tensor, present, ranks)
+
+
+def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: Cut) -> Iterator[Piece]:
+    """Pending copies on the tensor's devices, together all of it."""
+    bare = bare_of(tensor).detach()
+    shape = tuple(bare.shape)
+    tiling = cut.tiling
+    if cut.n_pieces == 1:
+        clone = bare.clone()
+        if tiling is not None and tiling != tiling_of(bare, fqn):
+            place_in_tiles(clone, tiling.groups, tiling.counts)
+        yield Piece(fqn=fqn, tensor=clone, shape=shape, size_bytes=cut.moved_bytes)
+        return
+    dim, tile = cut.dim, None
+    counts = () if tiling is None else tiling.counts
+    if counts and counts[dim] > 1:
+        # The tiles get a dimension of their own, so that every device finds its part of the piece in its own tile.
+        tile = shape[dim] // counts[dim]
+        bare = bare.view(*shape[:dim], counts[dim], tile, *shape[dim + 1 :])
+        counts = (*counts[: dim + 1], 1, *counts[dim + 1 :])
+    axis = dim if tile is None else dim + 1
+    for start, end in zip(cut.bounds, cut.bounds[1:], strict=False):
+        clone = bare.narrow(axis, start, end - start).clone()
+        if tiling is not None and tiling.copies == 1:
+            place_in_tiles(clone, tiling.groups, counts)
+        size_bytes = cut.moved_bytes * (end - start) // cut.bounds[-1]
+        yield Piece(
+            fqn=fqn, tensor=clone, shape=shape, size_bytes=size_bytes, dim=dim, start=start, tile=tile
+        )
+
+
+def as_it_is(fqn: str, tensor: torch.Tensor, cut: Cut) -> Piece:
+    """The tensor itself as the only piece; its computation has been started."""
+    bare = bare_of(tensor)
+    return Piece(fqn=fqn, tensor=bare, shape=tuple(bare.shape), size_bytes=cut.moved_bytes)
+
+
+def is_one_program_of_many() -> bool:
+    """Whether the devices of several processes run one program, which all of them have to start."""
+    return bool(xr.process_count() > 1 and xr.is_spmd())
+
+
+def forget_failure() -> None:
+    """A program that failed when it was started, and has been told of, is not told of again by the next one."""
+    with suppress(RuntimeError):
+        xm.wait_device_ops()
+
+
+def wait_until_there(pieces: Sequence[Piece]) -> None:
+    """The program that the last of the pieces comes out of has ended. The GIL is not held meanwhile."""
+    if not pieces:
+        return
+    there = threading.Event()
+    try:
+        _C._on_ready_callback(pieces[-1].tensor, there.set)
+    except RuntimeError:
+        # Not handed to the device yet, or failed there: moving will tell.
+        xm.wait_device_ops()
+    else:
+        there.wait(_LONGEST_WAIT_S)
+
+
+def move(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, list[Part]]]:
+    """For each piece its elements on the CPU, those once that several devices hold. The GIL is held while shards move.
+
+    Raises:
+        RuntimeError: the program that made them failed.
+    """
+    tilings = [tiling_of(piece.tensor, piece.fqn) for piece in pieces]
+    tiled = [index for index, tiling in enumerate(tilings) if tiling is not None]
+    whole = [index for index, tiling in enumerate(tilings) if tiling is None]
+    # Of what all devices hold alike one copy is moved, without the GIL.
+    for index, data in zip(whole, _moved_whole([pieces[index].tensor for index in whole]), strict=True):
+        piece = pieces[index]
+        box = Box.whole(tuple(piece.tensor.shape))
+        yield piece, list(_parts(piece, [(box, unpadded(data, box, piece.tensor.dtype))]))
+    for index, shards in zip(tiled, _moved_shards([pieces[index].tensor for index in tiled]), strict=True):
+        piece, tiling = pieces[index], tilings[index]
+        assert tiling is not None
+        boxes = tiling.device_boxes(tuple(piece.tensor.shape))
+        found: dict[Box, torch.Tensor] = {}
+        for data, device in shards:
+            box = boxes[ordinal(device)]
+            if box.volume and box not in found:
+                found[box] = unpadded(data, box, piece.tensor.dtype)
+        yield piece, list(_parts(piece, found.items()))
+
+
+def _moved_whole(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    moved: list[torch.Tensor] = _C._xla_get_cpu_tensors(tensors) if tensors else []
+    return moved
+
+
+def _moved_shards(tensors: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, str]]]:
+    if not tensors:
+        return []
+    shards: list[list[tuple[torch.Tensor, str]]]
+    try:
+        shards = _C._get_local_shards(tensors)
+    except RuntimeError:
+        # Between a sync and the start of its program a tensor has no buffers.
+        xm.wait_device_ops()
+        shards = _C._get_local_shards(tensors)
+    return shards
+
+
+def _parts(piece: Piece, held: Iterable[Part]) -> Iterator[Part]:
+    """The same elements, by their boxes in the whole tensor."""
+    dim = piece.dim
+    for box, data in held:
+        if piece.tile is None:
+            offsets = list(box.offsets)
+            if offsets:
+                offsets[dim] += piece.start
+            yield Box(offsets=tuple(offsets), sizes=box.sizes), data
+            continue
+        for index in range(box.sizes[dim]):
+            first = (box.offsets[dim] + index) * piece.tile + piece.start + box.offsets[dim + 1]
+            offsets = [*box.offsets[:dim], first, *box.offsets[dim + 2 :]]
+            sizes = box.sizes[:dim] + box.sizes[dim + 1 :]
+            yield Box(offsets=tuple(offsets), sizes=sizes), data.select(dim, index)
