@@ -75,6 +75,12 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
         StepkeeperError: it is no commit and never will be.
 
     """
+    lost: Exception | None = None
+    try:
+        # First, so that the devices have their room back, however late another rank may be.
+        job.snapshot.transfer(job.region)
+    except Exception as error:  # raised below, once the others can be told
+        lost = error
     check_same_state(job.name, job.step, job.snapshot.summary, gang)
     failure: Exception | None = None
     process: CompanionProcess | None = None
@@ -82,6 +88,8 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
     try:
         # First: until rank 0 has said where, or that it can't, the others wait, also for one whose companion is lost.
         place = _place(job, companion, gang)
+        if lost is not None:
+            raise lost
         process = companion.process()
         written = _write(job, process, place, gang)
         job.wrote(written.size_bytes)
@@ -135,7 +143,6 @@ def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
 
 def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang) -> Written:
     snapshot = job.snapshot
-    snapshot.transfer(job.region)
     job.moved(SaveState.WRITING)
     order = SaveOrder(
         rank=gang.rank,

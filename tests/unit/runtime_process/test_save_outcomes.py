@@ -32,6 +32,9 @@ class FailingCompanion:
     def process(self) -> None:
         raise self.error
 
+    def begin(self, *, base: int | None) -> None:
+        raise self.error
+
 
 class FirstOfTwo:
     """Rank 0, told of another rank's vote."""
