@@ -211,6 +211,19 @@ def statefuls(folder: Path) -> None:
     assert adapters.sharded_among({"t": next(target.model.parameters())})
 
 
+def tied_here_and_stored_apart(folder: Path) -> None:
+    elements = torch.arange(64.0).reshape(8, 8)
+    tensor = torch.zeros(8, 8).to("xla")
+    xs.mark_sharding(tensor, xs.Mesh(np.arange(4), (2, 2)), (0, None))
+    tied = {"embed": tensor, "head": tensor}
+    for name, head in (("equal", elements.clone()), ("other", elements + 1)):
+        save({"embed": elements, "head": head}, storage_writer=FileSystemWriter(folder / name))
+    load(tied, storage_reader=FileSystemReader(folder / "equal"), planner=SPMDLoadPlanner())
+    assert torch.equal(tensor.cpu(), elements)
+    with pytest.raises(CheckpointException, match="embed and head are one tensor in the state"):
+        load(tied, storage_reader=FileSystemReader(folder / "other"), planner=SPMDLoadPlanner())
+
+
 if __name__ == "__main__":
     xr.use_spmd()
     root = Path(sys.argv[1])
@@ -221,3 +234,4 @@ if __name__ == "__main__":
     each_byte_once(root / "once")
     one_report(root / "report")
     statefuls(root / "statefuls")
+    tied_here_and_stored_apart(root / "tied")

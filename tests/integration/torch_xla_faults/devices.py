@@ -1,10 +1,14 @@
 """What a user of 4 devices sees, through torch_xla's planners and through ours: the same code for both."""
 
+import contextlib
+import io
 import json
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -19,11 +23,11 @@ import torch_xla.runtime as xr
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch_xla.experimental.distributed_checkpoint._helpers import _sharded_cpu_state_dict
 
 import stepkeeper as ours
-from stepkeeper_planners import adapters
+from stepkeeper_planners import SPMDStager, adapters
 
 Spec = tuple[Any, ...]
 MESH_SHAPE: Final = (2, 2)
@@ -67,6 +71,55 @@ def copies_are_not_moved(xc: ModuleType, _folder: Path) -> str:
     else:
         adapters.local_shards(adapters.without_copies({"w": tensor})["w"])
     return str(met.metric_data("InboundData")[1] / (tensor.numel() * tensor.itemsize))
+
+
+def a_load_moves_nothing_from_the_devices(xc: ModuleType, folder: Path) -> str:
+    """What comes from the devices of a tensor that is being loaded, in its own size."""
+    saved(xc, folder, {"w": sharded(torch.ones(1024, 256), (0, 1), None)})
+    target = {"w": sharded(torch.zeros(1024, 256), (0, 1), None)}
+    torch_xla.sync()
+    met.clear_all()
+    loaded(xc, folder, target)
+    moved = met.metric_data("InboundData")
+    return str((moved[1] if moved else 0.0) / (target["w"].numel() * target["w"].itemsize))
+
+
+def saved_in_the_background(xc: ModuleType, folder: Path) -> str:
+    """The state is the one of the call, whatever the training does while it is written."""
+    state = {"w": sharded(torch.ones(8), (0, 1))}
+    stager = SPMDStager() if xc is ours else None
+    saving = async_save(
+        state, checkpoint_id=folder, planner=xc.SPMDSavePlanner(), no_dist=True, async_stager=stager
+    )
+    state["w"].fill_(9.0)
+    torch_xla.sync()
+    assert isinstance(saving, Future)
+    saving.result()
+    return str(loaded(xc, folder, {"w": sharded(torch.zeros(8), (0, 1))})["w"].cpu().tolist()[0])
+
+
+class LosingWriter(FileSystemWriter):
+    """Its second thread can't open a file: the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, thread_count=2)
+        self._open, self._refused = self.fs.create_stream, threading.Event()
+        self.fs.create_stream = self._refuse_the_second  # type: ignore[method-assign]  # a fault is put in
+
+    def _refuse_the_second(self, path: Any, mode: str) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            assert self._refused.wait(60), "the second thread has nothing to write"
+            return self._open(path, mode)
+        self._refused.set()
+        raise OSError("no space left on device")
+
+
+def a_thread_of_the_writer_fails(xc: ModuleType, folder: Path) -> str:
+    """Torch's writers keep what a thread raised to themselves."""
+    state = {f"layer{i}": torch.ones(100) for i in range(4)}
+    with contextlib.redirect_stderr(io.StringIO()):
+        save(state, storage_writer=LosingWriter(folder), planner=xc.SPMDSavePlanner())
+    return f"committed, {len(list(folder.glob('*.distcp')))} of 2 files"
 
 
 def random_number_generators(xc: ModuleType, folder: Path) -> str:
@@ -159,6 +212,9 @@ OBSERVED: Final[tuple[Callable[[ModuleType, Path], str], ...]] = (
     partial_replication_is_stored,
     partial_replication_is_restored,
     copies_are_not_moved,
+    a_load_moves_nothing_from_the_devices,
+    saved_in_the_background,
+    a_thread_of_the_writer_fails,
     random_number_generators,
     another_shape,
     another_dtype,
