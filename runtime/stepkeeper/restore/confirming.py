@@ -68,7 +68,7 @@ class Question:
     first: int
     """The rank that read it bad."""
 
-    reader: int | None
+    reader: int | None = None
     """On another host, if there is one; None: a rank there has read it bad already."""
 
     other: Host

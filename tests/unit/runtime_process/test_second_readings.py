@@ -1,0 +1,76 @@
+"""Who reads again what one rank read bad; and what is read again, byte for byte."""
+
+import pytest
+
+from stepkeeper.checkpoint.suspect import BadBytes, BadItem, still_bad
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.restore.confirming import Host, Question, Reading, question_of, this_host
+from stepkeeper.storage.crc import crc32c
+from stepkeeper.storage.memory import MemoryStore
+
+BAD = BadBytes(path="2/0-a/__0_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
+OTHER = BadBytes(path="2/0-a/__1_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
+
+
+def on(machine: str, bad: BadBytes | None = None) -> Reading:
+    host = Host(name=f"node-{machine}", machine=machine)
+    return Reading(host=host, said=None if bad is None else f"{bad.path} is bad", bad_bytes=bad)
+
+
+@pytest.mark.parametrize(
+    ("readings", "first", "reader", "other"),
+    [
+        ([on("a"), on("a", BAD)], 1, 1, "node-a"),
+        ([on("a", BAD)], 0, 0, "node-a"),
+        ([on("a", BAD), on("a"), on("b"), on("c")], 0, 2, "node-b"),
+        ([on("a"), on("a"), on("b", BAD)], 2, 0, "node-a"),
+        # Two ranks of one node aren't two nodes; two nodes that read other bytes bad don't agree.
+        ([on("a", BAD), on("a", BAD), on("b")], 0, 2, "node-b"),
+        ([on("a", BAD), on("b", OTHER)], 0, 1, "node-b"),
+        ([on("a", BAD), on("a", BAD), on("b"), on("c", BAD)], 0, None, "node-c"),
+    ],
+)
+def test_another_node_reads_the_same_bytes_if_there_is_one(
+    readings: list[Reading], first: int, reader: int | None, other: str
+) -> None:
+    question = question_of(readings)
+    assert question is not None
+    assert (question.first, question.reader, question.other.name) == (first, reader, other)
+    assert question.reading.bad == BAD
+    assert decode(Question, encode(question)) == question
+
+
+def test_nothing_is_condemned_where_it_is_not_known_what_was_bad() -> None:
+    assert question_of([on("a"), Reading(host=this_host(), said="bad, somewhere")]) is None
+
+
+def test_a_part_of_another_writers_step_is_told_too() -> None:
+    item = BadItem(folder="step-1", name="w", chunk=0)
+    question = question_of([Reading(host=this_host(), said="bad", bad_item=item)])
+    assert question is not None
+    assert decode(Question, encode(question)).reading.bad == item
+
+
+@pytest.mark.parametrize(
+    ("data", "wrong"),
+    [
+        (b"0123456789", None),
+        (b"01x3456789", "crc32c"),
+        (b"012", "1 bytes are there, not 4"),
+        (None, "it is missing"),
+    ],
+)
+def test_a_block_is_right_or_wrong_by_its_own_bytes(data: bytes | None, wrong: str | None) -> None:
+    store = MemoryStore()
+    if data is not None:
+        store.put_if_absent("1/0-a/x", data)
+    bad = BadBytes(path="1/0-a/x", offset_bytes=2, length_bytes=4, crc32c=crc32c(b"2345"), block=0)
+    found = still_bad(store, bad)
+    assert found is None if wrong is None else wrong in str(found)
+
+
+def test_a_whole_object_with_bytes_behind_its_end_is_wrong() -> None:
+    store = MemoryStore()
+    store.put_if_absent("1/0-a/manifest.0.json", b"{}{}")
+    bad = BadBytes(path="1/0-a/manifest.0.json", length_bytes=2, crc32c=crc32c(b"{}"))
+    assert still_bad(store, bad) == "4 bytes are there, not 2"
