@@ -1,13 +1,19 @@
-"""An attempt that stops at any of its storage calls while the next one runs, and then goes on: on memory, on files."""
+"""A process that stops at any of its storage calls while the next attempt runs, and then goes on: on memory, on files.
 
+The next one begins, collects, restores, saves twice, and deletes what retention doesn't keep. The old one is an attempt
+that saves, deletes and collects, one that saves a step again, a person's collection or removal, or a reader.
+"""
+
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
 
 import pytest
 from storage_explorer.oracle import Reading, check_data, read_log
-from storage_explorer.programs import attempt, collector
+from storage_explorer.programs import attempt, collector, reader, remover
 from storage_explorer.replay import Program, running, shipped_code
 
 from stepkeeper.storage.base import Buffer, ObjectStat, Store
@@ -15,8 +21,30 @@ from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.posix import PosixStore
 
 T = TypeVar("T")
-_ENOUGH: Final = 25
-"""A begin, a save and a deletion are more storage calls than this."""
+_LOG: Final = ".stepkeeper/log/"
+GARBAGE: Final = f"15/0-{'e' * 32}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Old:
+    """Who is held up."""
+
+    program: Program
+    asks: frozenset[str]
+    """What it is held up at, among other things: kinds of entries, of operations, of objects."""
+
+
+_SAVING: Final = frozenset({"begin", "restored", "commit", "write", "page", "read", "list"})
+OLD: Final = {
+    "saving": Old(program=attempt(20, start=1, last=3), asks=_SAVING | {"delete: garbage"}),
+    "saving-again": Old(program=attempt(10, start=1, last=3), asks=_SAVING),
+    "deleting": Old(
+        program=attempt(20, start=1), asks=_SAVING | {"delete", "delete: a commit", "delete: garbage"}
+    ),
+    "collecting": Old(program=collector(), asks=frozenset({"page", "list", "delete: garbage"})),
+    "removing": Old(program=remover(5), asks=frozenset({"begin", "delete", "delete: a commit"})),
+    "reading": Old(program=reader(oldest=True), asks=frozenset({"pin", "read", "delete: a pin"})),
+}
 
 
 @final
@@ -34,6 +62,7 @@ class Attempt:
     ) -> None:
         self.region = region
         self.notes: list[tuple[Any, ...]] = []
+        self.asked: set[str] = set()
         self._number = number
         self._store = store
         self._at = at
@@ -68,22 +97,29 @@ class Attempt:
         return f"{self._number:02x}{self._nonces:030x}"
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
+        self.asked.add(json.loads(data)["kind"] if path.startswith(_LOG) else "pin")
         return self._called(lambda: self._store.put_if_absent(path, data))
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        self.asked.add("write")
         self._called(lambda: self._store.write(path, parts))
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        self.asked.add("read")
         return self._called(lambda: self._store.read(path, offset, length))
 
     def list_page(self, prefix: str, start: str, limit: int) -> Sequence[ObjectStat]:
+        self.asked.add("page")
         found = self._called(lambda: self._store.list(prefix))
         return [stat for stat in found if stat.path >= start][:limit]
 
     def list(self, prefix: str) -> list[ObjectStat]:
+        self.asked.add("list")
         return self._called(lambda: self._store.list(prefix))
 
     def delete(self, path: str) -> None:
+        what = "a pin" if path.startswith(".stepkeeper") else "garbage" if GARBAGE in path else "a commit"
+        self.asked.add(f"delete: {what}")
         self._called(lambda: self._store.delete(path))
 
     def close(self) -> None:
@@ -126,16 +162,16 @@ def fresh(
 
 
 def before(region: int, store: Store) -> None:
-    """Some attempt has saved, and left garbage behind."""
-    Attempt(0, store, region).run(attempt(10, start=0))
-    store.write(f"15/0-{'e' * 32}/__0_0.distcp", [b"a save that was given up"])
+    """Some attempts have saved, and left garbage behind."""
+    Attempt(0, store, region).run(attempt(5, start=0))
+    Attempt(4, store, region).run(attempt(10, last=2, restores=False, start=0))
+    store.write(f"{GARBAGE}/__0_0.distcp", [b"a save that was given up"])
 
 
 def meanwhile(region: int, store: Store) -> Attempt:
     """The next attempt has begun, collected, restored, saved twice and deleted what retention doesn't keep."""
     new = Attempt(2, store, region)
-    new.run(collector())
-    new.run(attempt(30, 40, start=2))
+    new.run(attempt(30, 40, collects=True, start=2))
     return new
 
 
@@ -151,18 +187,16 @@ def check(store: Store) -> Reading:
     return reading
 
 
-def paused_at(region: int, store: Store, call: int, moment: str) -> int:
-    """All is well after an old attempt was held up there; answers how many storage calls it makes."""
+def paused_at(program: Program, region: int, store: Store, at: tuple[int, str]) -> None:
+    """All is well after an old process was held up there."""
     before(region, store)
     new: list[Attempt] = []
-    at = (call, moment)
     old = Attempt(1, store, region, at=at, meanwhile=lambda: new.append(meanwhile(region, store)))
-    n_calls = old.run(attempt(20, start=1))
-    if not new:
-        return n_calls
+    old.run(program)
     reading = check(store)
     assert reading.head is not None
     assert reading.bodies[reading.head]["step"] == 40
+    assert len(new) == 1
     assert len(new[0].told("committed")) == 2
     for each in (old, *new):
         assert each.told("committed") <= set(reading.commits)
@@ -171,19 +205,27 @@ def paused_at(region: int, store: Store, call: int, moment: str) -> int:
     last = Attempt(3, store, region)
     last.run(attempt(50, start=3))
     assert len(last.told("committed")) == 1
-    assert [commit["step"] for commit in check(store).live.values()] == [50]
-    return n_calls
+    (live,) = check(store).live.values()
+    assert live["step"] == 50
+    there = {
+        stat.path.rpartition("/")[0] for stat in store.list("") if not stat.path.startswith(".stepkeeper")
+    }
+    assert there == {live["folder"]}
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_an_old_attempt_is_held_up_at_each_of_its_storage_calls(
-    region: int, fresh: Callable[[], Store], moment: str
+@pytest.mark.parametrize("name", OLD)
+def test_an_old_process_is_held_up_at_each_of_its_storage_calls(
+    region: int, fresh: Callable[[], Store], name: str, moment: str
 ) -> None:
-    n_calls = paused_at(region, fresh(), -1, moment)
-    assert n_calls >= _ENOUGH
+    store = fresh()
+    before(region, store)
+    alone = Attempt(1, store, region)
+    n_calls = alone.run(OLD[name].program)
+    assert alone.asked >= OLD[name].asks
     for call in range(n_calls):
         try:
-            paused_at(region, fresh(), call, moment)
+            paused_at(OLD[name].program, region, fresh(), (call, moment))
         except Exception as error:
-            error.add_note(f"the old attempt was held up {moment} its storage call {call}")
+            error.add_note(f"the old process was held up {moment} its storage call {call} of {n_calls}")
             raise

@@ -67,6 +67,9 @@ class _Log:
     def __init__(self, root: str) -> None:
         self.root = root
         self.claim: int | None = None
+        self.by_hand = False
+        """Is the claim a person's, who may remove what retention keeps?"""
+
         self.head: int | None = None
         self.commits: dict[str, int] = {}
         self.bodies: dict[int, Mapping[str, Any]] = {}
@@ -96,6 +99,7 @@ class _Log:
 
     def begin(self, slot: int, entry: Any) -> None:
         self.claim, self.head = slot, entry["begin"].get("base")
+        self.by_hand = entry["begin"]["host"].startswith("stepkeeper rm on ")
         if self.head in self.gone:
             raise ViolationError(f"slot {slot} goes on from commit {self.head}, which is gone")
 
@@ -113,9 +117,12 @@ class _Log:
         line = self.line()
         greatest = max((self.bodies[each]["step"] for each in line), default=-1)
         for each in entry["delete"]["commits"]:
+            if self.by_hand and each in self.quarantined:
+                self.quarantined.remove(each)
+                continue
             if each in self.gone or each == self.head:
                 raise ViolationError(f"slot {slot} deletes commit {each}, which is gone, or HEAD")
-            if each not in line and self.bodies[each]["step"] > greatest:
+            if each not in line and self.bodies[each]["step"] > greatest and not self.by_hand:
                 raise ViolationError(
                     f"slot {slot} deletes an abandoned commit that HEAD's line hasn't passed"
                 )

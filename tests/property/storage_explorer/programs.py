@@ -6,12 +6,16 @@ from typing import TypeVar
 from storage_explorer.replay import IMPATIENT, Process, Program
 
 from stepkeeper.checkpoint import CheckpointReader, SaveOrder, ValueOrder, read_manifests
+from stepkeeper.cli.blocks import verify_commit
+from stepkeeper.cli.removal import check_removable, needs_proof, pick_removed
+from stepkeeper.cli.terminal import Root
+from stepkeeper.cli.write import _removed
 from stepkeeper.collect import gc
 from stepkeeper.companion.messages import Begin, Commit, Open, Quarantine, Restored, Void, Write
 from stepkeeper.companion.session import Session
-from stepkeeper.contract import Retention
 from stepkeeper.errors import (
     FencedError,
+    RefusedError,
     RestoreError,
     TornCheckpointError,
     TransientStorageError,
@@ -19,9 +23,10 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.pins import hold, remove_pin
+from stepkeeper.contract import Retention
 from stepkeeper.testing.pod import pod_identity
 
-__all__ = ["attempt", "collector", "follower", "reader"]
+__all__ = ["attempt", "collector", "follower", "reader", "remover"]
 
 T = TypeVar("T")
 _BEARABLE = ("FencedError(", "TransientStorageError(", "UnknownOutcomeError(")
@@ -33,6 +38,7 @@ def attempt(
     restores: bool = True,
     quarantines: bool = False,
     rewinds: bool = False,
+    collects: bool = False,
     start: int | None = None,
 ) -> Program:
     """A start of the job: claims, restores what HEAD is, saves `steps`; retention keeps `last` commits.
@@ -40,7 +46,8 @@ def attempt(
     `start` is its number where an operator counts them: then an older one begins nothing after a later one. Else it
     is one of several that are started by hand, of which the last to begin owns the root.
 
-    With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit.
+    With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit, with `collects`
+    garbage is collected as soon as it has begun.
     """
 
     def run(process: Process) -> None:
@@ -50,6 +57,8 @@ def attempt(
             begun = _until_answered(lambda: session.begin(Begin(base=base)))
             process.note("claimed", begun.claim)
             found = begun.base
+            if collects:
+                collector()(process)
             if found is not None and quarantines and process.choose(2):
                 reason = Quarantine(commit=found.slot, reason="a bad block")
                 found = _until_answered(lambda: session.quarantine(reason)).base
@@ -91,8 +100,8 @@ def follower(died: int, *steps: int, last: int = 1) -> Program:
     return run
 
 
-def reader(*, holder: str = "a reader") -> Program:
-    """Holds what HEAD is, reads all of it, lets it go."""
+def reader(*, holder: str = "a reader", oldest: bool = False) -> Program:
+    """Holds what HEAD is, or the oldest commit, reads all of it, lets it go."""
 
     def run(process: Process) -> None:
         log = Log(process, patience=IMPATIENT)
@@ -100,7 +109,7 @@ def reader(*, holder: str = "a reader") -> Program:
         def latest(state: LogState) -> CommitRecord:
             if state.latest is None:
                 raise RestoreError("nothing there")
-            return state.latest
+            return state.live[0] if oldest else state.latest
 
         try:
             pin, record = _until_answered(
@@ -113,6 +122,19 @@ def reader(*, holder: str = "a reader") -> Program:
         _read(process, record)
         process.note("let go")
         _until_answered(lambda: remove_pin(process, pin, patience=IMPATIENT))
+
+    return run
+
+
+def remover(step: int) -> Program:
+    """A person removes a commit, by hand, and says again what had no answer."""
+
+    def run(process: Process) -> None:
+        try:
+            _until_answered(lambda: _remove(process, step))
+        except (FencedError, RefusedError, RestoreError):
+            # It is the latest, or gone; or others are at work.
+            process.note("kept", step)
 
     return run
 
@@ -147,6 +169,19 @@ def _restore(process: Process, session: Session, base: CommitRecord) -> None:
         _until_answered(lambda: session.quarantine(reason))
         raise AssertionError(f"the newest start condemned a commit: {torn}") from torn
     _until_answered(lambda: session.restored(Restored(commit=base.slot)))
+
+
+def _remove(process: Process, step: int) -> None:
+    log = Log(process, patience=IMPATIENT)
+    state = log.open()
+    (record,) = pick_removed(state, [step], [])
+    check_removable(state, [record.slot])
+    latest = needs_proof(state, [record.slot])
+    if latest is not None and verify_commit(process, latest, patience=IMPATIENT).bad:
+        raise RefusedError("others have deleted it since")
+    root = Root(log=log, store=process, patience=IMPATIENT)
+    for gone in _removed(root, state.tail, [record.slot])[0]:
+        process.note("removed", gone.folder)
 
 
 def _oldest(process: Process) -> int | None:

@@ -1,8 +1,10 @@
 """A bucket and the processes around it, one store call at a time: every order of them, and every fault, or some."""
 
+import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, final
 
 from storage_explorer.buckets import Buckets
@@ -16,8 +18,13 @@ from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 
 __all__ = ["Action", "Explored", "Explorer", "FoundError", "State"]
 
+_Fates = Counter[tuple[str, str]]
+
 _SENT: Final = ("put", "write")
 """What can be lost, late, or there twice."""
+
+_FATES: Final = ("lost", "unanswered", "late", "twice")
+"""Of what is sent, but for being answered as it should be."""
 
 _LOG: Final = ".stepkeeper/log/"
 
@@ -68,12 +75,23 @@ class Explored:
     told: frozenset[str] = frozenset()
     """Kinds of notes that processes took: what the schedules got to."""
 
+    fates: _Fates = field(default_factory=Counter)
+    """By fate, and the kind of object that was sent: how many of the steps."""
+
+    def unexplored(self, kinds: Iterable[str]) -> set[tuple[str, str]]:
+        """Faults of objects of these kinds that no schedule has."""
+        return {(fate, kind) for kind in kinds for fate in (*_FATES, "arrives")} - set(self.fates)
+
     @override
     def __str__(self) -> str:
         whole = "all" if self.complete else "part"
+        faults = Counter[str]()
+        for (fate, _), n in self.fates.items():
+            faults[fate] += n * (fate != "answered")
         return (
             f"{self.states} states ({whole}), {self.steps} steps, {self.buckets} contents of the bucket, "
-            f"{self.histories} histories of processes, {self.ends} ends"
+            f"{self.histories} histories of processes, {self.ends} ends; by fault: "
+            + (", ".join(f"{fate} {n}" for fate, n in sorted(faults.items()) if n) or "none")
         )
 
 
@@ -137,7 +155,7 @@ class Explorer:
                 del path[len(stack) - 1 if stack else 0 :]
                 continue
             after = self.step(state, action)
-            explored.steps += 1
+            self._count(explored, state, action)
             if hash(after) in seen:
                 continue
             if most_states is not None and len(seen) >= most_states:
@@ -163,8 +181,8 @@ class Explorer:
             while actions := list(self.actions(state)):
                 action = _drawn(chance, actions, weights)
                 path.append(action)
+                self._count(explored, state, action)
                 state = self.step(state, action)
-                explored.steps += 1
                 self._checked(state, path, f"seed {seed}, walk {walk}: ")
                 seen.add(hash(state))
             explored.ends += 1
@@ -183,7 +201,7 @@ class Explorer:
                 continue
             yield Action(process, "answered")
             if state.faults and op.kind in _SENT:
-                yield from (Action(process, fate) for fate in ("lost", "unanswered", "late", "twice"))
+                yield from (Action(process, fate) for fate in _FATES)
             if process in self._crashes:
                 yield Action(process, "crash")
         yield from (Action(-1, "arrives", number) for number in range(len(state.late)))
@@ -300,10 +318,32 @@ class Explorer:
             state = self.step(state, action)
         return told
 
+    def _count(self, explored: Explored, state: State, action: Action) -> None:
+        """`action` is taken in `state`."""
+        explored.steps += 1
+        if action.fate == "crash":
+            explored.fates["crash", f"process {action.process}"] += 1
+            return
+        if action.fate == "arrives":
+            op: Op | None = state.late[action.choice]
+        else:
+            op = self._histories.next(state.histories[action.process])
+        assert op is not None
+        if op.kind in _SENT:
+            explored.fates[action.fate, _kind_of_object(op)] += 1
+
     def _counted(self, explored: Explored) -> Explored:
         explored.buckets, explored.histories = len(self._buckets.contents), len(self._histories)
         explored.told = self._histories.kinds_of_notes()
         return explored
+
+
+def _kind_of_object(op: Op) -> str:
+    """What a put or a write sends: an entry of some kind, a pin, an object of a checkpoint."""
+    if op.path.startswith(_LOG):
+        return str(json.loads(op.data)["kind"])
+    folder, _, name = op.path.rpartition("/")
+    return "pin" if folder == ".stepkeeper/pins" else name
 
 
 def _check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[tuple[Any, ...]]) -> None:
