@@ -1,23 +1,35 @@
 """What is to be done after a step: nothing, a save, or a save and the end. The same answer in all ranks."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from stepkeeper.agreement import STOP, StepAgreement
 from stepkeeper.gang import Gang
-from stepkeeper.policy import SavePolicy
+from stepkeeper.policy.save import Disruptions, Moment, SaveCost, SavePolicy
 
-__all__ = ["Decisions"]
+__all__ = ["Decisions", "Seen"]
 
 _SAVE: Final = "save"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What rank 0 alone knows of the saves; another rank may see it otherwise at the same step."""
+
+    saving: bool = False
+    cost: SaveCost | None = None
+    disruptions: Disruptions = field(default_factory=Disruptions)
 
 
 class Decisions:
     """The policy's word, and the wishes that came up in any rank. Asked by the train thread."""
 
-    def __init__(self, policy: SavePolicy, gang: Gang) -> None:
+    def __init__(self, policy: SavePolicy, gang: Gang, see: Callable[[], Seen] = Seen) -> None:
         self._policy = policy
         self._gang = gang
+        self._see = see
         self._agreement = StepAgreement(gang)
         self._asked_for: str | None = None
         self._asked_step: int | None = None
@@ -55,19 +67,19 @@ class Decisions:
                     self._stop_step = step
         return self._stop_step is not None
 
-    def due(self, step: int) -> bool:
-        """True if `step` is to be saved whether or not anybody stops. Ask `stops` first.
+    def due(self, step: int, *, stopping: bool = False) -> bool:
+        """True if `step` is to be saved; `stopping`: as the one that all ranks stop at. Ask `stops` first.
 
         Asked again for the same step, the answer is the same until `save_begun`.
         """
-        # Without the time that has passed, every rank comes to the same answer by itself.
-        if step == self._asked_step or self._policy.due(step, 0.0):
+        # Without clocks and saves in flight, every rank comes to the same answer by itself.
+        if step == self._asked_step or self._policy.due(Moment(step=step, stopping=stopping)):
             return True
-        if self._gang.rank != 0 or not self._policy.due(step, time.monotonic() - self._last_save_s):
+        if self._gang.rank != 0 or not self._policy.due(self._moment(step)):
             return False
         if self._gang.world_size == 1:
             return True
-        # Clocks differ between ranks: rank 0's counts, and all save at a step that they agree on.
+        # These differ between ranks: rank 0's count, and all save at a step that they agree on.
         self._agreement.wish(_SAVE)
         return False
 
@@ -75,6 +87,16 @@ class Decisions:
         """The policy's clock starts anew, and what was asked for is done."""
         self._asked_step = None
         self._last_save_s = time.monotonic()
+
+    def _moment(self, step: int) -> Moment:
+        seen = self._see()
+        return Moment(
+            step=step,
+            since_save_s=time.monotonic() - self._last_save_s,
+            saving=seen.saving,
+            cost=seen.cost,
+            disruptions=seen.disruptions,
+        )
 
     def close(self) -> None:
         """No wish is heard any more."""

@@ -17,13 +17,13 @@ from stepkeeper.contract import (
     TERMINATION_FILE,
     TOKEN_FILE,
     Identity,
-    Retention,
     Settings,
 )
 from stepkeeper.errors import NotInPodError, ProcessGroupError
 from stepkeeper.gang import Gang, world_size_of
+from stepkeeper.policy.keep import Keep, KeepPolicy
 
-__all__ = ["Environment", "Places", "check_ranks", "opening_of", "read_environment", "uri_of"]
+__all__ = ["Environment", "Places", "attempt_of", "check_ranks", "opening_of", "read_environment", "uri_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,19 @@ def check_ranks(environment: Environment, group: dist.ProcessGroup | None) -> No
         )
 
 
-def opening_of(environment: Environment | None, gang: Gang, uri: str, retention: Retention | None) -> Open:
+def attempt_of(environment: Environment | None) -> str | None:
+    """What the operator calls this start of the job: its JobSet's number, and how often that was started again."""
+    return None if environment is None else ".".join(map(str, environment.identity.ordinal))
+
+
+def opening_of(
+    environment: Environment | None,
+    gang: Gang,
+    uri: str,
+    keep: KeepPolicy | None,
+    *,
+    unsafe_single_writer: bool = False,
+) -> Open:
     """What a companion process is told first; without an operator nobody wants reports."""
     endpoint = None if environment is None else environment.settings.endpoint
     return Open(
@@ -107,7 +119,8 @@ def opening_of(environment: Environment | None, gang: Gang, uri: str, retention:
         world_size=gang.world_size,
         uri=uri,
         identity=None if environment is None else environment.identity,
-        retention=retention,
+        keep=None if keep is None else Keep.of(keep),
+        unsafe_single_writer=unsafe_single_writer,
         report_target=None if environment is None else environment.report_target,
         report_interval_s=10 if endpoint is None else endpoint.report_interval_s,
     )

@@ -105,6 +105,8 @@ class Leaving:
         text = traceback_of(error)
         if not isinstance(error, GangError):
             self._saves.wait(self._stepping.ending.save_s(alone=self._gang.world_size == 1))
+        if not isinstance(error, StepkeeperError | SystemExit):
+            self._stepping.save_for_exception(self._stepping.ending.save_s(alone=True))
         if text is not None:
             self._progress.failed(text)
         self._end(exit_code_of(error), text)
@@ -117,8 +119,7 @@ class Leaving:
         stepping = self._stepping
         stepping.ending.last_word(code, self._saves.newest, error or self._saves.error)
         self._gang.abort()
-        stepping.decisions.close()
-        stepping.notices.close()
+        stepping.close()
         self._progress.flush()
         self._companion.close(stepping.ending.closing_s())
         self._saves.close()

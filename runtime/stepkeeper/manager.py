@@ -1,17 +1,28 @@
 """The checkpoint manager: what a training loop talks to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
 
+from stepkeeper.companion.messages import Begin
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import Directive, ReportPhase, Restored, Retention
-from stepkeeper.env import Environment, Places, check_ranks, opening_of, read_environment, uri_of
+from stepkeeper.contract import Directive, ReportPhase, Restored
+from stepkeeper.env import (
+    Environment,
+    Places,
+    attempt_of,
+    check_ranks,
+    opening_of,
+    read_environment,
+    uri_of,
+)
+from stepkeeper.events import Events, SaveHook
 from stepkeeper.gang import open_gang
 from stepkeeper.leaving import Leaving
-from stepkeeper.policy import EveryNSteps, SavePolicy, from_interval
+from stepkeeper.policy.keep import KeepPolicy, LastN, from_retention
+from stepkeeper.policy.save import Auto, EveryNSteps, SavePolicy, from_interval, parts_of
 from stepkeeper.progress import Progress
 from stepkeeper.restore import Restorer
 from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
@@ -46,39 +57,64 @@ class CheckpointManager:
         save_interval: int | SavePolicy = 1000,
         max_to_keep: int = 0,
         max_pending_async: int = 1,
+        num_of_threads: int = 1,
         process_group: dist.ProcessGroup | None = None,
         chkpt_on_preemption: bool = True,
         *,
-        retention: Retention | None = None,
+        keep: KeepPolicy | None = None,
+        take_over: str | bool = False,
+        unsafe_single_writer: bool = False,
+        device_budget_bytes: int | None = None,
         environment: Environment | None = None,
     ) -> None:
         """A manager for the root `path` (file://…, gs://…, or a folder). Nothing is read or written yet.
 
-        `save_interval` is a number of steps or a policy. `max_to_keep` newest commits are kept, 0 keeps all;
-        `retention` says it in full. `max_pending_async` snapshots at most are held in host memory: with 1, a save
-        that comes while one is in flight waits for that one. With `chkpt_on_preemption`, SIGTERM makes all ranks
-        save one step.
+        `save_interval` is a number of steps or a policy of `stepkeeper.policy.save`. `max_to_keep` newest commits are
+        kept, 0 keeps all; `keep`, a policy of `stepkeeper.policy.keep`, says it in full. `max_pending_async` snapshots
+        at most are held in host memory: with 1, a save that comes while one is in flight waits for that one.
+        `num_of_threads` is torch_xla's; the companion process has its own bound. With `chkpt_on_preemption`, SIGTERM
+        makes all ranks save one step. `take_over` names the job whose root becomes this one's, True is whichever.
+        `device_budget_bytes` of this process's devices may hold a snapshot until it is on the host, what is left over
+        is waited for; by default that is found out: all of it, and half as much each time that they have no room.
+        `unsafe_single_writer` is said of a store that can't tell two writers apart, and promises that there is one.
 
         Raises:
             BadUriError: `path` names no store.
-            ValueError: a number is out of its range.
+            ValueError: a number is out of its range, or two arguments contradict each other.
 
         """
-        if isinstance(save_interval, int):
-            save_interval = EveryNSteps(save_interval)
+        self.base_path = f"{path.rstrip('/')}/"
+        self.save_interval, self.max_to_keep = save_interval, max_to_keep
+        self.num_of_threads, self.chkpt_on_preemption = num_of_threads, chkpt_on_preemption
         if max_to_keep < 0 or max_pending_async < 1:
             raise ValueError("max_to_keep is at least 0 (all are kept), max_pending_async at least 1")
-        if retention is None and max_to_keep:
-            retention = Retention(last=max_to_keep)
-        self._store = open_store(uri_of(path))
+        if max_to_keep and keep is not None:
+            raise ValueError(
+                "max_to_keep and keep both say what is kept: AnyOf((LastN(n), …)) says it in one"
+            )
+        if max_to_keep:
+            keep = LastN(max_to_keep)
+        policy = EveryNSteps(save_interval) if isinstance(save_interval, int) else save_interval
+        self._store = open_store(uri_of(path), unsafe_single_writer=unsafe_single_writer)
         self._gang = open_gang(process_group)
-        opening = opening_of(environment, self._gang, self._store.uri, retention)
-        self._companion = Companion(opening, self._direct)
+        opening = opening_of(
+            environment, self._gang, self._store.uri, keep, unsafe_single_writer=unsafe_single_writer
+        )
+        self._companion = Companion(opening, self._direct, claiming=_claiming(policy, take_over))
         self._progress = Progress(self._companion.tell)
         self._restorer = Restorer(self._store, self._companion, self._gang)
-        self._saves = Saves(self._store, self._companion, self._gang, self._progress, max_pending_async)
+        self._events = Events(rank=self._gang.rank, attempt=attempt_of(environment))
+        self._saves = Saves(
+            self._store,
+            self._companion,
+            self._gang,
+            self._progress,
+            max_pending=max_pending_async,
+            device_budget_bytes=device_budget_bytes,
+            events=self._events,
+        )
         self._stepping = Stepping(
-            save_interval,
+            policy,
             self._gang,
             self._saves,
             progress=self._progress,
@@ -111,7 +147,7 @@ class CheckpointManager:
             settings.uri,
             from_interval(settings.interval, total_steps=settings.total_steps),
             process_group=process_group,
-            retention=settings.retention,
+            keep=from_retention(settings.retention),
             environment=environment,
         )
 
@@ -139,6 +175,10 @@ class CheckpointManager:
         with self._leaving.fenced_said():
             record = self._restorer.latest(state)
         self._saves.restored(record)
+        if record is not None:
+            # The state is whole: an optimizer that has yet to make its own could not have been restored.
+            self._saves.prepare(state)
+        self._events.restored(record)
         self._progress.restored(None if record is None else Restored(sequence=record.slot, step=record.step))
         self._stepping.decisions.save_begun()
         return None if record is None else self._restorer.result(record)
@@ -159,14 +199,14 @@ class CheckpointManager:
 
         """
         self._leaving.check_open()
-        self._progress.finished(step, metrics)
+        self._stepping.finished(step, state, metrics)
         if self._stepping.reached(step):
-            self._stepping.stop(step, state)
+            self._stepping.stop(step, state, metrics)
             return StepOutcome(step=step, stop=True)
         self._leaving.raise_failure()
         if not self._stepping.due(step):
             return StepOutcome(step=step)
-        return StepOutcome(step=step, in_flight=self._stepping.begin_save(step, state))
+        return StepOutcome(step=step, in_flight=self._stepping.begin_save(step, state, metrics))
 
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
@@ -178,18 +218,33 @@ class CheckpointManager:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
         return self._stepping.reached(step)
 
-    def save(self, step: int, state: Mapping[str, object], force: bool = False) -> bool:
+    def save(
+        self,
+        step: int,
+        state_dict: Mapping[str, object],
+        force: bool = False,
+        *,
+        metrics: Mapping[str, object] | None = None,
+    ) -> bool:
         """True: `step` was to be saved (`should_save`, or `force`) and is committed."""
-        if not self.save_async(step, state, force):
+        if not self.save_async(step, state_dict, force, metrics=metrics):
             return False
         assert self._saves.last_begun is not None
         self._saves.last_begun.result()
         return True
 
-    def save_async(self, step: int, state: Mapping[str, object], force: bool = False) -> bool:
-        """True: `step` was to be saved, and its snapshot is taken: `state` may change.
+    def save_async(
+        self,
+        step: int,
+        state_dict: Mapping[str, object],
+        force: bool = False,
+        *,
+        metrics: Mapping[str, object] | None = None,
+    ) -> bool:
+        """True: `step` was to be saved, and its snapshot is taken: `state_dict` may change.
 
-        `in_flight` tells how it goes on. Waits for an earlier save if as many are in flight as may be. Ranks: all.
+        `in_flight` tells how it goes on. Waits for an earlier save if as many are in flight as may be. Any step may be
+        saved again, and is the newest then. Ranks: all.
 
         Raises:
             StepkeeperError: a save in the background failed since the last call.
@@ -198,14 +253,14 @@ class CheckpointManager:
         self._leaving.check_open()
         if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
             self._leaving.raise_failure()
-        self._progress.finished(step, None)
+        self._stepping.finished(step, state_dict, metrics)
         if not (self.should_save(step) or force):
             return False
-        self._stepping.begin_save(step, state)
+        self._stepping.begin_save(step, state_dict, metrics)
         return True
 
-    def restore(self, step: int, state: Mapping[str, object]) -> None:
-        """`state` is what the newest commit of `step` on HEAD's line holds. The log is left alone. Ranks: all.
+    def restore(self, step: int, state_dict: Mapping[str, object]) -> None:
+        """`state_dict` is what the newest commit of `step` on HEAD's line holds. The log is left alone. Ranks: all.
 
         Raises:
             RestoreError: there is no such commit; it lists those that there are.
@@ -213,7 +268,9 @@ class CheckpointManager:
 
         """
         self._leaving.raise_failure()
-        self._saves.restored(self._restorer.step(step, state))
+        record = self._restorer.step(step, state_dict)
+        self._saves.restored(record)
+        self._events.restored(record)
 
     def all_steps(self) -> list[int]:
         """The steps that can be restored: HEAD's and its ancestors'."""
@@ -256,6 +313,13 @@ class CheckpointManager:
             notice=None if notice is None else notice.source,
         )
 
+    def on_save(self, hook: SaveHook) -> Callable[[], None]:
+        """`hook` is called with a `SaveReport` whenever a save has ended, well or not; the answer takes it away again.
+
+        It is called in a thread of ours, and what it raises is logged: no save is lost by it, and no training.
+        """
+        return self._events.on_save(hook)
+
     def request_stop(self) -> None:
         """All ranks will stop at one of the next steps, as if they had been sent SIGTERM."""
         self._stepping.notices.give("call")
@@ -285,3 +349,11 @@ class CheckpointManager:
     def _direct(self, directive: Directive) -> None:
         """In the thread that listens to the companion, which is there before what follows its directives."""
         self._stepping.follow(directive)
+
+
+def _claiming(policy: SavePolicy, take_over: str | bool) -> Begin:
+    return Begin(
+        take_over=take_over if isinstance(take_over, str) else None,
+        take_over_any=take_over is True,
+        asks_age=any(isinstance(part, Auto) for part in parts_of(policy)),
+    )

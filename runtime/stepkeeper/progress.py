@@ -5,6 +5,7 @@ import numbers
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -14,11 +15,12 @@ from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import ReportPhase, Restored
 from stepkeeper.contract.report import MAX_METRICS
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "numbers_in"]
 
 _log: Final = logging.getLogger(__name__)
 _ERROR_LIMIT: Final = 2000
 _UNREAD: Final = "?"
+_NAME_LIMIT: Final = 128
 
 
 class Progress:
@@ -105,6 +107,17 @@ class Progress:
             self._complained.add(name)
             _log.warning('the metric %r, a %s, is reported as "?": %s', name, type(value).__name__, why)
         return _UNREAD
+
+
+def numbers_in(metrics: Mapping[str, object] | None) -> dict[str, str]:
+    """The metrics that are numbers, as a commit holds them: exactly. Tensors on devices are left alone."""
+    found = {}
+    for name, value in list((metrics or {}).items())[:MAX_METRICS]:
+        number = value.item() if isinstance(value, torch.Tensor) and _is_plain(value) else value
+        if isinstance(number, numbers.Real) and len(str(name)) <= _NAME_LIMIT:
+            with suppress(OverflowError):  # a whole number beyond all floats says nothing to go by
+                found[str(name)] = repr(float(number))
+    return found
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -1,19 +1,26 @@
 """Which commits may go. Pure."""
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 
-from stepkeeper.contract import Retention
-from stepkeeper.log.state import LogState
+from stepkeeper.log.state import CommitRecord, LogState
+from stepkeeper.policy.keep import Committed, KeepPolicy
 
 __all__ = ["deletable"]
 
 
-def deletable(state: LogState, retention: Retention, verified: Collection[int] = ()) -> tuple[int, ...]:
-    """Slots of the commits that `retention` doesn't keep, abandoned branches first, then oldest first.
+def deletable(
+    state: LogState,
+    policy: KeepPolicy,
+    verified: Collection[int] = (),
+    times_unix_s: Mapping[int, float] | None = None,
+) -> tuple[int, ...]:
+    """Slots of the commits that `policy` doesn't keep, abandoned branches first, then oldest first.
 
     `verified` are commits whose objects were compared with what was written; a restored one counts too. The newest
-    verified commit of HEAD's line is always kept, and a commit on another branch as long as the line has no verified
-    commit of its step or a later one. Without a verified commit nothing may go.
+    verified commit of HEAD's line is always kept, and HEAD, and a commit on another branch as long as the line has no
+    verified commit of its step or a later one. Without a verified commit nothing may go. `times_unix_s` is when commits
+    were put, by slot, as far as the store says.
     """
     line = state.line
     proven = [record for record in line if record.verified or record.slot in verified]
@@ -24,7 +31,23 @@ def deletable(state: LogState, retention: Retention, verified: Collection[int] =
     abandoned = [
         record.slot for record in state.live if record.slot not in on_line and record.step <= greatest_step
     ]
-    every = retention.every_steps
-    kept = {record.slot for record in line[: max(retention.last, 1)]} | {proven[0].slot}
-    kept |= {record.slot for record in line if every and record.step % every == 0}
+    kept = {line[0].slot} | {proven[0].slot}
+    kept |= policy.kept([_known(record, times_unix_s or {}) for record in reversed(line)])
     return (*abandoned, *sorted(on_line - kept))
+
+
+def _known(record: CommitRecord, times_unix_s: Mapping[int, float]) -> Committed:
+    return Committed(
+        slot=record.slot,
+        step=record.step,
+        time_unix_s=times_unix_s.get(record.slot),
+        metrics={name: _number(text) for name, text in (record.metrics or {}).items()},
+    )
+
+
+def _number(text: str) -> float:
+    """What isn't a number is none, and so worse than any."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

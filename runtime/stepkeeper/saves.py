@@ -1,16 +1,21 @@
 """The saves of this process as its train thread sees them: begun, awaited, failed."""
 
 import logging
+from collections import deque
 from collections.abc import Mapping
+from statistics import median
 from typing import Final
 
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import FencedError, GangError, SaveError, StepkeeperError, StorageError
+from stepkeeper.events import Events
 from stepkeeper.gang import Gang
 from stepkeeper.legacy import LegacyRecord, Restorable
 from stepkeeper.log import CommitRecord, LegacyBase
+from stepkeeper.policy.save import SaveCost
 from stepkeeper.probe import RootProof
 from stepkeeper.progress import Progress
+from stepkeeper.save_report import SaveReport
 from stepkeeper.saving import InFlight, SaveEnd, Saver
 from stepkeeper.storage import Store
 from stepkeeper_planners.errors import PlannerError
@@ -18,15 +23,28 @@ from stepkeeper_planners.errors import PlannerError
 __all__ = ["Saves"]
 
 _log: Final = logging.getLogger(__name__)
+_REMEMBERED: Final = 8
+"""Saves that the cost of one is estimated from: their median, so that a first one's compilation counts once."""
 
 
 class Saves:
     """What was restored, what is being saved, what was committed."""
 
     def __init__(
-        self, store: Store, companion: Companion, gang: Gang, progress: Progress, max_pending: int
+        self,
+        store: Store,
+        companion: Companion,
+        gang: Gang,
+        progress: Progress,
+        *,
+        max_pending: int,
+        device_budget_bytes: int | None = None,
+        events: Events | None = None,
     ) -> None:
         self._progress = progress
+        self._events = events or Events(rank=gang.rank, attempt=None)
+        self._reports: deque[SaveReport] = deque(maxlen=_REMEMBERED)
+        self._cost: SaveCost | None = None
         self._proof = RootProof(store, gang)
         self._restored: Restorable | None = None
         self._committed: CommitRecord | None = None
@@ -36,6 +54,7 @@ class Saves:
             companion,
             gang,
             max_pending=max_pending,
+            device_budget_bytes=device_budget_bytes,
             base=lambda: self._base,
             on_end=self._ended,
         )
@@ -55,6 +74,11 @@ class Saves:
     def error(self) -> str | None:
         """Of the newest save that has ended, if it failed."""
         return self._error
+
+    @property
+    def cost(self) -> SaveCost | None:
+        """What a save takes, by those that were committed lately."""
+        return self._cost
 
     @property
     def in_flight(self) -> InFlight | None:
@@ -77,7 +101,17 @@ class Saves:
             return self._restored.base
         return None if self._restored is None else self._restored.slot
 
-    def begin(self, step: int, state: Mapping[str, object], timeout_s: float | None = None) -> InFlight:
+    def prepare(self, state: Mapping[str, object]) -> None:
+        """Saves of states built like this one compile nothing, and find their memory there. Done once; ranks: all."""
+        self._saver.prepare(state)
+
+    def begin(
+        self,
+        step: int,
+        state: Mapping[str, object],
+        timeout_s: float | None = None,
+        metrics: Mapping[str, str] | None = None,
+    ) -> InFlight:
         """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be.
 
         Raises:
@@ -86,13 +120,19 @@ class Saves:
 
         """
         self._proof.make()
-        begun = self._last_begun = self._saver.start(step, state, timeout_s)
+        begun = self._last_begun = self._saver.start(step, state, timeout_s, metrics)
         self._progress.saving(step)
         if begun.ended:
             self._progress.saving(None)
         return begun
 
-    def save_for_notice(self, step: int, state: Mapping[str, object], timeout_s: float | None) -> None:
+    def save_for_notice(
+        self,
+        step: int,
+        state: Mapping[str, object],
+        timeout_s: float | None,
+        metrics: Mapping[str, str] | None = None,
+    ) -> None:
         """`step` is in a save that was begun, by this call if by none before; or that isn't possible in time.
 
         What is committed by then is what the next process resumes.
@@ -100,7 +140,7 @@ class Saves:
         last = self._last_begun
         if last is None or last.step != step or last.failed:
             try:
-                self.begin(step, state, timeout_s)
+                self.begin(step, state, timeout_s, metrics)
             except (StorageError, TimeoutError) as error:
                 _log.error("step %d is not saved for the notice: %s", step, error)
 
@@ -121,6 +161,16 @@ class Saves:
             self._error = f"the save of step {last.step} for the notice failed: {error!r}"
             self._progress.failed(self._error)
         self._saver.take_failure(newest=True)
+
+    def save_for_exception(self, step: int, state: Mapping[str, object], timeout_s: float) -> None:
+        """`step` is committed, if that was possible in time. Why not is logged: the exception is what counts."""
+        last = self._last_begun
+        if last is not None and last.step == step and not last.failed:
+            return
+        try:
+            self.begin(step, state, timeout_s).result(timeout_s)
+        except Exception:  # of any kind: another exception is ending the training already
+            _log.exception("step %d is not saved for the exception", step)
 
     def await_and_prove(self) -> None:
         """No save is in flight, and the root is proven to be one for all ranks. Raises StorageError."""
@@ -155,7 +205,13 @@ class Saves:
         """In the saver's thread."""
         if end.record is not None:
             self._committed = end.record
+            self._reports.append(end.report)
+            self._cost = SaveCost(
+                stall_s=median(report.stall_s for report in self._reports),
+                duration_s=median(report.duration_s for report in self._reports),
+            )
         self._error = None if end.error is None else f"the save of step {end.step} failed: {end.error}"
         self._progress.failed(self._error)
         if end.idle:
             self._progress.saving(None)
+        self._events.saved(end.report)

@@ -7,15 +7,16 @@ from typing import Final
 
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
-from stepkeeper.decisions import Decisions
+from stepkeeper.decisions import Decisions, Seen
 from stepkeeper.ending import Ending
 from stepkeeper.env import Environment
 from stepkeeper.gang import Gang
-from stepkeeper.policy import SavePolicy
+from stepkeeper.policy.save import AnyOf, Disruptions, OnException, OnPreemption, SavePolicy, parts_of
 from stepkeeper.preemption import Notice, NoticeWatcher
-from stepkeeper.progress import Progress
+from stepkeeper.progress import Progress, numbers_in
 from stepkeeper.saves import Saves
 from stepkeeper.saving import InFlight
+from stepkeeper.unbroken import LastState
 
 __all__ = ["Stepping"]
 
@@ -36,11 +37,20 @@ class Stepping:
         environment: Environment | None,
         saves_on_notice: bool,
     ) -> None:
+        """Raises ValueError where `policy` saves on preemption, and `saves_on_notice` says not to."""
+        parts = tuple(parts_of(policy))
+        if OnPreemption() in parts and not saves_on_notice:
+            raise ValueError("OnPreemption() and chkpt_on_preemption=False contradict each other")
         self._saves = saves
         self._progress = progress
+        self._gang = gang
+        self._companion = companion
+        self._environment = environment
         self.saves_on_notice: Final = saves_on_notice
         self.stopped = False
-        self.decisions: Final = Decisions(policy, gang)
+        self._last: LastState | None = LastState() if OnException() in parts else None
+        policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
+        self.decisions: Final = Decisions(policy, gang, self._seen)
         trigger = None if environment is None else environment.places.notice_file
         self.notices: Final = NoticeWatcher(trigger, progress.flush, self._noticed)
         self.ending: Final = Ending(environment, companion, progress, self.notices)
@@ -59,30 +69,65 @@ class Stepping:
         """True from the step on that all ranks agreed to stop at. Whether that is heeded or not, it is heard."""
         return self.decisions.stops(step)
 
+    def finished(self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None) -> None:
+        """`step` is done, and `state` is what came of it."""
+        self._progress.finished(step, metrics)
+        # What a save needs compiled is compiled now: the first one may be a notice's.
+        self._saves.prepare(state)
+        if self._last is not None:
+            self._last.finished(step, state)
+
     def due(self, step: int) -> bool:
         """True if the policy, or somebody's wish, has `step` saved. Ask `reached` first."""
         return self.decisions.due(step)
 
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
-        stopping = self.reached(step) and self.saves_on_notice
+        stopping = self.reached(step)
         last = self._saves.last_begun
         saved = last is not None and last.step >= (self.decisions.stop_step or 0)
-        return self.due(step) or (stopping and not saved)
+        return self.decisions.due(step, stopping=stopping and not saved)
 
-    def begin_save(self, step: int, state: Mapping[str, object]) -> InFlight:
+    def begin_save(
+        self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None
+    ) -> InFlight:
         """`step` is being saved, and the policy's clock starts anew."""
         self.decisions.save_begun()
-        return self._saves.begin(step, state)
+        return self._saves.begin(step, state, metrics=numbers_in(metrics))
 
-    def stop(self, step: int, state: Mapping[str, object]) -> None:
+    def save_for_exception(self, timeout_s: float) -> None:
+        """The last finished step is committed, where the policy has that, it can be done, and the state is unbroken.
+
+        Other ranks can't be asked: they don't know of the exception, and may wait for this one in a collective.
+        """
+        if self._last is None:
+            return
+        intact = self._last.intact()
+        self._last.close()
+        if intact is None:
+            _log.warning("nothing is saved for the exception: the state is no step's as a whole")
+        elif self._gang.world_size > 1:
+            _log.warning("nothing is saved for the exception: all ranks would have to save together")
+        else:
+            self._saves.save_for_exception(*intact, timeout_s)
+
+    def close(self) -> None:
+        """Nothing is heard or watched any more."""
+        self.decisions.close()
+        self.notices.close()
+        if self._last is not None:
+            self._last.close()
+
+    def stop(
+        self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None = None
+    ) -> None:
         """The one save of a notice, within what the grace period leaves; once."""
         if self.stopped:
             return
         self.notices.give("peer")
         self._progress.moved(ReportPhase.SAVING)
         if self.ending.saves_first:
-            self._saves.save_for_notice(step, state, self.ending.left_s())
+            self._saves.save_for_notice(step, state, self.ending.left_s(), numbers_in(metrics))
         self._saves.await_last(self.ending.left_s())
         self.stopped = True
 
@@ -94,6 +139,19 @@ class Stepping:
             self.decisions.wish_save(directive.checkpoint_now)
         if directive.dump_stacks:
             faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
+
+    def _seen(self) -> Seen:
+        """What the policy of rank 0 goes by."""
+        identity = None if self._environment is None else self._environment.identity
+        begun = self._companion.begun
+        return Seen(
+            saving=self._saves.in_flight is not None,
+            cost=self._saves.cost,
+            disruptions=Disruptions(
+                count=0 if identity is None else identity.jobset_number + identity.restart_attempt,
+                over_s=0 if begun is None or begun.age_s is None else begun.age_s,
+            ),
+        )
 
     def _noticed(self, notice: Notice) -> None:
         """In the thread where the notice came up."""

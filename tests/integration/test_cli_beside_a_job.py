@@ -14,8 +14,8 @@ from pathlib import Path
 from stepkeeper.checkpoint import SaveOrder, ValueOrder
 from stepkeeper.companion.messages import Begin, Commit, Open, Write
 from stepkeeper.companion.session import Session
-from stepkeeper.contract import Retention
 from stepkeeper.log import Log
+from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage import open_store
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
@@ -33,7 +33,7 @@ class Job:
                 rank=0,
                 world_size=1,
                 uri=url,
-                retention=Retention(last=2),
+                keep=Keep(last=(LastN(2),)),
                 identity=pod_identity(restart_attempt=1),
             ),
             lambda directive: None,

@@ -5,8 +5,9 @@ from enum import StrEnum
 
 from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.companion.endpoint import ReportTarget
-from stepkeeper.contract import Identity, Retention
+from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, LegacyBase, ManifestRef
+from stepkeeper.policy.keep import Keep
 
 __all__ = [
     "Begin",
@@ -47,8 +48,10 @@ class Open:
     world_size: int
     uri: str
     identity: Identity | None = None
-    retention: Retention | None = None
+    keep: Keep | None = None
     """None: nothing is ever deleted."""
+
+    unsafe_single_writer: bool = False
 
     report_target: ReportTarget | None = None
     report_interval_s: int = 10
@@ -73,6 +76,12 @@ class Begin:
     take_over: str | None = None
     """Name of the job whose root this is to become ours."""
 
+    take_over_any: bool = False
+    """Whatever that job's name is."""
+
+    asks_age: bool = False
+    """The answer is to say how old the root is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
@@ -84,6 +93,9 @@ class Begun:
     base: CommitRecord | None = None
     legacy: LegacyBase | None = None
     """What it goes on from where that is no commit."""
+
+    age_s: int | None = None
+    """From the root's first entry to this claim's, by the store's clock, if that was asked for and it says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -42,6 +43,7 @@ from stepkeeper.manifest import Manifest
 from stepkeeper.retention import deletable
 from stepkeeper.storage import Store, open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+from stepkeeper.store_times import StoreTimes
 
 __all__ = ["Session"]
 
@@ -67,8 +69,9 @@ class Session:
     ) -> None:
         self._opening = opening
         self._patience = patience
-        self._store: Store = open_store(opening.uri)
+        self._store: Store = open_store(opening.uri, unsafe_single_writer=opening.unsafe_single_writer)
         self._log = Log(self._store, patience=patience)
+        self._times = StoreTimes(self._store, patience=patience)
         self._claim = opening.claim
         self._written: dict[str, tuple[Write, Manifest]] = {}
         self._verified: set[int] = set()
@@ -94,11 +97,12 @@ class Session:
             base=body.base if body.legacy is None else body.legacy,
             offer=partial(self._offered, body),
             after=self._claim if body.again else None,
-            take_over=body.take_over,
+            take_over=body.take_over_any or body.take_over,
             host=socket.gethostname(),
         )
         self._tell_reporter()
-        return self._begun()
+        begun = self._begun()
+        return replace(begun, age_s=self._times.age_s(self._claim.slot)) if body.asks_age else begun
 
     def _offered(self, body: Begin) -> LegacyBase | None:
         """What the trainer has chosen, if there is a choice. Raises LegacyRootError if it hasn't yet."""
@@ -231,10 +235,14 @@ class Session:
 
         Also the data of what was deleted in an earlier call, if that was cut short, or if its pins are gone now.
         """
-        retention = self._opening.retention
+        keep = self._opening.keep
         self._folders |= {slot: record.folder for slot, record in self._log.state.commits.items()}
-        if retention is not None:
-            self._log.delete(self._held(), lambda state: deletable(state, retention, self._verified))
+        if keep is not None:
+            policy = keep.policy
+            times_unix_s = self._times.of_commits(self._log.state.line) if keep.asks_for_times else {}
+            self._log.delete(
+                self._held(), lambda state: deletable(state, policy, self._verified, times_unix_s)
+            )
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
         pinned = {each.slot for each in sweep(self._store, deleted, patience=self._patience)}

@@ -25,9 +25,13 @@ _KILL_AGAIN_S: Final = 0.05
 class Companion:
     """The companion as the trainer sees it: its processes come and go, the claim stays."""
 
-    def __init__(self, opening: Open, on_directive: Callable[[Directive], None]) -> None:
+    def __init__(
+        self, opening: Open, on_directive: Callable[[Directive], None], *, claiming: Begin | None = None
+    ) -> None:
+        """`claiming` is what the root is claimed with, but for its base."""
         self._opening = opening
         self._on_directive = on_directive
+        self._claiming = claiming or Begin()
         self.choose_legacy: Callable[[], LegacyBase | None] = lambda: None
         """Asked, before a claim, for another writer's step to go on from, where there are such and no commit."""
 
@@ -90,7 +94,7 @@ class Companion:
         """The root is claimed by this process, once; asked again, the same claim is the answer."""
         process = self.process()
         if self._begun is None:
-            body = Begin(take_over=take_over)
+            body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
             based = replace(body, legacy=base) if isinstance(base, LegacyBase) else replace(body, base=base)
             self._begun = self._claimed(process, based)
         return self._begun
@@ -101,7 +105,7 @@ class Companion:
         Raises FencedError if it didn't hold any more.
         """
         process = self.process()
-        self._begun = self._claimed(process, Begin(legacy=legacy, again=True))
+        self._begun = self._claimed(process, replace(self._claiming, legacy=legacy, again=True))
         return self._begun
 
     def latest(self, *, take_over: str | None = None) -> CommitRecord | LegacyBase | None:

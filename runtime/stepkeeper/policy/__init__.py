@@ -1,5 +1,5 @@
-"""When to save, as small values that combine."""
+"""When to save, and what to keep, as small frozen values that combine: `policy.save` and `policy.keep`."""
 
-from stepkeeper.policy.save import AnyOf, AtStep, EveryNSteps, EverySeconds, SavePolicy, from_interval
+from stepkeeper.policy import keep, save
 
-__all__ = ["AnyOf", "AtStep", "EveryNSteps", "EverySeconds", "SavePolicy", "from_interval"]
+__all__ = ["keep", "save"]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper import CheckpointManager
-from stepkeeper.policy import EverySeconds
+from stepkeeper.policy.save import EverySeconds
 
 
 def say(event: str, **values: Any) -> None:

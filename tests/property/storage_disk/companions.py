@@ -9,10 +9,10 @@ from typing import Final, final
 from stepkeeper.checkpoint import CheckpointReader, SaveOrder, TensorOrder, read_manifests
 from stepkeeper.companion.messages import Begin, Commit, Open, Void, Write, Written
 from stepkeeper.companion.session import Session
-from stepkeeper.contract import Retention
 from stepkeeper.dcp.metadata import merge_tensors
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.entries import new_nonce
+from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import Patience
 
@@ -52,11 +52,11 @@ class Gang:
         wrap: Callable[[int, Store], Store] = lambda rank, store: store,
     ) -> None:
         """With `last`, so many commits are kept. `wrap` may put a store around each rank's."""
-        retention = None if last is None else Retention(last=last)
+        keep = None if last is None else Keep(last=(LastN(last),))
         self.claim = Claim(slot=-1, nonce="")
         self.sessions = []
         for rank in range(world_size):
-            opening = Open(rank=rank, world_size=world_size, uri=uri, retention=retention)
+            opening = Open(rank=rank, world_size=world_size, uri=uri, keep=keep)
             session = Session(opening, lambda directive: None, patience=IMPATIENT)
             session._store = session._log._store = wrap(rank, session._store)
             self.sessions.append(session)

@@ -23,7 +23,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.pins import hold, remove_pin
-from stepkeeper.contract import Retention
+from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.testing.pod import pod_identity
 
 __all__ = ["attempt", "collector", "follower", "reader", "remover"]
@@ -154,7 +154,7 @@ def _session(process: Process, last: int, claim: Claim | None = None, *, start: 
         world_size=1,
         uri=process.uri,
         identity=None if start is None else pod_identity(restart_attempt=start),
-        retention=Retention(last=last),
+        keep=Keep(last=(LastN(last),)),
         claim=claim,
     )
     return Session(opening, lambda directive: None, patience=IMPATIENT)

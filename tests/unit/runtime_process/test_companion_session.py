@@ -18,10 +18,11 @@ from stepkeeper.companion.messages import Begin, Commit, Open, Write
 from stepkeeper.companion.reporter import LogView, TrainerState
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import Commit as ReportedCommit
-from stepkeeper.contract import Directive, Report, ReportPhase, Retention
+from stepkeeper.contract import Directive, Report, ReportPhase
 from stepkeeper.errors import FencedError, TransientStorageError
 from stepkeeper.log import Claim, Log
 from stepkeeper.pins import Pin, put_pin, remove_pin
+from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
 
@@ -88,7 +89,7 @@ class Root:
 
     def opening(self, claim: Claim | None = None) -> Open:
         return Open(
-            rank=0, world_size=1, uri=f"memory://{self.name}", retention=Retention(last=1), claim=claim
+            rank=0, world_size=1, uri=f"memory://{self.name}", keep=Keep(last=(LastN(1),)), claim=claim
         )
 
     def session(self, claim: Claim | None = None) -> Session:

@@ -2,7 +2,7 @@
 
 from stepkeeper.decisions import Decisions
 from stepkeeper.gang import SoloGang
-from stepkeeper.policy import EveryNSteps
+from stepkeeper.policy.save import EveryNSteps
 
 
 def asked(decisions: Decisions, step: int) -> bool:

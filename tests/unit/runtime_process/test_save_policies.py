@@ -1,23 +1,77 @@
 """When a step is to be saved."""
 
+from collections.abc import Callable
+
 import pytest
 
 from stepkeeper.contract import Interval
-from stepkeeper.policy import AnyOf, AtStep, EveryNSteps, EverySeconds, from_interval
+from stepkeeper.policy.save import (
+    AnyOf,
+    AtSteps,
+    Auto,
+    Continuous,
+    Disruptions,
+    EveryNSteps,
+    EverySeconds,
+    Moment,
+    OnException,
+    OnPreemption,
+    SaveCost,
+    SavePolicy,
+    from_interval,
+    parts_of,
+)
+
+DAY_S = 86400.0
+CHEAP = SaveCost(stall_s=0.05, duration_s=10.0)
+NOW = Moment(step=7, since_save_s=100.0, saving=False, cost=CHEAP)
+"""A hundred seconds after the last save, which took ten."""
 
 
-def test_steps_are_multiples() -> None:
-    assert [step for step in range(10) if EveryNSteps(4).due(step, 0.0)] == [0, 4, 8]
+@pytest.mark.parametrize(
+    ("policy", "moment", "due"),
+    [
+        (EveryNSteps(4), Moment(step=8), True),
+        (EveryNSteps(4), Moment(step=0), True),
+        (EveryNSteps(4), Moment(step=9), False),
+        (AtSteps((3, 9)), Moment(step=9), True),
+        (AtSteps((3, 9)), Moment(step=4), False),
+        (AtSteps(()), Moment(step=0), False),
+        (EverySeconds(2.0), Moment(step=7, since_save_s=1.9), False),
+        (EverySeconds(2.0), Moment(step=7, since_save_s=2.0), True),
+        (EverySeconds(2.0), Moment(step=7, since_save_s=2.0, saving=True), True),
+        (Continuous(), Moment(step=7, saving=True, since_save_s=100.0), False),
+        (Continuous(), Moment(step=7, saving=False), True),
+        (Continuous(minimum_s=5.0), Moment(step=7, saving=False, since_save_s=4.9), False),
+        (Continuous(minimum_s=5.0), Moment(step=7, saving=False, since_save_s=5.0), True),
+        (OnPreemption(), Moment(step=7, stopping=True), True),
+        (OnPreemption(), Moment(step=7, saving=False, since_save_s=1e9), False),
+        (OnException(), Moment(step=7, stopping=True, saving=False, since_save_s=1e9), False),
+        (Auto(), NOW, False),
+        (Auto(), Moment(step=7, since_save_s=61.0, saving=False), True),
+        (Auto(), Moment(step=7, since_save_s=59.0, saving=False), False),
+        (Auto(), Moment(step=7, since_save_s=1e9, saving=True, cost=CHEAP), False),
+        (AnyOf((EveryNSteps(10), EverySeconds(5.0))), Moment(step=10), True),
+        (AnyOf((EveryNSteps(10), EverySeconds(5.0))), Moment(step=11, since_save_s=5.0), True),
+        (AnyOf((EveryNSteps(10), EverySeconds(5.0))), Moment(step=11, since_save_s=4.0), False),
+        (AnyOf(()), NOW, False),
+    ],
+)
+def test_truth_table(policy: SavePolicy, moment: Moment, due: bool) -> None:
+    assert policy.due(moment) is due
 
 
-def test_seconds_count_from_the_last_save() -> None:
-    assert not EverySeconds(2.0).due(7, 1.9)
-    assert EverySeconds(2.0).due(7, 2.0)
+@pytest.mark.parametrize("policy", [EverySeconds(1e-9), Continuous(), Auto(least_s=1e-9)])
+def test_without_clocks_and_saves_only_steps_decide(policy: SavePolicy) -> None:
+    """That is the answer that every rank comes to by itself."""
+    assert not policy.due(Moment(step=0))
 
 
-def test_any_of_is_whichever_comes_first() -> None:
-    policy = AnyOf((EveryNSteps(10), EverySeconds(5.0)))
-    assert [policy.due(10, 0.0), policy.due(11, 5.0), policy.due(11, 4.0)] == [True, True, False]
+def test_policies_are_values() -> None:
+    assert AnyOf((EveryNSteps(4), OnException())) == AnyOf((EveryNSteps(4), OnException()))
+    assert len({Auto(), Auto(), Continuous(), Continuous(minimum_s=0.0)}) == 2
+    nested = AnyOf((EveryNSteps(4), AnyOf((OnException(), AnyOf((OnPreemption(),))))))
+    assert list(parts_of(nested)) == [EveryNSteps(4), OnException(), OnPreemption()]
 
 
 def test_settings_become_policies() -> None:
@@ -28,12 +82,55 @@ def test_settings_become_policies() -> None:
 
 def test_the_last_step_is_saved_whatever_the_interval() -> None:
     policy = from_interval(Interval(steps=4), total_steps=10)
-    assert policy == AnyOf((EveryNSteps(4), AtStep(10)))
-    assert [step for step in range(1, 11) if policy.due(step, 0.0)] == [4, 8, 10]
+    assert policy == AnyOf((EveryNSteps(4), AtSteps((10,))))
+    assert [step for step in range(1, 11) if policy.due(Moment(step=step))] == [4, 8, 10]
 
 
-@pytest.mark.parametrize("make", [lambda: EveryNSteps(0), lambda: EverySeconds(0.0)])
-def test_an_interval_of_nothing_is_refused(make: object) -> None:
-    assert callable(make)
-    with pytest.raises(ValueError, match="save interval"):
+def lost_share(interval_s: float, cost_s: float, between_s: float) -> float:
+    """What a training loses to saves, and to steps done again, which are half an interval's in the mean."""
+    return cost_s / interval_s + interval_s / 2 / between_s
+
+
+@pytest.mark.parametrize("cost_s", [0.05, 1.0, 30.0])
+@pytest.mark.parametrize("between_s", [3600.0, DAY_S, 30 * DAY_S])
+def test_auto_loses_least(cost_s: float, between_s: float) -> None:
+    policy = Auto(least_s=0.1, most_s=1e9, assumed_between_s=between_s, background_share=0.0)
+    chosen_s = policy.interval_s(SaveCost(stall_s=cost_s, duration_s=0.0), Disruptions())
+    best = min(lost_share(chosen_s * factor, cost_s, between_s) for factor in (0.5, 0.7, 1.0, 1.4, 2.0))
+    assert lost_share(chosen_s, cost_s, between_s) <= best * 1.01
+
+
+def test_auto_saves_sooner_where_disruptions_are_known() -> None:
+    policy = Auto(least_s=1.0, most_s=1e6)
+    calm = policy.interval_s(CHEAP, Disruptions(count=0, over_s=10 * DAY_S))
+    unknown = policy.interval_s(CHEAP, Disruptions())
+    often = policy.interval_s(CHEAP, Disruptions(count=20, over_s=DAY_S))
+    assert often < unknown < calm
+
+
+def test_auto_keeps_its_bounds_and_lets_a_save_end() -> None:
+    dear, free = SaveCost(stall_s=600.0, duration_s=700.0), SaveCost(stall_s=0.0, duration_s=0.0)
+    policy = Auto(least_s=30.0, most_s=900.0)
+    assert policy.interval_s(dear, Disruptions()) == 900.0
+    assert policy.interval_s(free, Disruptions()) == 30.0
+    assert policy.interval_s(SaveCost(stall_s=0.0, duration_s=500.0), Disruptions(count=9**9)) == 500.0
+    hopeless = SaveCost(stall_s=3 * DAY_S, duration_s=3 * DAY_S)
+    assert Auto(most_s=9 * DAY_S).interval_s(hopeless, Disruptions()) == 3 * DAY_S
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: EveryNSteps(0),
+        lambda: EverySeconds(0.0),
+        lambda: EverySeconds(float("nan")),
+        lambda: Continuous(-1.0),
+        lambda: Auto(least_s=0.0),
+        lambda: Auto(least_s=10.0, most_s=9.0),
+        lambda: Auto(assumed_between_s=-1.0),
+        lambda: Auto(background_share=1.5),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Callable[[], SavePolicy]) -> None:
+    with pytest.raises(ValueError, match=r"save interval|least time|Auto"):
         make()

@@ -1,0 +1,50 @@
+"""When things were put into a root, by the store's own clock: for keeping by age, and for how old a root is."""
+
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+from stepkeeper.errors import StorageError
+from stepkeeper.log import CommitRecord
+from stepkeeper.log.tail import slot_path
+from stepkeeper.storage.base import Store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = ["StoreTimes"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class StoreTimes:
+    """Asks the store, of each object once."""
+
+    def __init__(self, store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+        self._store = store
+        self._patience = patience
+        self._known: dict[int, float] = {}
+
+    def of_commits(self, commits: Iterable[CommitRecord]) -> dict[int, float]:
+        """By slot, when each of `commits` was written, as far as the store says. Raises StorageError."""
+        found = {}
+        for record in commits:
+            # Rank 0's manifest is put just before the entry, and isn't in a folder of many thousand objects.
+            known = self._known.get(record.slot)
+            time_unix_s = known or self._time_of(f"{record.folder}/{record.manifest.path}")
+            if time_unix_s is not None:
+                found[record.slot] = time_unix_s
+        self._known = found
+        return found
+
+    def age_s(self, slot: int) -> int | None:
+        """From the root's first entry to the one at `slot`. None: the store doesn't say, or gives no answer."""
+        try:
+            first_s, last_s = self._time_of(slot_path(0)), self._time_of(slot_path(slot))
+        except StorageError as error:
+            _log.warning("how old %s is can't be told: %s", self._store.uri, error)
+            return None
+        return None if first_s is None or last_s is None else max(0, int(last_s - first_s))
+
+    def _time_of(self, path: str) -> float | None:
+        stats = self._patience.retry(partial(self._store.list, path))
+        return next((stat.time_unix_s for stat in stats if stat.path == path), None)
