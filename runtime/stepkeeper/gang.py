@@ -23,6 +23,10 @@ __all__ = ["Gang", "SoloGang", "StoreGang", "open_gang", "world_size_of"]
 _PREFIX: Final = "stepkeeper"
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
+_LOOK_S: Final = 0.5
+"""How often who waits for a rank asks whether one is lost."""
+
+_LOST: Final = "lost"
 
 _READERS: Final = "#readers"
 """Behind a name: how many ranks have read what rank 0 broadcast under it."""
@@ -167,8 +171,28 @@ class StoreGang:
             found: dict[str, Any] | None = json.loads(client.get(name)) if client.check([name]) else None
         return found
 
+    def lose(self, rank: int, why: str) -> GangError:
+        """Whoever waits for a rank gets an error that names this one, or one that was lost before; it is returned."""
+        try:
+            self.propose(_LOST, {"rank": rank, "why": why})
+            lost = self.proposed(_LOST) or {}
+        except GangError:
+            # The store went with rank 0.
+            return _loss(rank, why)
+        return _loss(lost["rank"], lost["why"])
+
+    @property
+    def store_host(self) -> str | None:
+        """Where the ranks' store is, which all of them reach; None where it is no server."""
+        store: Any = self._base
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        host = getattr(store, "host", None)
+        return host if isinstance(host, str) else None
+
     def _await(self, name: str, timeout_s: float, waiting_for: str) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
+        look_s = time.monotonic() + _LOOK_S
         pause_s = _SHORTEST_PAUSE_S
         # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
         while (found := self.proposed(name)) is None:
@@ -177,6 +201,10 @@ class StoreGang:
                     f"rank {self._rank} waited {timeout_s:.1f} s for {waiting_for} ({name}): it is lost or far behind"
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if time.monotonic() > look_s:
+                if (lost := self.proposed(_LOST)) is not None:
+                    raise _loss(lost["rank"], lost["why"])
+                look_s = time.monotonic() + _LOOK_S
         return found
 
     @contextmanager
@@ -207,6 +235,10 @@ class StoreGang:
         _instances[who] += 1
         store = PrefixStore(f"{_PREFIX}/{who}/{_instances[who]}", _get_default_store())
         return cls(store, dist.get_rank(group), dist.get_world_size(group), members)
+
+
+def _loss(rank: int, why: str) -> GangError:
+    return GangError(f"rank {rank} is lost: {why}")
 
 
 def _digest(ranks: Sequence[int]) -> str:

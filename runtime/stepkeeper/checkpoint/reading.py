@@ -3,7 +3,8 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, final
 
 from stepkeeper.checkpoint.suspect import BadBytes, read_there
@@ -14,28 +15,46 @@ from stepkeeper.storage.base import Store
 from stepkeeper.storage.crc import block_crcs, crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["CheckpointReader", "read_manifest", "read_manifests"]
+__all__ = ["CheckpointReader", "proven_manifests", "read_manifest", "read_manifest_bytes", "read_manifests"]
 
 _READS: Final = 3
 """The first and two fresh ones: bytes that went bad on the way are no bad bytes in the store."""
 
+_THREADS: Final = 16
+"""For manifests, of which there are as many as ranks that saved."""
+
 _BLOCKS_AT_ONCE: Final = 4
-_CACHED_BLOCKS: Final = 8
+_KEPT_BLOCKS: Final = 8
 
 
 def read_manifests(
     store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[Manifest, ...]:
     """All ranks' manifests, by rank, proven by the commit entry. Raises TornCheckpointError, StorageError."""
-    first, _ = read_manifest(store, commit.folder, commit.manifest, patience=patience)
-    listed = {record.path: record for record in first.objects}
-    manifests = [first]
-    for rank in range(1, first.world_size):
-        record = listed.get(manifest_name(rank))
-        if record is None:
-            raise ManifestError(f"{store.uri}/{commit.folder}: rank 0's manifest doesn't list rank {rank}'s")
-        ref = ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
-        manifests.append(read_manifest(store, commit.folder, ref, patience=patience)[0])
+    return proven_manifests(read_manifest_bytes(store, commit, patience=patience), commit, store.uri)
+
+
+def read_manifest_bytes(
+    store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
+) -> tuple[bytes, ...]:
+    """As `read_manifests`, and as they are stored."""
+    read = partial(_manifest_bytes, store, commit.folder, patience=patience)
+    first = read(commit.manifest)
+    where = f"{store.uri}/{commit.folder}"
+    refs = list(_other_refs(Manifest.from_json(first, f"{where}/{commit.manifest.path}"), where))
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="stepkeeper-manifests") as threads:
+        return (first, *threads.map(read, refs))
+
+
+def proven_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) -> tuple[Manifest, ...]:
+    """The manifests that these bytes are, by rank, if the commit entry proves them. Raises TornCheckpointError."""
+    where = f"{uri}/{commit.folder}"
+    first, *others = stored
+    manifests = [_proven(first, commit.folder, commit.manifest, where)]
+    refs = list(_other_refs(manifests[0], where))
+    if len(refs) != len(others):
+        raise ManifestError(f"{where}: {len(stored)} manifests where rank 0's lists {1 + len(refs)}")
+    manifests += [_proven(data, commit.folder, ref, where) for data, ref in zip(others, refs, strict=True)]
     return tuple(manifests)
 
 
@@ -43,26 +62,62 @@ def read_manifest(
     store: Store, folder: str, ref: ManifestRef, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[Manifest, ObjectRecord]:
     """The manifest that `ref` names, and its own record as an object. Raises TornCheckpointError, StorageError."""
+    data = _manifest_bytes(store, folder, ref, patience=patience)
+    record = ObjectRecord(path=ref.path, size_bytes=len(data), blocks=block_crcs([data], BLOCK_BYTES))
+    return Manifest.from_json(data, f"{store.uri}/{folder}/{ref.path}"), record
+
+
+def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
+    """Where the other ranks' manifests are, by rank 0's."""
+    listed = {record.path: record for record in first.objects}
+    for rank in range(1, first.world_size):
+        record = listed.get(manifest_name(rank))
+        if record is None:
+            raise ManifestError(f"{where}: rank 0's manifest doesn't list rank {rank}'s")
+        yield ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
+
+
+def _manifest_bytes(store: Store, folder: str, ref: ManifestRef, *, patience: Patience) -> bytes:
     path = f"{folder}/{ref.path}"
-    whole = BadBytes(path=path, length_bytes=ref.size_bytes, crc32c=ref.crc32c)
+    whole = _whole(folder, ref)
 
     def bad(data: bytes) -> tuple[str, BadBytes] | None:
-        same = len(data) == ref.size_bytes and crc32c(data) == ref.crc32c
-        return None if same else (f"{len(data)} bytes, crc32c {crc32c(data):08x}", whole)
+        said = _differs(data, ref)
+        return None if said is None else (said, whole)
 
-    where = f"{store.uri}/{path}"
-    data = _until_good(lambda: read_there(store, path), bad, where, whole, patience)
-    record = ObjectRecord(path=ref.path, size_bytes=len(data), blocks=block_crcs([data], BLOCK_BYTES))
-    return Manifest.from_json(data, where), record
+    return _until_good(lambda: read_there(store, path), bad, f"{store.uri}/{path}", whole, patience)
+
+
+def _proven(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:
+    said = _differs(data, ref)
+    if said is not None:
+        raise TornCheckpointError(f"{where}/{ref.path} is not what was written: {said}", _whole(folder, ref))
+    return Manifest.from_json(data, f"{where}/{ref.path}")
+
+
+def _differs(data: bytes, ref: ManifestRef) -> str | None:
+    """How these bytes differ from those that `ref` is about, if they do."""
+    same = len(data) == ref.size_bytes and crc32c(data) == ref.crc32c
+    return None if same else f"{len(data)} bytes, crc32c {crc32c(data):08x}"
+
+
+def _whole(folder: str, ref: ManifestRef) -> BadBytes:
+    return BadBytes(path=f"{folder}/{ref.path}", length_bytes=ref.size_bytes, crc32c=ref.crc32c)
 
 
 @final
 class CheckpointReader:
-    """Reads the objects of one checkpoint; many threads at once. Keeps the last 128 MiB of verified blocks."""
+    """Reads the objects of one checkpoint; many threads at once. Keeps the last few verified blocks, of 16 MiB each."""
 
     def __init__(
-        self, store: Store, manifests: Sequence[Manifest], *, patience: Patience = DEFAULT_PATIENCE
+        self,
+        store: Store,
+        manifests: Sequence[Manifest],
+        *,
+        patience: Patience = DEFAULT_PATIENCE,
+        kept_blocks: int = _KEPT_BLOCKS,
     ) -> None:
+        self._kept_blocks = kept_blocks
         self._store = store
         self._patience = patience
         self._folder = manifests[0].folder
@@ -147,7 +202,7 @@ class CheckpointReader:
         with self._lock:
             # A future under way is somebody's to resolve: it stays.
             done = [key for key, future in self._blocks.items() if future.done()]
-            for key in done[: max(len(self._blocks) - _CACHED_BLOCKS, 0)]:
+            for key in done[: max(len(self._blocks) - self._kept_blocks, 0)]:
                 del self._blocks[key]
 
 

@@ -1,101 +1,142 @@
 """Which commit is restored, and whether it was: the ranks agree on both."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from stepkeeper.checkpoint import read_manifests
-from stepkeeper.companion.client import error_from, error_to
 from stepkeeper.companion.messages import Begun, Kind, Quarantine, Restored
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.dcp.metadata import merge_tensors, merge_values
 from stepkeeper.errors import RestoreError, TornCheckpointError
-from stepkeeper.fitting import error_said, first_error, raised_from
 from stepkeeper.gang import Gang
-from stepkeeper.log import CommitRecord, Log
+from stepkeeper.legacy import LegacyRecord, LegacyStep, Restorable, below, find_steps
+from stepkeeper.legacy.choosing import choose, incomplete, newest
+from stepkeeper.legacy.content import open_content
+from stepkeeper.legacy.loading import LegacyLoading
+from stepkeeper.log import CommitRecord, LegacyBase, Log
+from stepkeeper.restore.agreeing import Agreement
+from stepkeeper.restore.confirming import Host, confirm, this_host
+from stepkeeper.restore.exchange import Exchange, exchange_among
 from stepkeeper.restore.loading import Loading, agreed_mismatch
 from stepkeeper.results import CheckpointInfo, RestoreResult, TensorInfo
-from stepkeeper.storage import Store
+from stepkeeper.storage import Store, open_store
+from stepkeeper_planners.selection import LoadRules
 
 __all__ = ["Restorer"]
 
 _log: Final = logging.getLogger(__name__)
-_TIMEOUT_S: Final = 3600.0
+_WHOLE: Final = LoadRules()
 
 
 class Restorer:
     """Restores for one rank, together with the others."""
 
-    def __init__(self, store: Store, companion: Companion, gang: Gang) -> None:
+    def __init__(
+        self,
+        store: Store,
+        companion: Companion,
+        gang: Gang,
+        *,
+        host: Host | None = None,
+        reopen: Callable[[], Store] | None = None,
+    ) -> None:
+        """`reopen` opens the same root over a connection of its own."""
         self._store = store
         self._companion = companion
         self._gang = gang
-        self._number = 0
+        self._host = host or this_host()
+        self._reopen = reopen or partial(open_store, store.uri)
+        self._agreement = Agreement(gang)
+        self._condemned: str | None = None
+        """The one that this process has taken part in condemning, and why: there is no second one."""
 
-    def latest(self, state: Mapping[str, object], take_over: str | None = None) -> CommitRecord | None:
+        companion.choose_legacy = partial(choose, store, self._reopen)
+
+    def latest(
+        self,
+        state: Mapping[str, object],
+        *,
+        take_over: str | None = None,
+        rules: LoadRules = _WHOLE,
+    ) -> Restorable | None:
         """`state` is what HEAD's commit holds, or its parent's if HEAD's was torn; None if the root holds none.
+
+        Where nothing is committed that is the newest complete step of another writer, if there are such.
 
         Raises:
             FencedError: the root is another's.
             RestoreError: a commit was meant to be found and can't be used.
+            BadNodeError: one node reads bad bytes where another one reads good ones.
             LoadMismatchError: the state asks for other things than the commit holds.
 
         """
-        base = self._agree(partial(self._companion.latest, take_over=take_over))
-        condemned: CommitRecord | None = None
+        base = self._agreement.on(partial(self._head, take_over))
         while base is not None:
-            torn = self._load(base, state)
+            torn = self._load(base, state, rules)
             if torn is None:
-                self._agree(partial(self._note_restored, base))
+                if rules == _WHOLE:
+                    # It counts as verified: all of it was read.
+                    self._agreement.on(partial(self._note_restored, base))
                 return base
-            if condemned is not None:
+            if self._condemned is not None:
                 raise RestoreError(
-                    f"two commits were read bad in one start: step {condemned.step} and step {base.step} ({torn}). "
-                    "More likely this node or its way to the store is broken than both of them; nothing more was "
-                    "condemned"
+                    f"two checkpoints were read bad in one start: {self._condemned}; and {_named(base)}: {torn}. More "
+                    "likely a node or its way to the store is broken than both of them; nothing more was condemned"
                 )
-            condemned = base
-            _log.error("the commit of step %d is torn, its parent is loaded instead: %s", base.step, torn)
-            base = self._agree(partial(self._quarantine, base, torn))
-        if condemned is not None:
-            raise RestoreError(
-                f"the commit of step {condemned.step} was read bad, and there is none before it"
-            )
+            self._condemned = f"{_named(base)}: {torn}"
+            _log.error("%s is torn, the one before it is loaded instead: %s", _named(base), torn)
+            base = self._agreement.on(partial(self._condemn, base, torn))
+        if self._condemned is not None:
+            raise RestoreError(f"there is no checkpoint before the one that was read bad, {self._condemned}")
         return None
 
-    def step(self, step: int, state: Mapping[str, object]) -> CommitRecord:
+    def step(self, step: int, state: Mapping[str, object], *, rules: LoadRules = _WHOLE) -> Restorable:
         """`state` is what the newest commit of `step` on HEAD's line holds. Nothing is appended to the log.
 
         Raises:
             RestoreError: there is no such commit.
             TornCheckpointError: bytes of it are bad.
+            BadNodeError: one node reads bad bytes where another one reads good ones.
 
         """
-        record = self._agree(partial(self.find, step))
+        record = self._agreement.on(partial(self.find, step))
         assert record is not None
-        torn = self._load(record, state)
+        torn = self._load(record, state, rules)
         if torn is not None:
             raise TornCheckpointError(torn)
         return record
 
-    def find(self, step: int) -> CommitRecord:
-        """The newest commit of `step` on HEAD's line. Raises RestoreError, listing the steps that there are."""
-        line = Log(self._store).open().line
-        record = next((record for record in line if record.step == step), None)
-        if record is None:
-            steps = ", ".join(str(record.step) for record in reversed(line)) or "none"
-            raise RestoreError(f"{self._store.uri} has no commit of step {step}; its steps: {steps}")
-        return record
+    def find(self, step: int) -> Restorable:
+        """The newest commit of `step` on HEAD's line, or what another writer left there of it.
+
+        Raises RestoreError, listing the steps that there are.
+        """
+        state = Log(self._store).open()
+        record = next((record for record in state.line if record.step == step), None)
+        if record is not None:
+            return record
+        found = below(state, self._legacy_steps)
+        legacy = next((each for each in found if each.step == step and each.finished), None)
+        if legacy is not None:
+            return LegacyRecord(slot=state.tail + 1, step=step, folder=legacy.folder)
+        there = {record.step for record in state.line} | {each.step for each in found if each.finished}
+        steps = ", ".join(map(str, sorted(there))) or "none"
+        raise RestoreError(f"{self._store.uri} has no commit of step {step}; its steps: {steps}")
 
     def steps(self) -> list[int]:
-        """The steps of HEAD's line."""
-        return sorted({record.step for record in Log(self._store).open().line})
+        """The steps of HEAD's line, and of the other writer that it goes on from."""
+        state = Log(self._store).open()
+        found = below(state, self._legacy_steps)
+        return sorted({record.step for record in state.line} | {each.step for each in found if each.finished})
 
     def describe(self, step: int) -> CheckpointInfo:
         """What the commit of `step` holds, from its manifests. Raises RestoreError, TornCheckpointError."""
         record = self.find(step)
+        if isinstance(record, LegacyRecord):
+            return self._describe_legacy(record)
         manifests = read_manifests(self._store, record)
         return CheckpointInfo(
             sequence=record.slot,
@@ -109,90 +150,96 @@ class Restorer:
             values=tuple(merge_values(manifests)),
         )
 
-    def result(self, record: CommitRecord) -> RestoreResult:
+    def result(self, record: Restorable) -> RestoreResult:
         """What a caller is told of a restored commit."""
         return RestoreResult(sequence=record.slot, step=record.step, uri=self._uri(record))
 
-    def _uri(self, record: CommitRecord) -> str:
+    def _describe_legacy(self, record: LegacyRecord) -> CheckpointInfo:
+        content = open_content(self._store, record.folder)
+        objects = self._store.list(f"{record.folder}/")
+        return CheckpointInfo(
+            sequence=None,
+            step=record.step,
+            uri=self._uri(record),
+            size_bytes=sum(stat.size_bytes for stat in objects),
+            tensors={
+                fqn: TensorInfo(dtype=tensor.dtype, shape=tensor.global_shape)
+                for fqn, tensor in content.tensors.items()
+            },
+            values=content.values,
+        )
+
+    def _legacy_steps(self) -> tuple[LegacyStep, ...]:
+        return find_steps(self._store)
+
+    def _uri(self, record: Restorable) -> str:
         return f"{self._store.uri.rstrip('/')}/{record.folder}"
 
-    def _load(self, record: CommitRecord, state: Mapping[str, object]) -> str | None:
+    def _load(self, record: Restorable, state: Mapping[str, object], rules: LoadRules) -> str | None:
         """None if all ranks have loaded it, else why bytes of it are bad. Whatever else goes wrong is raised.
 
         No rank changes anything of its state before all have said that theirs fits.
 
         """
-        name = self._name()
-        loading = Loading(self._store, record, state, self._gang.ranks)
-        torn = self._together(
-            f"{name}/fit", loading.compare, partial(agreed_mismatch, loading, self._uri(record))
-        )
-        if torn is None:
-            torn = self._together(f"{name}/filled", loading.fill)
-        # Objects get nothing of a commit before all ranks have all of it.
-        return self._together(f"{name}/given", loading.give) if torn is None else torn
+        name, together = self._agreement.name(), self._agreement.together
+        with exchange_among(self._gang, name) as exchange:
+            loading = self._loading(record, state, rules, exchange)
+            torn = together(f"{name}/fit", loading.compare, partial(agreed_mismatch, loading))
+            if torn is None:
+                if isinstance(loading, Loading):
+                    loading.share(name)
+                torn = together(f"{name}/filled", loading.fill)
+            if torn is None:
+                # Objects get nothing of a commit before all ranks have all of it.
+                together(f"{name}/given", loading.give)
+                return None
+        return confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen)
 
-    def _together(
-        self,
-        name: str,
-        act: Callable[[], dict[str, Any]],
-        judge: Callable[[Sequence[dict[str, Any]]], Exception | None] = lambda _: None,
-    ) -> str | None:
-        """All ranks have acted, and none failed; else why bytes are bad.
+    def _loading(
+        self, record: Restorable, state: Mapping[str, object], rules: LoadRules, exchange: Exchange
+    ) -> Loading | LegacyLoading:
+        if isinstance(record, LegacyRecord):
+            return LegacyLoading(self._store, record.folder, state, self._gang.ranks)
+        return Loading(self._store, record, state, self._gang.ranks, exchange=exchange, rules=rules)
 
-        What the ranks say of it is for rank 0 to judge: the error is raised in all of them.
+    def _head(self, take_over: str | None) -> Restorable | None:
+        base = self._companion.latest(take_over=take_over)
+        if isinstance(base, LegacyBase):
+            _log.warning(
+                "nothing is committed in %s: it goes on from another writer's step %d (%s)%s",
+                self._store.uri,
+                base.step,
+                base.folder,
+                "" if base.reason is None else f", since {base.reason}",
+            )
+        return self._restorable(base)
 
-        """
-        failure: Exception | None = None
-        try:
-            said = act()
-        except TornCheckpointError as error:
-            said = {"torn": str(error)}
-        except Exception as error:  # raised below, once the others have been told
-            failure = error
-            said = {"error": error_said(error, self._gang.rank)}
-        by_rank = self._gang.gather(name, said, _TIMEOUT_S)
-        worst = first_error(by_rank)
-        if by_rank and worst is None and (judged := judge(by_rank)) is not None:
-            worst = error_said(judged, self._gang.rank)
-        torn = next((each["torn"] for each in by_rank if "torn" in each), None)
-        # An error comes first: what is no fault of the commit's condemns none.
-        answer = {"error": worst} if worst is not None else {} if torn is None else {"torn": torn}
-        answer = self._gang.broadcast(f"{name}/worst", answer, _TIMEOUT_S)
-        if failure is not None:
-            raise failure
-        if "error" in answer:
-            raise raised_from(answer["error"])
-        return None if "torn" not in answer else str(answer["torn"])
+    def _condemn(self, bad: Restorable, reason: str) -> Restorable | None:
+        """What HEAD means now that `bad` is known to be bad. Another writer's step has no entry to condemn."""
+        if isinstance(bad, CommitRecord):
+            body = Quarantine(commit=bad.slot, reason=reason)
+            begun = decode(Begun, self._companion.process().ask(Kind.QUARANTINE, encode(body)))
+            return self._restorable(begun.base or begun.legacy)
+        older = [each for each in self._legacy_steps() if each.step < bad.step]
+        look = partial(incomplete, self._store, reopen=self._reopen)
+        legacy = newest(self._store, older, look, reason=f"{_named(bad)}: {reason}")
+        return self._restorable(self._companion.begin_again(legacy).legacy)
 
-    def _quarantine(self, commit: CommitRecord, reason: str) -> CommitRecord | None:
-        body = Quarantine(commit=commit.slot, reason=reason)
-        return decode(Begun, self._companion.process().ask(Kind.QUARANTINE, encode(body))).base
-
-    def _note_restored(self, commit: CommitRecord) -> CommitRecord | None:
-        self._companion.process().ask(Kind.RESTORED, encode(Restored(commit=commit.slot)))
+    def _note_restored(self, commit: Restorable) -> Restorable:
+        if isinstance(commit, CommitRecord):
+            self._companion.process().ask(Kind.RESTORED, encode(Restored(commit=commit.slot)))
         return commit
 
-    def _agree(self, choose: Callable[[], CommitRecord | None]) -> CommitRecord | None:
-        """What rank 0 chooses, after all ranks have met: it writes nothing before they are all there."""
-        name = self._name()
-        self._gang.gather(f"{name}/met", {}, _TIMEOUT_S)
-        choice: dict[str, Any] | None = None
-        failure: Exception | None = None
-        if self._gang.rank == 0:
-            try:
-                commit = choose()
-                choice = {} if commit is None else {"commit": encode(commit)}
-            except Exception as error:  # raised below, once the others have been told
-                failure = error
-                choice = {"error": error_to(error)}
-        choice = self._gang.broadcast(f"{name}/choice", choice, _TIMEOUT_S)
-        if failure is not None:
-            raise failure
-        if "error" in choice:
-            raise error_from(choice["error"])
-        return decode(CommitRecord, choice["commit"]) if "commit" in choice else None
+    def _restorable(self, base: CommitRecord | LegacyBase | None) -> Restorable | None:
+        """In rank 0, which has claimed the root."""
+        if not isinstance(base, LegacyBase):
+            return base
+        begun = self._companion.begun
+        assert begun is not None
+        return LegacyRecord(slot=begun.claim.slot, step=base.step, folder=base.folder)
 
-    def _name(self) -> str:
-        self._number += 1
-        return f"restore/{self._number}"
+
+def _named(record: Restorable) -> str:
+    if isinstance(record, LegacyRecord):
+        return f"step {record.step} of another writer ({record.folder})"
+    return f"the commit of step {record.step} ({record.folder})"

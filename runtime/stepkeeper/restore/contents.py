@@ -1,6 +1,6 @@
 """What a commit holds, from its manifests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,21 +19,25 @@ class Contents:
     tensors: Mapping[str, TensorRecord]
     values: Mapping[str, ValueRecord]
     table: BlockTable
+    reading_order: Sequence[int]
+    """Of the blocks."""
 
     @classmethod
     def of(cls, manifests: Sequence[Manifest]) -> Self:
         """Raises ManifestError if the ranks' parts make no whole."""
+        table = BlockTable.of_data(manifests)
         return cls(
             manifests=manifests,
             tensors=merge_tensors(manifests),
             values=merge_values(manifests),
-            table=BlockTable.of_data(manifests),
+            table=table,
+            reading_order=table.reading_order(manifests),
         )
 
     @property
     def names(self) -> tuple[str, ...]:
         return (*self.tensors, *self.values)
 
-    def in_reading_order(self, numbers: Mapping[int, object]) -> list[int]:
-        """Those of the blocks, as all ranks read them one after another."""
-        return [number for number in self.table.reading_order(self.manifests) if number in numbers]
+    def in_reading_order(self, numbers: Collection[int]) -> list[int]:
+        """These blocks, as all ranks read them one after another."""
+        return [number for number in self.reading_order if number in numbers]

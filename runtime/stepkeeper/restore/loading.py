@@ -1,20 +1,24 @@
 """One commit on its way into one rank's state: compared first, then filled, then given to the objects in it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from stepkeeper.checkpoint import CheckpointReader, read_manifests
+from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
 from stepkeeper.fitting import findings_said, said_findings
 from stepkeeper.log import CommitRecord
 from stepkeeper.restore.contents import Contents
+from stepkeeper.restore.exchange import Exchange
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.placing import Places, stored_tensor
+from stepkeeper.restore.sharing import Duties
 from stepkeeper.snapshot import run_pending
 from stepkeeper.storage import Store
 from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.differences import Findings, mismatch, unexpected_everywhere
 from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.matching import StateReads, Stored, Wanted, compare
+from stepkeeper_planners.selection import LoadRules
 from stepkeeper_planners.state import FlatState, gather_state, scatter_state
 from stepkeeper_planners.values import decode_value
 
@@ -24,13 +28,25 @@ __all__ = ["Loading", "agreed_mismatch"]
 class Loading:
     """`compare` first; when all ranks have, `fill`; when all have, `give`."""
 
-    def __init__(self, store: Store, record: CommitRecord, state: Mapping[str, object], ranks: Ranks) -> None:
+    def __init__(
+        self,
+        store: Store,
+        record: CommitRecord,
+        state: Mapping[str, object],
+        ranks: Ranks,
+        *,
+        exchange: Exchange,
+        rules: LoadRules,
+    ) -> None:
         self._store, self._record, self._state, self._ranks = store, record, state, ranks
+        self._exchange, self._rules = exchange, rules
         self._flat = FlatState(tensors={}, values={})
         self._wanted = Wanted(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._contents = Contents.of(())
         self._places = Places()
+        self._filling: Filling | None = None
+        self._duties = Duties(reads={}, receives={})
 
     @property
     def stored_names(self) -> tuple[str, ...]:
@@ -46,31 +62,45 @@ class Loading:
             StorageError: the store gave no answer, or refused.
 
         """
-        self._contents = contents = Contents.of(read_manifests(self._store, self._record))
+        stored = self._exchange.manifests(lambda: read_manifest_bytes(self._store, self._record))
+        manifests = proven_manifests(stored, self._record, self._store.uri)
+        self._contents = contents = Contents.of(manifests)
         self._flat = gather_state(self._state)
         self._wanted = wanted_of(self._flat, self._ranks)
-        stored = {fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()}
+        tensors = {fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()}
         self._reads, differences = compare(
-            self._wanted, Stored(tensors=stored, values=tuple(contents.values)), self._ranks
+            self._wanted,
+            Stored(tensors=tensors, values=tuple(contents.values)),
+            self._ranks,
+            self._rules,
         )
+        if not differences.missing and not differences.mismatched:
+            # Else nobody goes on. What this rank doesn't ask for, another one may.
+            self._places = Places.of(contents, self._reads, self._wanted, self._flat.tensors, self._ranks)
+            self._filling = Filling(CheckpointReader(self._store, manifests), contents.table, self._places)
         if not differences:
             return {}
         findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
         return {"findings": findings_said(findings)}
+
+    def share(self, name: str) -> None:
+        """It is known who reads what for whom; the states of all ranks fit. Raises GangError. Ranks: all."""
+        assert self._filling is not None
+        needs = self._places.by_block
+        self._duties = self._exchange.duties(name, needs, self._contents, self._filling)
 
     def fill(self) -> dict[str, Any]:
         """This rank's tensors are what the commit holds, in place; its values are here, not yet in the state.
 
         Raises:
             TornCheckpointError: bytes of the commit are bad. The tensors are part old, part new then.
+            PeerStoppedError: another rank can't go on, and says why.
+            GangError: another rank is lost.
             StorageError: the store gave no answer, or refused.
 
         """
-        contents = self._contents
-        self._places = Places.of(contents, self._reads, self._wanted, self._flat.tensors, self._ranks)
-        order = contents.in_reading_order(self._places.by_block)
-        reader = CheckpointReader(self._store, contents.manifests)
-        Filling(reader, contents.table, self._places).run(dict.fromkeys(order, ()))
+        assert self._filling is not None
+        self._filling.run(self._duties.reads, self._exchange.links)
         return {}
 
     def give(self) -> dict[str, Any]:
@@ -87,12 +117,15 @@ class Loading:
         return {}
 
 
-def agreed_mismatch(loading: Loading, uri: str, said: Sequence[dict[str, Any]]) -> Exception | None:
+class Compared(Protocol):
+    """A loading whose state was compared with what is stored."""
+
+    @property
+    def stored_names(self) -> tuple[str, ...]: ...
+
+
+def agreed_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
     """One report of where the ranks' states don't fit; names that only some ranks ask for are no reason."""
     found = [said_findings(each["findings"]) if "findings" in each else None for each in said]
     differences = unexpected_everywhere(found, loading.stored_names)
-    partly = (
-        "CheckpointManager restores a state as a whole. A part of this commit, or other dtypes: load it with "
-        f"torch.distributed.checkpoint from {uri}, with SPMDLoadPlanner's strict, items, exclude and cast."
-    )
-    return mismatch(differences, partly) if any(differences) else None
+    return mismatch(differences) if any(differences) else None

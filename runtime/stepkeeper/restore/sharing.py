@@ -1,6 +1,6 @@
 """Who reads which block: each is read once, by one of those that need it, and sent to the others. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
@@ -59,7 +59,7 @@ class Sharing:
         )
         return cls(groups=groups, alone_bytes=tuple(alone_bytes))
 
-    def duties(self, rank: int, needs: Sequence[int], table: BlockTable, order: Sequence[int]) -> Duties:
+    def duties(self, rank: int, needs: Collection[int], table: BlockTable, order: Sequence[int]) -> Duties:
         """What this rank, which needs these blocks, does; every rank computes the others' the same.
 
         Ranks that have least to read by themselves read most of what several need.

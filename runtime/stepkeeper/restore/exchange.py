@@ -1,0 +1,125 @@
+"""What the ranks of a restore do for one another: what several need, one reads, and sends to the others."""
+
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from stepkeeper.errors import GangError
+from stepkeeper.gang import Gang, StoreGang
+from stepkeeper.restore.blocks import runs_of
+from stepkeeper.restore.contents import Contents
+from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.links import Links, addresses_of_host, neighbours
+from stepkeeper.restore.sharing import Duties, Sharing
+
+__all__ = ["Exchange", "exchange_among"]
+
+_log: Final = logging.getLogger(__name__)
+_TIMEOUT_S: Final = 3600.0
+
+
+class Exchange:
+    """Of this rank with the others; without `links` each reads for itself."""
+
+    def __init__(self, gang: Gang, links: Links | None = None, addresses: Sequence[Any] = ()) -> None:
+        self._gang = gang
+        self.links = links
+        self._addresses = addresses
+        self.meets = False
+        """Whether the others wait for this rank, which then can't say what it fails with."""
+
+    def manifests(self, read: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
+        """The manifests, as rank 0 alone reads them. Raises what it raises there, GangError elsewhere."""
+        if self.links is None:
+            return read()
+        if self._gang.rank != 0:
+            return self.links.manifests(_TIMEOUT_S)
+        try:
+            found = read()
+        except Exception as error:
+            self.links.stop(error)
+            raise
+        self.links.send_manifests(found)
+        return found
+
+    def duties(self, name: str, needs: Collection[int], contents: Contents, filling: Filling) -> Duties:
+        """What this rank, which needs these blocks, reads, for whom, and what it is sent: that goes to `filling`.
+
+        Raises GangError. Ranks: all.
+        """
+        self.meets = True
+        duties = self._duties(name, needs, contents, filling)
+        self.meets = False
+        return duties
+
+    def _duties(self, name: str, needs: Collection[int], contents: Contents, filling: Filling) -> Duties:
+        order = contents.in_reading_order(needs)
+        alone = Duties(reads=dict.fromkeys(order, ()), receives={})
+        if self.links is None:
+            return alone
+        by_rank = self._gang.gather(f"{name}/needs", {"runs": runs_of(needs)}, _TIMEOUT_S)
+        said = Sharing.of([each["runs"] for each in by_rank], contents.table).said() if by_rank else None
+        sharing = Sharing.heard(self._gang.broadcast(f"{name}/sharing", said, _TIMEOUT_S))
+        if not sharing.groups:
+            return alone
+        shared = sharing.duties(self._gang.rank, needs, contents.table, contents.reading_order)
+        self.links.take(filling.put, filling.fail)
+        why = _connected(self.links, shared.partners, self._addresses)
+        return shared if _all_are(self._gang, f"{name}/partners", why) else alone
+
+
+@contextmanager
+def exchange_among(gang: Gang, name: str) -> Iterator[Exchange]:
+    """Connections among the ranks, while they restore. A rank that is lost meanwhile is noticed by all. Ranks: all."""
+    if not isinstance(gang, StoreGang):
+        yield Exchange(gang)
+        return
+    links = Links(gang.rank, gang.lose)
+    exchange: Exchange | None = None
+    try:
+        exchange = _opened(gang, links, name)
+        yield exchange
+    except BaseException as error:
+        # What was said to all ranks they all raise. Anything else ends this rank alone: the others lose it.
+        alone = isinstance(error, GangError) or not isinstance(error, Exception)
+        links.close(said=not (alone or exchange is None or exchange.meets))
+        raise
+    links.close()
+
+
+def _opened(gang: StoreGang, links: Links, name: str) -> Exchange:
+    own = {"hosts": addresses_of_host(gang.store_host), "port": links.port}
+    by_rank = gang.gather(f"{name}/addresses", own, _TIMEOUT_S)
+    chosen = {"by_rank": by_rank, "secret": secrets.token_hex(32)} if by_rank else None
+    told = gang.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
+    above, below = neighbours(gang.rank, gang.world_size)
+    links.start(bytes.fromhex(told["secret"]), below)
+    why = _connected(links, (*above, *below), told["by_rank"])
+    if _all_are(gang, f"{name}/linked", why):
+        return Exchange(gang, links, told["by_rank"])
+    return Exchange(gang)
+
+
+def _connected(links: Links, peers: Collection[int], addresses: Sequence[Any]) -> str | None:
+    """None; or why not."""
+    try:
+        links.connect(peers, addresses)
+    except GangError:
+        raise
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _all_are(gang: Gang, name: str, why_not: str | None) -> bool:
+    """Whether all ranks are connected as they should be."""
+    by_rank = gang.gather(name, {"why_not": why_not}, _TIMEOUT_S)
+    first = next((each for each in by_rank if each["why_not"] is not None), {"why_not": None})
+    first = gang.broadcast(f"{name}/all", first if by_rank else None, _TIMEOUT_S)
+    if first["why_not"] is None:
+        return True
+    if gang.rank == 0:
+        _log.warning("each rank reads all that it needs from the store itself: %s", first["why_not"])
+    return False

@@ -1,0 +1,151 @@
+"""Frames over a TCP connection between two ranks, and how each end knows that the other one is of the same restore."""
+
+import hmac
+import secrets
+import socket
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from stepkeeper.restore.placing import Bytes
+from stepkeeper.storage.crc import crc32c
+
+__all__ = ["FRAME_BYTES", "Frame", "Kind", "call", "greet", "listen", "receive", "send"]
+
+FRAME_BYTES: Final = 1024 * 1024
+"""The most that one frame carries: what a rank holds of each connection at a time."""
+
+_HEADER: Final = struct.Struct("<BQQII")
+_GREETING: Final = struct.Struct("<4sI16s")
+_MAGIC: Final = b"SKR1"
+_PROOF_BYTES: Final = 32
+_GREETING_TIMEOUT_S: Final = 10.0
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6))
+_UNANSWERED_MILLIS: Final = 60_000
+"""After which a connection is lost whose other end takes nothing more, because its host is gone."""
+
+
+class Kind(IntEnum):
+    BLOCK = 1
+    """Bytes of a block: its number, and where in it they begin."""
+    MANIFEST = 2
+    """Bytes of a manifest: its place among them, and how many it has. They come in order."""
+    MANIFESTS_END = 3
+    STOP = 4
+    """The sender has failed, or heard of one that has: whose fault it was first, and a text."""
+    BYE = 5
+    """The sender has nothing more to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: Kind
+    number: int
+    first: int
+    data: Bytes
+    """Valid until the next frame is received."""
+
+
+def send(
+    sock: socket.socket, kind: Kind, number: int = 0, first: int = 0, data: memoryview | bytes = b""
+) -> None:
+    """The frame is on its way. Raises OSError."""
+    view = memoryview(data)
+    sock.sendall(_HEADER.pack(kind, number, first, view.nbytes, crc32c(view)))
+    if view.nbytes:
+        sock.sendall(view)
+
+
+def receive(sock: socket.socket, buffer: bytearray) -> Frame | None:
+    """The next frame, with its bytes in the buffer; None if the connection has ended. Raises OSError."""
+    header = bytearray(_HEADER.size)
+    if not _fill(sock, memoryview(header)):
+        return None
+    kind, number, first, length, crc = _HEADER.unpack(header)
+    if length > len(buffer):
+        raise ConnectionError(f"a frame of {length} bytes")
+    view = memoryview(buffer)[:length]
+    if not _fill(sock, view):
+        return None
+    if crc32c(view) != crc:
+        raise ConnectionError("bytes have changed on the way")
+    return Frame(Kind(kind), number, first, np.frombuffer(view, dtype=np.uint8))
+
+
+def listen() -> socket.socket:
+    """A socket that takes connections from anywhere, on any free port."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        except OSError:
+            # There is the protocol, but no address.
+            pass
+    return socket.create_server(("", 0))
+
+
+def call(host: str, port: int, rank: int, secret: bytes, timeout_s: float) -> socket.socket:
+    """A connection to a rank that listens there and knows the secret. Raises OSError."""
+    sock = socket.create_connection((host, port), timeout_s)
+    try:
+        nonce = secrets.token_bytes(16)
+        sock.sendall(_GREETING.pack(_MAGIC, rank, nonce))
+        answer = _exactly(sock, 16 + _PROOF_BYTES)
+        if not hmac.compare_digest(answer[16:], _proof(secret, b"listener" + nonce)):
+            raise ConnectionError(f"{host}:{port} is no rank of this restore")
+        sock.sendall(_proof(secret, b"caller" + struct.pack("<I", rank) + answer[:16]))
+        _exactly(sock, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return _settled(sock)
+
+
+def greet(sock: socket.socket, secret: bytes) -> int:
+    """The rank that has called. Raises OSError if it doesn't know the secret."""
+    sock.settimeout(_GREETING_TIMEOUT_S)
+    magic, rank, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size))
+    if magic != _MAGIC:
+        raise ConnectionError("the caller is no rank of a restore")
+    own = secrets.token_bytes(16)
+    sock.sendall(own + _proof(secret, b"listener" + nonce))
+    proof = _exactly(sock, _PROOF_BYTES)
+    if not hmac.compare_digest(proof, _proof(secret, b"caller" + struct.pack("<I", rank) + own)):
+        raise ConnectionError("the caller is no rank of this restore")
+    sock.sendall(b"\1")
+    _settled(sock)
+    return int(rank)
+
+
+def _proof(secret: bytes, said: bytes) -> bytes:
+    return hmac.digest(secret, said, "sha256")
+
+
+def _settled(sock: socket.socket) -> socket.socket:
+    """It waits as long as it takes, but not for a host that is gone."""
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (*_KEEPALIVE, ("TCP_USER_TIMEOUT", _UNANSWERED_MILLIS)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return sock
+
+
+def _fill(sock: socket.socket, view: memoryview) -> bool:
+    """False if the connection ended before."""
+    while view.nbytes:
+        n_bytes = sock.recv_into(view)
+        if not n_bytes:
+            return False
+        view = view[n_bytes:]
+    return True
+
+
+def _exactly(sock: socket.socket, n_bytes: int) -> bytes:
+    data = bytearray(n_bytes)
+    if not _fill(sock, memoryview(data)):
+        raise ConnectionError("the connection ended")
+    return bytes(data)
