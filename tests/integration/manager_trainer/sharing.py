@@ -152,6 +152,11 @@ def one_reads_badly(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert manager.all_steps() == [1]
 
 
+def ended(_path: str, data: bytes) -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return data
+
+
 def one_is_killed(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 ends while it reads: the others say so at once."""
     uri = (folder / "root").as_uri()
@@ -159,7 +164,7 @@ def one_is_killed(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     manager.save(1, random_state(1, 80), force=True)
     count = Count(monkeypatch)
     if rank == 1:
-        count.at_data = lambda _, data: os.kill(os.getpid(), signal.SIGKILL) or data
+        count.at_data = ended
     began_s = time.monotonic()
     with pytest.raises(GangError, match="rank 1 is lost: "):
         manager.restore_latest(random_state(2, 80))
