@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from stepcluster import binaries
@@ -23,7 +25,7 @@ def run(*arguments: str | int) -> Result:
     return CliRunner().invoke(app, ["--patience", "0", *map(str, arguments)])
 
 
-def test_every_command(gcs_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command(gcs_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_address)
     url = f"gs://{BUCKET}/runs/one"
     root = SmallRoot(url)
@@ -44,6 +46,11 @@ def test_every_command(gcs_address: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert json.loads(run("show", url, 10, "--json").stdout)["world_size"] == 2
     assert run("path", url, 10).stdout == f"{url}/{record.folder}\n"
     assert run("verify", "--all", url).exit_code == 0
+    result = run("export", url, tmp_path / "w.safetensors", "--step", 10, "--leave-out-values")
+    assert result.exit_code == 0, result.output
+    assert load_file(tmp_path / "w.safetensors")["model.w"].tolist() == [
+        [10 + r + c for c in range(8)] for r in range(2)
+    ]
     assert json.loads(run("watch", url, "--count", 1, "--json").stdout)["step"] == 40
 
     result = run("doctor", url, "--throughput", 1, "--json")

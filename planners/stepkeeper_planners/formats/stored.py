@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.errors import SourceError
+from stepkeeper_planners.errors import SourceError, ValueDecodeError
 from stepkeeper_planners.formats.conversion import BUFFER_BYTES, shown
 from stepkeeper_planners.formats.elements import Elements, Window, find_elements
 from stepkeeper_planners.formats.files import CheckpointFiles, opened
@@ -80,7 +80,10 @@ class Checkpoint:
             data = io.BufferedReader(Window(file, offset_bytes, n_bytes)).read()
         if len(data) < n_bytes:
             raise self._cut_off(fqn, name)
-        return decode_value(fqn, data)
+        try:
+            return decode_value(fqn, data)
+        except ValueDecodeError as error:
+            raise ValueDecodeError(f"{error}. It stands in {shown(f'{self.files.name}/{name}')}") from error
 
     def elements(self, fqn: str) -> Iterator[memoryview]:
         """The tensor's bytes in C order, in pieces of a bounded size. A piece is good until the next is asked for.

@@ -51,7 +51,9 @@ def write_checkpoint(
         planner = _Planner(Meter(total_bytes=total_bytes, told=progress))
         try:
             with warnings.catch_warnings():
+                # torch's own words, where there is one process only, and about its own code.
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
                 save({**state}, storage_writer=FileSystemWriter(new), planner=planner, no_dist=True)
         except CheckpointException as error:
             raise _reason(error.failures[0][0]) from error

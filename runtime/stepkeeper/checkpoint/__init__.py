@@ -1,5 +1,6 @@
 """The objects of a checkpoint: written by each rank, finished by rank 0, read back verified."""
 
+from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
 from stepkeeper.checkpoint.writing import (
@@ -11,6 +12,7 @@ from stepkeeper.checkpoint.writing import (
 
 __all__ = [
     "CheckpointReader",
+    "CommitFiles",
     "FinishedCheckpoint",
     "SaveOrder",
     "TensorOrder",

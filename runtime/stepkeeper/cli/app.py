@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from stepkeeper.cli.doctor import doctor
+from stepkeeper.cli.formats import export, import_
 from stepkeeper.cli.read import ls, path, show
 from stepkeeper.cli.terminal import exit_code_of, say
 from stepkeeper.cli.verify import verify
@@ -56,5 +57,6 @@ def options(
     context.obj = Patience(total_s=patience_s)
 
 
-for command in (ls, show, verify, path, watch, rm, gc, doctor):
+for command in (ls, show, verify, path, watch, rm, gc, doctor, export):
     app.command()(_one_line(command))
+app.command("import")(_one_line(import_))

@@ -25,7 +25,7 @@ from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, LogState
 from stepkeeper.manifest import Manifest
 
-__all__ = ["ls", "path", "show"]
+__all__ = ["OfSequence", "ls", "one_commit", "path", "show"]
 
 _COLUMNS = ("SEQUENCE", "STEP", "STATE", "CLAIM", "ATTEMPT", "SIZE", "VERIFIED", "AGE")
 _NUMBERS = ("SEQUENCE", "STEP", "CLAIM", "SIZE", "AGE")
@@ -90,7 +90,7 @@ def show(
             document = legacy_document(root, legacy)
             show_document(root.uri, document) if as_json else show_legacy(document)
             return
-        record = _one(state, step, sequence)
+        record = one_commit(state, step, sequence)
         manifests = _manifests(root, record)
         document = _commit_document(root, state, record, manifests, listed=tensors)
     if as_json:
@@ -111,7 +111,7 @@ def path(
     with opened(context, url) as root:
         state = root.log.open()
         legacy = legacy_step(root, state, step, sequence)
-        record = legacy or _one(state, step, sequence)
+        record = legacy or one_commit(state, step, sequence)
         uri = f"{root.uri}/{record.folder}"
         place = unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
         if as_json:
@@ -142,7 +142,8 @@ def _state_document(state: LogState) -> dict[str, Any]:
     }
 
 
-def _one(state: LogState, step: int | None, sequence: int | None) -> CommitRecord:
+def one_commit(state: LogState, step: int | None, sequence: int | None) -> CommitRecord:
+    """The commit that was asked for; the latest where nothing was. Raises RestoreError, saying what there is."""
     if step is not None and sequence is not None:
         raise typer.BadParameter("give a step or a sequence, not both")
     steps = () if step is None else (step,)

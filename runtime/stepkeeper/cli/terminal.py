@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from stepkeeper.errors import (
@@ -36,6 +36,7 @@ __all__ = [
     "exit_code_of",
     "opened",
     "progress_bar",
+    "progress_to",
     "say",
     "show_document",
     "show_table",
@@ -148,8 +149,20 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
 @contextmanager
 def progress_bar(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """A bar on stderr, and what moves it on by some bytes; nothing is seen where stderr is no terminal."""
+    with _bar(title, total_bytes) as (progress, task):
+        yield lambda n_bytes: progress.advance(task, n_bytes)
+
+
+@contextmanager
+def progress_to(title: str) -> Iterator[Callable[[int, int], None]]:
+    """As `progress_bar`, and what moves it to so many bytes of so many."""
+    with _bar(title, None) as (progress, task):
+        yield lambda done_bytes, total_bytes: progress.update(task, completed=done_bytes, total=total_bytes)
+
+
+@contextmanager
+def _bar(title: str, total_bytes: int | None) -> Iterator[tuple[Progress, TaskID]]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=total_bytes)
-        yield lambda n_bytes: progress.advance(task, n_bytes)
+        yield progress, progress.add_task(title, total=total_bytes)

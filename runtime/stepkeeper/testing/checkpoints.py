@@ -14,24 +14,29 @@ from stepkeeper.testing.pod import pod_identity
 __all__ = ["SmallRoot", "save_small", "write_small"]
 
 _ROW_BYTES = 32
+_VALUE = b"no value that anybody reads"
 
 
-def save_small(log: Log, store: Store, claim: Claim, step: int, *, world_size: int = 1) -> CommitRecord:
-    """A checkpoint of `step` is committed: rank r has written row r of the float32 tensor `model.w`, rank 0 a value.
+def save_small(
+    log: Log, store: Store, claim: Claim, step: int, *, world_size: int = 1, value: bytes = _VALUE
+) -> CommitRecord:
+    """A checkpoint of `step` is committed: rank r has written row r of the float32 tensor `model.w`, rank 0 the value
+    `step`, of which `value` is what torch.save wrote.
 
     Raises FencedError, StorageError.
     """
-    own, *others = write_small(store, claim, step, world_size=world_size)
+    own, *others = write_small(store, claim, step, world_size=world_size, value=value)
     finished = finish_checkpoint(store, own, [manifest.ref() for manifest in others])
     return log.commit(
         claim, step=step, folder=own.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
     )
 
 
-def write_small(store: Store, claim: Claim, step: int, *, world_size: int = 1) -> Sequence[Manifest]:
+def write_small(
+    store: Store, claim: Claim, step: int, *, world_size: int = 1, value: bytes = _VALUE
+) -> Sequence[Manifest]:
     """As `save_small`, up to where all ranks have written: what a save that was given up leaves behind."""
     nonce = new_nonce()
-    value = b"a value's blob"
     manifests = []
     for rank in range(world_size):
         row = struct.pack("<8f", *(step + rank + column for column in range(8)))
@@ -75,9 +80,9 @@ class SmallRoot:
         """The root is claimed by that start of the job, which goes on from `base`."""
         self.claim = self.log.begin(pod_identity(restart_attempt=attempt), base=base, host=f"host-{attempt}")
 
-    def save(self, step: int, *, world_size: int = 1) -> CommitRecord:
+    def save(self, step: int, *, world_size: int = 1, value: bytes = _VALUE) -> CommitRecord:
         """As `save_small`, under the last claim."""
-        return save_small(self.log, self.store, self.claim, step, world_size=world_size)
+        return save_small(self.log, self.store, self.claim, step, world_size=world_size, value=value)
 
     def give_up(self, step: int) -> str:
         """What a save that never was committed has left behind. Answers its folder."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,16 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
+from stepkeeper.checkpoint import (
+    CommitFiles,
+    SaveOrder,
+    TensorOrder,
+    finish_checkpoint,
+    write_checkpoint,
+)
+from stepkeeper.log import Log
+from stepkeeper.storage import open_store
+from stepkeeper.testing.pod import pod_identity
 from stepkeeper_planners import SPMDSavePlanner, formats
 
 
@@ -105,6 +116,7 @@ def make(folder: Path, file_bytes: int, largest_bytes: int) -> None:
     state: dict[str, Any] = {f"layer{index}": one + index for index in range(file_bytes // largest_bytes)}
     torch.save(state, folder / "made.pt")
     save_file(state, folder / "made.safetensors")
+    commit(folder / "root", state)
     for name, planner in (("made", SPMDSavePlanner()), ("made-in-parts", InColumns())):
         save(
             state,
@@ -114,13 +126,56 @@ def make(folder: Path, file_bytes: int, largest_bytes: int) -> None:
         )
 
 
+def commit(root: Path, state: dict[str, torch.Tensor]) -> None:
+    """A root with one commit: two ranks have written a half of the columns each."""
+    store = open_store(root.as_uri())
+    log = Log(store)
+    claim = log.begin(pod_identity(), host="host")
+    manifests = []
+    for rank in range(2):
+        halves = {fqn: tensor.chunk(2, dim=1)[rank].contiguous() for fqn, tensor in state.items()}
+        data = bytearray(b"".join(half.numpy().tobytes() for half in halves.values()))
+        starts = accumulate((half.nbytes for half in halves.values()), initial=0)
+        order = SaveOrder(
+            rank=rank,
+            world_size=2,
+            step=1,
+            claim=claim.slot,
+            nonce="0" * 32,
+            tensors=tuple(
+                TensorOrder(
+                    fqn=fqn,
+                    dtype="float32",
+                    global_shape=tuple(state[fqn].shape),
+                    offsets=(0, rank * half.shape[1]),
+                    sizes=tuple(half.shape),
+                    start=start,
+                )
+                for (fqn, half), start in zip(halves.items(), starts, strict=False)
+            ),
+            values=(),
+        )
+        manifests.append(write_checkpoint(store, order, memoryview(data)))
+    finished = finish_checkpoint(store, manifests[0], [manifests[1].ref()])
+    log.commit(
+        claim, step=1, folder=manifests[0].folder, size_bytes=finished.size_bytes, manifest=finished.manifest
+    )
+
+
+def committed(root: Path) -> CommitFiles:
+    store = open_store(root.as_uri())
+    record = Log(store).open().latest
+    assert record is not None
+    return CommitFiles(store, record)
+
+
 def main() -> None:
     call, src, dst = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     if call == "make":
         make(src, int(dst), int(sys.argv[4]))
         return
     with AnonymousMemory() as memory:
-        getattr(formats, call)(src, dst)
+        getattr(formats, call)(committed(src) if src.name == "root" else src, dst)
     print(memory.grown_bytes)
 
 

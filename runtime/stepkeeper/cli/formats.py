@@ -1,0 +1,235 @@
+"""The commands export and import: commits as other programs' files, and such files as checkpoints. They need torch."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+from stepkeeper.checkpoint import CommitFiles
+from stepkeeper.cli.read import OfSequence, one_commit
+from stepkeeper.cli.render import size_text
+from stepkeeper.cli.terminal import AsJson, ExitCode, Root, opened, progress_to, say, show_document
+from stepkeeper.errors import (
+    RefusedError,
+    RestoreError,
+    StepkeeperError,
+    StorageError,
+    TornCheckpointError,
+)
+from stepkeeper.log import CommitRecord
+
+__all__ = ["export", "import_"]
+
+_MIB: Final = 1 << 20
+_SAFETENSORS: Final = ".safetensors"
+_SAID: Final = {"overwrite=True": "--overwrite", 'values="leave_out"': "--leave-out-values"}
+"""What the messages of the Python calls say, as options."""
+
+Kind = Literal["torch", "safetensors"]
+Convert = Callable[[Any, Callable[[int, int], None]], Any]
+"""Source and progress → what was done."""
+
+Prefix = Annotated[
+    str, typer.Option("--prefix", metavar="NAME", help="Names below NAME, without it; safetensors.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what such a command wrote there.")]
+
+
+def export(
+    context: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="The root; or the path of a checkpoint's folder, without ://."),
+    ],
+    destination: Annotated[Path, typer.Argument(metavar="PATH", help="A file; or a folder, of safetensors.")],
+    *,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="STEP", min=0, help="Default: the latest commit.")
+    ] = None,
+    sequence: OfSequence = None,
+    kind: Annotated[
+        Kind | None, typer.Option("--as", help="Default: safetensors if PATH ends so, else torch.")
+    ] = None,
+    prefix: Prefix = "",
+    leave_out_values: Annotated[
+        bool, typer.Option("--leave-out-values", help="Leave out what is no tensor; safetensors.")
+    ] = False,
+    max_shard_mib: Annotated[
+        int | None,
+        typer.Option("--max-shard", metavar="MIB", min=1, help="Of a file in a folder; safetensors."),
+    ] = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a commit as a torch.save file or as safetensors, every block checked on its way. Needs torch."""
+    safetensors = (
+        kind or ("safetensors" if destination.suffix == _SAFETENSORS else "torch")
+    ) == "safetensors"
+    if not safetensors and (prefix or leave_out_values or max_shard_mib):
+        raise typer.BadParameter("--prefix, --leave-out-values and --max-shard are for safetensors")
+    if max_shard_mib and destination.suffix == _SAFETENSORS:
+        raise typer.BadParameter(f"--max-shard makes a folder of files, {destination} names one")
+    formats = _formats()
+
+    def convert(files: Any, progress: Callable[[int, int], None]) -> Any:
+        if not safetensors:
+            return formats.checkpoint_to_torch_save(
+                files, destination, overwrite=overwrite, progress=progress
+            )
+        return formats.checkpoint_to_safetensors(
+            files,
+            destination,
+            prefix=prefix,
+            values="leave_out" if leave_out_values else "refuse",
+            max_shard_bytes=max_shard_mib and max_shard_mib * _MIB,
+            overwrite=overwrite,
+            progress=progress,
+        )
+
+    if "://" not in source:
+        if step is not None or sequence is not None:
+            raise typer.BadParameter(
+                f"{source} is a path: a checkpoint's folder has no steps; a root is file:///…"
+            )
+        done = _converted(convert, Path(source), f"export {source}")
+        _show(Path(source).absolute().as_uri(), done, destination, {}, f"exported {source}", as_json=as_json)
+        return
+    with opened(context, source) as root:
+        record = one_commit(root.log.open(), step, sequence)
+        _check_outside(root, destination)
+        done = _exported(root, record, convert)
+        document = {
+            "sequence": record.slot,
+            "step": record.step,
+            "commit_uri": f"{root.uri}/{record.folder}",
+        }
+        what = f"exported step {record.step} (sequence {record.slot})"
+        _show(root.uri, done, destination, document, what, as_json=as_json)
+
+
+def import_(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="A torch.save file; safetensors: a file, a folder, an index."),
+    ],
+    destination: Annotated[Path, typer.Argument(metavar="FOLDER", help="Becomes the checkpoint.")],
+    *,
+    kind: Annotated[
+        Kind | None,
+        typer.Option("--as", help="What PATH is. Default: by its name; a folder is of safetensors."),
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="NAME", help="Put all names below NAME; safetensors.")
+    ] = "",
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a checkpoint's folder of a torch.save file or of safetensors. Nothing in them is run. Needs torch."""
+    looks_so = source.is_dir() or source.name.endswith((_SAFETENSORS, ".json"))
+    safetensors = (kind or ("safetensors" if looks_so else "torch")) == "safetensors"
+    if not safetensors and prefix:
+        raise typer.BadParameter("--prefix is for safetensors")
+    formats = _formats()
+
+    def convert(path: Any, progress: Callable[[int, int], None]) -> Any:
+        if not safetensors:
+            return formats.torch_save_to_checkpoint(path, destination, overwrite=overwrite, progress=progress)
+        return formats.safetensors_to_checkpoint(
+            path, destination, prefix=prefix, overwrite=overwrite, progress=progress
+        )
+
+    done = _converted(convert, source, f"import {source}")
+    _show(source.absolute().as_uri(), done, destination, {}, f"imported {source}", as_json=as_json)
+
+
+def _formats() -> ModuleType:
+    """What converts. It brings torch, which no other command needs."""
+    try:
+        from stepkeeper_planners import formats
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("torch", "numpy"):
+            raise
+        say(f"this needs {error.name}, which isn't installed: pip install 'stepkeeper[cli,torch]'")
+        raise typer.Exit(ExitCode.USAGE) from error
+    return formats
+
+
+def _exported(root: Root, record: CommitRecord, convert: Convert) -> Any:
+    """Raises TornCheckpointError, or RestoreError where a job has deleted the commit meanwhile."""
+    try:
+        files = CommitFiles(root.store, record, patience=root.patience)
+        return _converted(convert, files, f"export step {record.step}")
+    except TornCheckpointError as error:
+        if record.slot not in root.log.refresh().commits:
+            raise RestoreError(f"step {record.step} (sequence {record.slot}) was deleted just now") from error
+        raise
+
+
+def _converted(convert: Convert, source: object, title: str) -> Any:
+    with _told(), progress_to(title) as progress:
+        return convert(source, progress)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors of a conversion are those of a command."""
+    from stepkeeper_planners.errors import DestinationExistsError, PlannerError
+
+    try:
+        yield
+    except PlannerError as error:
+        _raise_stores(error)
+        message = str(error)
+        for said, option in _SAID.items():
+            message = message.replace(said, option)
+        if isinstance(error, DestinationExistsError):
+            raise RefusedError(message) from error
+        say(message)
+        raise typer.Exit(ExitCode.FINDING) from error
+    except FileNotFoundError as error:
+        say(str(error))
+        raise typer.Exit(ExitCode.FINDING) from error
+    except StepkeeperError:
+        raise
+    except OSError as error:  # of the destination: no room, no permission
+        raise StorageError(str(error)) from error
+
+
+def _raise_stores(error: BaseException) -> None:
+    """What a store said, where it only looks as if the source were no checkpoint."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, StepkeeperError):
+            raise cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _check_outside(root: Root, destination: Path) -> None:
+    parts = urlsplit(root.uri)
+    if parts.scheme == "file" and destination.resolve().is_relative_to(Path(unquote(parts.path)).resolve()):
+        raise RefusedError(
+            f"{destination} is in the root itself, where only its job writes; name another place"
+        )
+
+
+def _show(
+    uri: str, done: Any, destination: Path, document: dict[str, Any], what: str, *, as_json: bool
+) -> None:
+    if as_json:
+        about = {
+            "path": str(destination),
+            "files": [str(path) for path in done.files],
+            "n_tensors": len(done.tensors),
+            "tensor_bytes": done.tensor_bytes,
+            "left_out": list(done.left_out),
+        }
+        show_document(uri, document | about)
+        return
+    left_out = f"; left out {len(done.left_out)}" if done.left_out else ""
+    typer.echo(
+        f"{what}: {len(done.tensors)} tensors, {size_text(done.tensor_bytes)}, to {destination}{left_out}"
+    )

@@ -1,0 +1,278 @@
+"""export and import: what they write, that it is whole or not there, and what they say where it can't be."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from typer.testing import Result
+
+from stepkeeper.checkpoint import CommitFiles
+from stepkeeper.errors import TransientStorageError
+from stepkeeper.log import CommitRecord
+from stepkeeper.testing.checkpoints import SmallRoot
+
+Run = Callable[..., Result]
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:TypedStorage is deprecated:UserWarning", "ignore:torch.distributed is disabled:UserWarning"
+)
+
+
+def saved(value: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+@pytest.fixture
+def root(url: str) -> SmallRoot:
+    """Steps 10 and 25 on the line, 20 on an abandoned branch; each by two ranks, with its number as the value."""
+    root = SmallRoot(url)
+    root.begin()
+    base = root.save(10, world_size=2, value=saved(10))
+    root.save(20, world_size=2, value=saved(20))
+    root.begin(1, base.slot)
+    root.save(25, world_size=2, value=saved(25))
+    return root
+
+
+def rows(step: int) -> torch.Tensor:
+    return torch.stack([torch.arange(8.0) + step + rank for rank in range(2)])
+
+
+@pytest.mark.parametrize(
+    ("options", "step"), [([], 25), (["--step", 10], 10), (["--sequence", 2], 20), (["--json"], 25)]
+)
+def test_a_commit_becomes_a_torch_save_file(
+    options: list[str | int], step: int, run: Run, root: SmallRoot, tmp_path: Path
+) -> None:
+    before = root.contents()
+    result = run("export", root.url, tmp_path / "out.pt", *options)
+    assert (result.exit_code, result.stderr) == (0, "")
+    state = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert torch.equal(state["model.w"], rows(step))
+    assert state["step"] == step
+    assert root.contents() == before
+    if "--json" in options:
+        found = json.loads(result.stdout)
+        assert {
+            key: found[key] for key in ("format", "uri", "step", "n_tensors", "tensor_bytes", "left_out")
+        } == {
+            "format": 1,
+            "uri": root.store.uri.rstrip("/"),
+            "step": 25,
+            "n_tensors": 1,
+            "tensor_bytes": 64,
+            "left_out": [],
+        }
+        assert found["files"] == [found["path"]] == [str(tmp_path / "out.pt")]
+    else:
+        assert result.stdout.startswith(f"exported step {step} (sequence ")
+
+
+def test_a_commit_becomes_safetensors(run: Run, root: SmallRoot, tmp_path: Path) -> None:
+    file, folder = tmp_path / "out.safetensors", tmp_path / "out"
+    result = run("export", root.url, file)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "1 values of" in result.stderr
+    assert "are none: step. Pass --leave-out-values" in result.stderr
+    assert run("export", root.url, file, "--leave-out-values").stdout.endswith(f"to {file}; left out 1\n")
+    assert torch.equal(load_file(file)["model.w"], rows(25))
+    result = run(
+        "export", root.url, folder, "--as", "safetensors", "--prefix", "model", "--step", 10, "--max-shard", 1
+    )
+    assert result.exit_code == 0, result.stderr
+    assert torch.equal(load_file(folder / "model.safetensors")["w"], rows(10))
+
+
+def test_what_is_there_is_replaced_on_request_only(run: Run, root: SmallRoot, tmp_path: Path) -> None:
+    out = tmp_path / "out.pt"
+    out.write_text("a year of work")
+    result = run("export", root.url, out)
+    assert (result.exit_code, out.read_text()) == (4, "a year of work")
+    assert result.stderr == f"stepkeeper: {out} exists; delete it, or pass --overwrite\n"
+    assert run("export", root.url, out, "--overwrite").exit_code == 0
+    assert torch.load(out)["step"] == 25
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_torn_commit_is_not_exported(damage: str, run: Run, root: SmallRoot, tmp_path: Path) -> None:
+    record = root.log.open().latest
+    assert record is not None
+    for name in ("__1_0.distcp", ".metadata", "manifest.1.json"):
+        path = f"{record.folder}/{name}"
+        good = root.store.read(path)
+        half = len(good) // 2
+        flipped = good[:half] + bytes([good[half] ^ 1]) + good[half + 1 :]
+        root.change(path, {"flipped": flipped, "cut": good[:-1], "gone": None}[damage])
+        result = run("export", root.url, tmp_path / "out.pt")
+        assert (result.exit_code, result.stdout) == (1, ""), name
+        assert path in result.stderr, name
+        assert len(result.stderr.splitlines()) == 1
+        assert not (tmp_path / "out.pt").exists()
+        root.change(path, good)
+    assert not [path for path in tmp_path.iterdir() if path.name != "a root"]
+
+
+def test_a_store_that_fails_while_it_is_read_is_no_damage(
+    run: Run, root: SmallRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = CommitFiles.open
+    for fails_at in range(1, 6):
+        reads = 0
+
+        def read(self: CommitFiles, name: str, fails_at: int = fails_at) -> Any:
+            nonlocal reads
+            reads += 1
+            if reads == fails_at:
+                raise TransientStorageError("the network is away")
+            return opened(self, name)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(CommitFiles, "open", read)
+            result = run("export", root.url, tmp_path / "out.pt")
+        assert (result.exit_code, result.stderr) == (3, "stepkeeper: the network is away\n"), fails_at
+
+
+def test_what_was_deleted_while_it_was_exported_is_not_torn(
+    run: Run, root: SmallRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = CommitFiles.__init__
+
+    def overtaken(self: CommitFiles, store: Any, commit: CommitRecord, **options: Any) -> None:
+        made(self, store, commit, **options)
+        root.log.delete(root.claim, lambda state: [commit.slot])
+        for stat in store.list(commit.folder):
+            store.delete(stat.path)
+
+    monkeypatch.setattr(CommitFiles, "__init__", overtaken)
+    result = run("export", root.url, tmp_path / "out.pt", "--step", 10)
+    assert (result.exit_code, result.stderr) == (1, "stepkeeper: step 10 (sequence 1) was deleted just now\n")
+
+
+def test_each_object_is_read_once(
+    run: Run, root: SmallRoot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever small pieces are asked for: of objects below 16 MiB there is one block each."""
+    record = root.log.open().latest
+    assert record is not None
+    store, read = root.store, type(root.store).read
+    paths: list[str] = []
+
+    def counted(self: Any, path: str, *place: Any) -> Any:
+        paths.append(path)
+        return read(self, path, *place)
+
+    monkeypatch.setattr(type(store), "read", counted)
+    assert run("export", root.url, tmp_path / "out.pt").exit_code == 0
+    of_commit = sorted(
+        path.removeprefix(f"{record.folder}/") for path in paths if path.startswith(record.folder)
+    )
+    assert of_commit == [".metadata", "__0_0.distcp", "__1_0.distcp", "manifest.0.json", "manifest.1.json"]
+
+
+def test_a_root_is_left_to_its_job(run: Run, tmp_path: Path) -> None:
+    root = SmallRoot((tmp_path / "root").as_uri())
+    root.begin()
+    root.save(10, value=saved(10))
+    before = root.contents()
+    for place in ("root/x.pt", "root/10/x.pt", "elsewhere/../root/.metadata"):
+        result = run("export", root.url, tmp_path / place, "--overwrite")
+        assert result.exit_code == 4
+        assert "is in the root itself" in result.stderr
+    assert root.contents() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["export", "{root}", "{tmp}/x.pt", "--prefix", "model"], 2, "are for safetensors"),
+        (["export", "{root}", "{tmp}/x.safetensors", "--max-shard", "5"], 2, "names one"),
+        (["export", "{root}", "{tmp}/x.pt", "--step", "1", "--sequence", "1"], 2, "not both"),
+        (["export", "{root}", "{tmp}/x.pt", "--as", "onnx"], 2, "onnx"),
+        (["export", "{tmp}", "{tmp}/x.pt", "--step", "1"], 2, "has no steps"),
+        (["export", "{tmp}", "{tmp}/x.pt"], 1, "no .metadata"),
+        (["export", "gcs://bucket", "{tmp}/x.pt"], 2, "gs://"),
+        (["export", "{root}", "{tmp}/x.pt", "--step", "99"], 1, "no commit of step 99"),
+        (["export", "{root}", "{tmp}/no/folder/x.pt"], 1, "No such file or directory"),
+        (["export", "{root}", "{tmp}"], 4, "is a folder"),
+        (["import", "{tmp}/nothing.pt", "{tmp}/c"], 1, "nothing.pt"),
+        (["import", "{tmp}/nothing.safetensors", "{tmp}/c"], 1, "nothing.safetensors"),
+        (["import", "{tmp}/text.pt", "{tmp}/c"], 1, "text.pt is no torch.save file"),
+        (["import", "{tmp}/text.pt", "{tmp}/c", "--as", "safetensors"], 1, "text.pt is no safetensors file"),
+        (["import", "{tmp}/text.pt", "{tmp}/c", "--prefix", "model"], 2, "--prefix is for safetensors"),
+        (["import", "{tmp}/text.pt"], 2, "FOLDER"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_exit_codes(arguments: list[str], code: int, says: str, run: Run, tmp_path: Path) -> None:
+    root = SmallRoot((tmp_path / "a" / "root").as_uri())
+    root.begin()
+    root.save(10, value=saved(10))
+    (tmp_path / "text.pt").write_text("only text")
+    before = sorted(tmp_path.rglob("*"))
+    result = run(*(argument.format(root=root.url, tmp=tmp_path) for argument in arguments))
+    assert (result.exit_code, result.stdout) == (code, ""), result.stderr
+    assert says in " ".join(result.stderr.replace("│", "").split())
+    assert "Traceback" not in result.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_files_become_checkpoints_and_checkpoints_files(run: Run, tmp_path: Path) -> None:
+    weights = {"a.w": torch.arange(5.0), "b": torch.ones(2, dtype=torch.bfloat16)}
+    torch.save(weights, tmp_path / "in.pt")
+    save_file(weights, tmp_path / "in.safetensors")
+    assert run("import", tmp_path / "in.pt", tmp_path / "one").stderr == ""
+    result = run("import", tmp_path / "in.safetensors", tmp_path / "two", "--prefix", "model", "--json")
+    assert json.loads(result.stdout)["n_tensors"] == 2
+    state = {"model.a.w": torch.zeros(5), "model.b": torch.zeros(2, dtype=torch.bfloat16)}
+    load(state, storage_reader=FileSystemReader(tmp_path / "two"), no_dist=True)
+    assert torch.equal(state["model.a.w"], weights["a.w"])
+    assert run("import", tmp_path / "in.pt", tmp_path / "one").exit_code == 4
+    assert run("import", tmp_path / "in.pt", tmp_path / "one", "--overwrite").exit_code == 0
+    for name in ("one", "two"):
+        assert run("export", tmp_path / name, tmp_path / f"{name}.pt").exit_code == 0
+    assert torch.equal(torch.load(tmp_path / "one.pt")["b"], weights["b"])
+    assert torch.equal(torch.load(tmp_path / "two.pt")["model"]["a.w"], weights["a.w"])
+
+
+class Touches:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:  # type: ignore[explicit-override]  # typing has it from 3.12 on
+        return Path.touch, (self.path,)
+
+
+def test_nothing_in_a_file_is_run(run: Run, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), "hook": Touches(tmp_path / "touched")}, tmp_path / "in.pt")
+    result = run("import", tmp_path / "in.pt", tmp_path / "c")
+    assert result.exit_code == 1
+    assert "at hook" in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt"]
+
+
+def test_without_torch_the_other_commands_work_and_these_say_what_to_install(tmp_path: Path) -> None:
+    root = SmallRoot((tmp_path / "root").as_uri())
+    root.begin()
+    root.save(10)
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from stepkeeper.cli import main; main()"
+
+    def command(*arguments: str) -> tuple[int, str]:
+        line = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+        return done.returncode, done.stderr
+
+    assert command("path", root.url) == (0, "")
+    says = "stepkeeper: this needs torch, which isn't installed: pip install 'stepkeeper[cli,torch]'\n"
+    assert command("export", root.url, str(tmp_path / "x.pt")) == (2, says)
