@@ -2,5 +2,6 @@
 
 from stepkeeper.restore.choosing import Restorer
 from stepkeeper.restore.loading import Loading
+from stepkeeper.restore.verifying import Verification
 
-__all__ = ["Loading", "Restorer"]
+__all__ = ["Loading", "Restorer", "Verification"]

@@ -21,6 +21,7 @@ from stepkeeper.restore.agreeing import Agreement
 from stepkeeper.restore.confirming import Host, confirm, this_host
 from stepkeeper.restore.exchange import Exchange, exchange_among
 from stepkeeper.restore.loading import Loading, agreed_mismatch
+from stepkeeper.restore.verifying import Verification, Verifying
 from stepkeeper.results import CheckpointInfo, RestoreResult, TensorInfo
 from stepkeeper.storage import Store, open_store
 from stepkeeper_planners.selection import LoadRules
@@ -104,10 +105,45 @@ class Restorer:
         """
         record = self._agreement.on(partial(self.find, step))
         assert record is not None
+        self.record(record, state, rules=rules)
+        return record
+
+    def record(self, record: Restorable, state: Mapping[str, object], *, rules: LoadRules = _WHOLE) -> None:
+        """`state` is what `record`, the same on all ranks, holds. Raises as `step`."""
         torn = self._load(record, state, rules)
         if torn is not None:
             raise TornCheckpointError(torn)
-        return record
+
+    def verify(self, step: int) -> Verification:
+        """Every byte of the newest commit of `step` on HEAD's line is right, each read by one of the ranks.
+
+        Nothing is appended to the log, nor condemned.
+
+        Raises:
+            RestoreError: there is no such commit, or it is another writer's, which has no checksums.
+            TornCheckpointError: bytes of it are bad.
+            BadNodeError: one node reads bad bytes where another one reads good ones.
+
+        """
+        record = self._agreement.on(partial(self.find, step))
+        assert record is not None
+        if isinstance(record, LegacyRecord):
+            raise RestoreError(
+                f"{_named(record)} has no checksums of blocks: restore it and save, then it can be verified"
+            )
+        name, ranks = self._agreement.name(), self._gang.ranks
+        with exchange_among(self._gang, name) as exchange:
+            verifying = Verifying(self._store, record, ranks.rank, ranks.world_size, exchange)
+            torn = self._agreement.together(f"{name}/verified", verifying.read)
+        if torn is not None:
+            raise TornCheckpointError(confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen))
+        return Verification(
+            sequence=record.slot,
+            step=record.step,
+            uri=self._uri(record),
+            n_objects=verifying.n_objects,
+            size_bytes=verifying.size_bytes,
+        )
 
     def find(self, step: int) -> Restorable:
         """The newest commit of `step` on HEAD's line, or what another writer left there of it.
