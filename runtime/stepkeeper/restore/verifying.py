@@ -1,0 +1,99 @@
+"""Every byte of a commit read again, and compared with what was written; each rank reads its share."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
+from stepkeeper.errors import TornCheckpointError
+from stepkeeper.log import CommitRecord
+from stepkeeper.manifest import manifest_name
+from stepkeeper.restore.blocks import Block, BlockTable
+from stepkeeper.restore.exchange import Exchange
+from stepkeeper.storage import Store
+
+__all__ = ["Verification", "Verifying", "share_of"]
+
+_STREAMS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A commit of which every byte is as it was written."""
+
+    sequence: int
+    """Its slot in the log."""
+
+    step: int
+    uri: str
+    n_objects: int
+    size_bytes: int
+    """All of which was read."""
+
+
+class Verifying:
+    """Of one commit, by one of `world_size` ranks."""
+
+    def __init__(
+        self, store: Store, record: CommitRecord, rank: int, world_size: int, exchange: Exchange
+    ) -> None:
+        self._store, self._record, self._exchange = store, record, exchange
+        self._rank, self._world_size = rank, world_size
+        self.n_objects = 0
+        self.size_bytes = 0
+
+    def read(self) -> dict[str, Any]:
+        """This rank's share is right.
+
+        Raises:
+            TornCheckpointError: it isn't; it names the first bad block, and says how many there are.
+            StorageError: the store gave no answer, or refused.
+
+        """
+        stored = self._exchange.manifests(lambda: read_manifest_bytes(self._store, self._record))
+        manifests = proven_manifests(stored, self._record, self._store.uri)
+        proven = {manifest_name(rank) for rank in range(len(manifests))}
+        others = [o for manifest in manifests for o in manifest.objects if o.path not in proven]
+        table = BlockTable.of(others)
+        self.n_objects = len(proven) + len(others)
+        self.size_bytes = sum(map(len, stored)) + sum(record.size_bytes for record in others)
+        bad = list(self._bad(CheckpointReader(self._store, manifests), table))
+        if bad:
+            more = f"; {len(bad)} blocks of this rank's share are bad" if len(bad) > 1 else ""
+            raise TornCheckpointError(f"{bad[0]}{more}", bad[0].bad) from bad[0]
+        return {}
+
+    def _bad(self, reader: CheckpointReader, table: BlockTable) -> Iterator[TornCheckpointError]:
+        failed = threading.Event()
+
+        def check(block: Block) -> TornCheckpointError | None:
+            try:
+                if not failed.is_set():
+                    reader.read_block(block.path, block.index)
+            except TornCheckpointError as error:
+                return error
+            except BaseException:
+                failed.set()
+                raise
+            return None
+
+        share = share_of(self._rank, self._world_size, table)
+        with ThreadPoolExecutor(_STREAMS, thread_name_prefix="verify") as threads:
+            found = threads.map(check, (table.blocks[number] for number in share))
+            yield from (error for error in found if error is not None)
+
+
+def share_of(rank: int, world_size: int, table: BlockTable) -> list[int]:
+    """The blocks that this rank reads: neighbours, about as many bytes as the others'. Pure."""
+    ends = list(accumulate(block.size_bytes for block in table.blocks))
+    total = ends[-1] if ends else 0
+    return [
+        block.number
+        for block, end in zip(table.blocks, ends, strict=True)
+        # By its last byte; every block has one.
+        if (end - 1) * world_size // total == rank
+    ]
