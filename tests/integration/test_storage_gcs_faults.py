@@ -1,16 +1,13 @@
 """Cloud Storage through a proxy that loses requests and answers: what is done stays done, and is known to be."""
 
-import http.client
 import secrets
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from typing_extensions import override
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import RefreshError
+from storage_faults.proxy import Fault, Proxy, faulty
 
 from stepcluster import binaries
 from stepkeeper.errors import (
@@ -31,83 +28,6 @@ LARGE = 33 * 1024 * 1024
 """Sent in two requests, of which the second can be resumed."""
 
 
-@dataclass
-class Proxy:
-    """Forwards to the emulator; `faults` are taken one by one by requests that write."""
-
-    target: str
-    faults: list[str | int] = field(default_factory=list)
-    answers: list[tuple[str, int]] = field(default_factory=list)
-    sent_bytes: int = 0
-    """Of bodies, of all requests."""
-
-    kept: dict[str, int] = field(default_factory=dict)
-    """By the path of an upload that isn't done: how many bytes came in. The emulator itself can't be asked."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def next_fault(self, method: str) -> str | int | None:
-        with self.lock:
-            return self.faults.pop(0) if self.faults and method in ("POST", "PUT") else None
-
-
-def handler_of(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def forward(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            proxy.sent_bytes += len(body)
-            fault = proxy.next_fault(self.command)
-            if isinstance(fault, int):
-                self.answer(fault, b'{"error":{"message":"said the proxy"}}', {})
-                return
-            if fault == "lost":
-                self.close_connection = True
-                return
-            if self.headers.get("Content-Range", "").startswith("bytes */"):
-                came_in = proxy.kept.get(self.path, 0)
-                self.answer(308, b"", {"Range": f"bytes=0-{came_in - 1}"} if came_in else {})
-                return
-            connection = http.client.HTTPConnection(proxy.target, timeout=30)
-            headers = {k: v for k, v in self.headers.items() if k.lower() != "host"}
-            if fault == "cut":
-                # A server keeps what came in of an upload that can be resumed.
-                body = body[: len(body) // 2]
-                proxy.kept[self.path] = len(body)
-                headers |= {"Content-Range": f"bytes 0-{len(body) - 1}/*", "Content-Length": str(len(body))}
-            connection.request(self.command, self.path, body, headers | {"Accept-Encoding": "identity"})
-            response = connection.getresponse()
-            data = response.read()
-            connection.close()
-            proxy.answers.append((self.command, response.status))
-            if fault in ("answer lost", "cut"):
-                self.close_connection = True
-                return
-            self.answer(response.status, data, dict(response.getheaders()))
-
-        def answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                if name.lower() == "location":
-                    # An upload goes on through the proxy, too.
-                    value = value.replace(proxy.target, self.headers["Host"])  # noqa: PLW2901  # as above
-                if name.lower() not in ("content-length", "transfer-encoding", "connection"):
-                    self.send_header(name, value)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data)
-
-        do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = forward  # noqa: N815  # the base class's names
-
-        @override
-        def log_message(self, format: str, *args: object) -> None:  # the base class's name
-            """Say nothing."""
-
-    return Handler
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("fake-gcs-server")
@@ -117,15 +37,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def proxy(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    proxy = Proxy(urlsplit(address).netloc)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler_of(proxy)) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_address[1]}")
+    with faulty(address) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
         yield proxy
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -153,7 +67,7 @@ def test_a_put_whose_answer_was_lost_is_found_to_be_ours(
 
 
 @pytest.mark.parametrize("fault", ["lost", "answer lost", 503, 429])
-def test_an_append_goes_in_once(proxy: Proxy, make_store: Callable[..., GcsStore], fault: str | int) -> None:
+def test_an_append_goes_in_once(proxy: Proxy, make_store: Callable[..., GcsStore], fault: Fault) -> None:
     store = make_store()
     log = Log(store)
     proxy.faults = [fault]
@@ -166,7 +80,7 @@ def test_an_append_goes_in_once(proxy: Proxy, make_store: Callable[..., GcsStore
 @pytest.mark.parametrize("size", [10, LARGE])
 @pytest.mark.parametrize("fault", ["lost", "answer lost", 503])
 def test_a_bulk_write_gets_through(
-    proxy: Proxy, make_store: Callable[..., GcsStore], fault: str | int, size: int
+    proxy: Proxy, make_store: Callable[..., GcsStore], fault: Fault, size: int
 ) -> None:
     store = make_store()
     data = secrets.token_bytes(size)
@@ -235,6 +149,20 @@ def test_permission_denied_says_which_role(proxy: Proxy, make_store: Callable[..
     proxy.faults = [403]
     with pytest.raises(StorageError, match=r"not allowed.*roles/storage\.objectUser"):
         make_store().put_if_absent("x", b"1")
+
+
+@pytest.mark.parametrize("for_now", [True, False])
+def test_credentials_that_are_not_given_for_now_are_asked_for_again(
+    proxy: Proxy, make_store: Callable[..., GcsStore], monkeypatch: pytest.MonkeyPatch, for_now: bool
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RefreshError("the metadata server said no", retryable=for_now)  # type: ignore[no-untyped-call]  # ships no types
+
+    store = make_store()
+    monkeypatch.setattr(AnonymousCredentials, "before_request", refused)
+    with pytest.raises(StorageError, match=r"1/x: no valid credentials: .*metadata server") as raised:
+        store.write("1/x", [b"1"])
+    assert isinstance(raised.value, TransientStorageError) == for_now
 
 
 @pytest.mark.parametrize("ask", [lambda store: store.put_if_absent("x", b"1"), lambda store: store.read("x")])

@@ -215,7 +215,10 @@ class GcsStore:
             ) from error
         except _TRANSIENT as error:
             raise TransientStorageError(f"{where}: {error}") from error
-        except (api_exceptions.GoogleAPIError, auth_exceptions.GoogleAuthError) as error:
+        except auth_exceptions.GoogleAuthError as error:
+            kind = TransientStorageError if error.retryable else StorageError
+            raise kind(f"{where}: no valid credentials: {error}") from error
+        except api_exceptions.GoogleAPIError as error:
             raise StorageError(f"{where}: {error}") from error
 
 

@@ -1,0 +1,416 @@
+"""What goes wrong with a store under a running job: it is said, earlier steps stay, and the next save works again.
+
+One manager with its companion process lives through all faults of a back end. Folders are on a small tmpfs in a mount
+namespace of their own, and the job's user is nobody; a bucket is an emulator behind a proxy.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pytest
+from storage_faults.job import Job, impatient_companions
+from storage_faults.proxy import Fault, Proxy, faulty
+
+from stepcluster import binaries
+from stepkeeper.storage.gcs import GcsStore
+from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
+
+JOB: Final = Path(__file__).parents[1] / "property" / "storage_faults" / "job.py"
+NOBODY: Final = "65534"
+PAGE_BYTES: Final = 4096
+MOUNT_BYTES: Final = 4 * 1024 * 1024
+LOG: Final = ".stepkeeper/log/"
+WELL: Final = {"committed": 1, "health": None, "ok": True}
+"""What is said of a first save."""
+
+
+class Place(Protocol):
+    """Where the job's root is, as a test sees it."""
+
+    def contents(self) -> dict[str, str]:
+        """Every object's path, and what tells its bytes from others."""
+        ...
+
+    def save(self, step: int) -> dict[str, Any]: ...
+
+    def check(self, steps: list[int]) -> dict[str, Any]: ...
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A job that is through some faults already."""
+
+    place: Any
+    step: int = 0
+
+    def saved(self) -> dict[str, Any]:
+        """The next step is saved, if it can be."""
+        self.step += 1
+        said: dict[str, Any] = self.place.save(self.step)
+        return said
+
+    def save_well(self) -> int:
+        said = self.saved()
+        assert said == WELL | {"committed": self.step}
+        return self.step
+
+    def fail(self, fault: Callable[[], None], mend: Callable[[], None], says: str) -> None:
+        """A save fails, and this is said at the next call and by health(); nothing else is lost, and it goes on."""
+        before = [self.save_well(), self.save_well()]
+        contents = self.place.contents()
+        fault()
+        try:
+            said = self.saved()
+        finally:
+            mend()
+        assert said["committed"] == before[-1]
+        assert not said["ok"]
+        assert re.search(says, said["health"]), said["health"]
+        raised = self.saved()["raised"]
+        assert raised.startswith("SaveError: a save in the background failed")
+        assert re.search(says, raised), raised
+        self.check(before, contents)
+
+    def check(self, before: list[int], contents: dict[str, str]) -> None:
+        """What was there is there as it was, and the next save is another one that can be restored."""
+        after = self.save_well()
+        assert contents.items() <= self.place.contents().items()
+        assert self.place.check([*before, after]) == {"right": [*before, after]}
+
+
+# Folders
+
+
+class Folder:
+    """A small file system that only the job sees; this process, which is root, looks at it through the job's root."""
+
+    def __init__(self, process: "subprocess.Popen[str]", mount: Path) -> None:
+        self._process = process
+        self.mount = mount
+        self.path = Path(f"/proc/{process.pid}/root{mount}")
+        self.root = self.path / "run"
+        self.uri = (mount / "run").as_uri()
+        self._ballast = self.path / "ballast"
+
+    def ask(self, *order: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the job ended with {self._process.wait()}"
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def save(self, step: int) -> dict[str, Any]:
+        return self.ask("save", step)
+
+    def check(self, steps: list[int]) -> dict[str, Any]:
+        return self.ask("check", steps)
+
+    def contents(self) -> dict[str, str]:
+        files = (path for path in self.root.rglob("*") if path.is_file())
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    def fill(self, free_pages: int) -> None:
+        """So many pages are free, and no more."""
+        with self._ballast.open("wb", buffering=0) as file:
+            pages = self._free_pages() - free_pages
+            assert pages >= 0
+            file.write(b"x" * (pages * PAGE_BYTES))
+        assert self._free_pages() == free_pages
+
+    def empty(self) -> None:
+        self._ballast.unlink()
+
+    def take_names(self) -> None:
+        """No file can be made any more."""
+        for number in range(os.statvfs(self.path).f_favail):
+            (self.path / f"name-{number}").touch()
+
+    def give_names(self) -> None:
+        for path in self.path.glob("name-*"):
+            path.unlink()
+
+    def remount(self, mode: str) -> None:
+        pid = str(self._process.pid)
+        subprocess.run(
+            ["nsenter", "-t", pid, "-m", "mount", "-o", f"remount,{mode}", str(self.mount)], check=True
+        )
+
+    def _free_pages(self) -> int:
+        return os.statvfs(self.path).f_bfree
+
+
+@contextmanager
+def job_on_tmpfs(mount: Path) -> Iterator[Folder]:
+    """A job on a file system of its own, as a user who may write there and nowhere else.
+
+    The user may look into all folders: Python itself may be in one of root's.
+    """
+    mount.mkdir()
+    options = f"size={MOUNT_BYTES},nr_inodes=300,mode=0777"
+    inside = (
+        f"mount -t tmpfs -o {options} tmpfs {mount} && exec setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups "
+        f"--bounding-set -all,+dac_read_search --inh-caps -all,+dac_read_search --ambient-caps +dac_read_search "
+        f"--no-new-privs {sys.executable} {JOB}"
+    )
+    environment = os.environ | {"HOME": str(mount), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield Folder(process, mount)
+    finally:
+        process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    if os.geteuid() != 0:
+        pytest.skip("mounts a file system: needs root")
+    with job_on_tmpfs(tmp_path_factory.mktemp("mounts") / "small") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def run_on_folder(folder: Folder) -> Iterator[Run]:
+    assert folder.ask("open", folder.uri) == {"step": None}
+    run = Run(place=folder)
+    run.save_well()
+    yield run
+    run.save_well()
+    assert folder.ask("close") == {}
+
+
+def pages_of_a_save(folder: Folder) -> dict[str, int]:
+    """Of the newest step, by the name of the file."""
+    (newest,) = max(folder.root.glob("[0-9]*"), key=lambda path: int(path.name)).iterdir()
+    return {path.name: path.stat().st_blocks * 512 // PAGE_BYTES for path in newest.iterdir()}
+
+
+@pytest.mark.parametrize("at", ["__0_0.distcp", ".metadata", "manifest.0.json", LOG])
+def test_a_disk_is_full_when_it_comes_to(run_on_folder: Run, folder: Folder, at: str) -> None:
+    run_on_folder.save_well()
+    pages = pages_of_a_save(folder)
+    assert sorted(pages) == [".metadata", "__0_0.distcp", "manifest.0.json"]
+    written = {
+        "__0_0.distcp": pages["__0_0.distcp"] // 2,
+        ".metadata": pages["__0_0.distcp"],
+        "manifest.0.json": pages["__0_0.distcp"] + pages[".metadata"],
+        LOG: sum(pages.values()),
+    }
+    run_on_folder.fail(
+        lambda: folder.fill(written[at]), folder.empty, rf"{re.escape(at)}.*No space left on device"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderFault:
+    breaks: Callable[[Folder], None]
+    mends: Callable[[Folder], None]
+    says: str
+
+
+FOLDER_FAULTS: Final = {
+    "no names left": FolderFault(
+        breaks=Folder.take_names, mends=Folder.give_names, says="No space left on device"
+    ),
+    "read-only": FolderFault(
+        breaks=lambda folder: folder.remount("ro"),
+        mends=lambda folder: folder.remount("rw"),
+        says="Read-only file system",
+    ),
+    "the root may not be written to": FolderFault(
+        breaks=lambda folder: folder.root.chmod(0o555),
+        mends=lambda folder: folder.root.chmod(0o755),
+        says="Permission denied",
+    ),
+    "the log may not be written to": FolderFault(
+        breaks=lambda folder: (folder.root / LOG).chmod(0o555),
+        mends=lambda folder: (folder.root / LOG).chmod(0o755),
+        says=f"{LOG}.*Permission denied",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDER_FAULTS)
+def test_a_folder_fails(run_on_folder: Run, folder: Folder, name: str) -> None:
+    fault = FOLDER_FAULTS[name]
+    run_on_folder.fail(lambda: fault.breaks(folder), lambda: fault.mends(folder), fault.says)
+
+
+STARTS: Final = {
+    "the disk is full": FolderFault(
+        breaks=lambda folder: folder.fill(0), mends=Folder.empty, says="No space left on device"
+    ),
+    "no names left": FOLDER_FAULTS["no names left"],
+    "read-only": FOLDER_FAULTS["read-only"],
+    "permission denied": FolderFault(
+        breaks=lambda folder: folder.path.chmod(0o555),
+        mends=lambda folder: folder.path.chmod(0o777),
+        says="Permission denied",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_start_on_a_folder_that_fails_says_so_and_the_next_one_works(
+    run_on_folder: Run, folder: Folder, name: str
+) -> None:
+    fault = STARTS[name]
+    uri = (folder.mount / secrets.token_hex(8)).as_uri()
+    fault.breaks(folder)
+    try:
+        said = folder.ask("start", uri)
+    finally:
+        fault.mends(folder)
+    assert re.search(f"^StorageError: .*{fault.says}", said["error"])
+    assert folder.ask("start", uri) == {"step": None} | WELL
+    assert folder.ask("start", uri)["step"] == 1
+    run_on_folder.save_well()
+
+
+# Buckets
+
+
+class Bucket:
+    """A prefix in an emulator, seen without the proxy that the job has in front of it."""
+
+    def __init__(self, store: GcsStore, job: Job) -> None:
+        self._store = store
+        self._job = job
+
+    def save(self, step: int) -> dict[str, Any]:
+        return self._job.save(step)
+
+    def check(self, steps: list[int]) -> dict[str, Any]:
+        return self._job.check(steps)
+
+    def contents(self) -> dict[str, str]:
+        return {stat.path: f"{stat.size_bytes} {stat.crc32c}" for stat in self._store.list("")}
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    folder = tmp_path_factory.mktemp("fake-gcs-server")
+    with (
+        fake_gcs_server(binaries.ensure()["fake-gcs-server"], folder) as address,
+        faulty(address) as proxy,
+    ):
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def run_on_bucket(proxy: Proxy) -> Iterator[Run]:
+    prefix = f"runs/{secrets.token_hex(8)}"
+    with pytest.MonkeyPatch.context() as patch, impatient_companions():
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://{proxy.target}")
+        store = GcsStore(bucket=BUCKET, prefix=prefix)
+        patch.setenv("STORAGE_EMULATOR_HOST", proxy.address)
+        job = Job()
+        assert job.open(f"gs://{BUCKET}/{prefix}") == {"step": None}
+        run = Run(place=Bucket(store, job))
+        run.save_well()
+        yield run
+        run.save_well()
+        job.close()
+        store.close()
+
+
+def always(fault: Fault) -> Callable[[str, str], Fault]:
+    return lambda method, about: fault
+
+
+def on(name: str, fault: Fault) -> Callable[[str, str], Fault]:
+    """The fault of requests that put such an object."""
+    return lambda method, about: fault if method in ("POST", "PUT") and name in about else "none"
+
+
+def first_on(name: str, fault: Fault) -> Callable[[str, str], Fault]:
+    """Of the first such request alone."""
+    left = [fault]
+    every = on(name, fault)
+    return lambda method, about: left.pop() if left and every(method, about) == fault else "none"
+
+
+FAILURES: Final = {
+    "the bucket is gone": (always(404), f"there is no bucket '{BUCKET}'"),
+    "credentials have expired": (always(401), "gs://.*distcp: no valid credentials"),
+    "permission denied": (always(403), r"not allowed.*roles/storage\.objectUser"),
+    "permission denied for the log": (on(LOG, 403), f"{LOG}.*not allowed"),
+    "a storm of 503": (always(503), "503"),
+    "a storm of 429": (always(429), "429"),
+    "503 for a manifest": (on("manifest.0.json", 503), "manifest.0.json.*503"),
+    "connections are reset": (always("lost"), "distcp"),
+    "what is applied gets no answer": (on(".distcp", "answer lost"), "distcp"),
+    "what is applied is answered with 503": (on(".distcp", "applied, then 503"), "distcp"),
+    "uploads get stuck": (on(".distcp", "stuck"), "distcp.*[Tt]imed? ?out"),
+}
+"""What a save doesn't get over, as long as it goes on, and how it is told."""
+
+DELAYS: Final = {
+    "everything is slow": always("slow"),
+    "what is refused is applied later": first_on(".distcp", "503, then applied"),
+    "an entry is refused and applied later": on(LOG, "503, then applied"),
+    "an entry is applied without an answer": on(LOG, "answer lost"),
+    "an entry is applied and answered with 503": on(LOG, "applied, then 503"),
+    "an entry gets stuck": on(LOG, "stuck"),
+    "the log can't be put to": on(LOG, 503),
+}
+"""What a save gets over by itself, as soon as it ends, without an error."""
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_bucket_fails(run_on_bucket: Run, proxy: Proxy, name: str) -> None:
+    rule, says = FAILURES[name]
+    run_on_bucket.fail(lambda: proxy.break_by(rule), proxy.mend, says)
+
+
+@pytest.mark.parametrize("name", DELAYS)
+def test_a_bucket_is_late(run_on_bucket: Run, proxy: Proxy, name: str) -> None:
+    before = [run_on_bucket.save_well()]
+    contents = run_on_bucket.place.contents()
+    n_entries = sum(path.startswith(LOG) for path in contents)
+    proxy.break_by(DELAYS[name])
+    mending = threading.Timer(1.5, proxy.mend)
+    mending.start()
+    try:
+        before.append(run_on_bucket.save_well())
+    finally:
+        mending.cancel()
+        proxy.mend()
+    assert sum(path.startswith(LOG) for path in run_on_bucket.place.contents()) == n_entries + 1
+    run_on_bucket.check(before, contents)
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(404, "there is no bucket"), (401, "no valid credentials"), (403, "not allowed")]
+)
+def test_a_start_on_a_bucket_that_fails_says_so_and_the_next_one_works(
+    run_on_bucket: Run, proxy: Proxy, status: int, says: str
+) -> None:
+    uri = f"gs://{BUCKET}/starts/{secrets.token_hex(8)}"
+    proxy.break_by(always(status))
+    try:
+        said = Job().start(uri)
+    finally:
+        proxy.mend()
+    assert re.search(f"^StorageError: .*{says}", said["error"])
+    assert Job().start(uri) == {"step": None} | WELL
+    run_on_bucket.save_well()

@@ -1,0 +1,105 @@
+"""A training that saves every step, told step by step what to do: by a test in its process, or in lines of JSON."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from stepkeeper import CheckpointManager
+from stepkeeper.errors import StepkeeperError
+
+__all__ = ["Job", "impatient_companions"]
+
+_SHAPE: Final = (400, 40)
+
+
+@contextmanager
+def impatient_companions() -> Iterator[None]:
+    """Companions that are started meanwhile give a store up after a second or two."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "in_companion"), before or ""])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+class Job:
+    """Every method answers with what JSON can hold."""
+
+    def __init__(self) -> None:
+        self._manager: CheckpointManager | None = None
+
+    def open(self, uri: str) -> dict[str, Any]:
+        """The root is claimed by a new manager; or why it isn't."""
+        manager = CheckpointManager(uri, 1, chkpt_on_preemption=False)
+        try:
+            restored = manager.restore_latest(_state(0))
+        except StepkeeperError as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        self._manager = manager
+        return {"step": None if restored is None else restored.step}
+
+    def start(self, uri: str) -> dict[str, Any]:
+        """What another manager, on a root of its own, makes of it: what it restored, and saved; or why it can't."""
+        other = Job()
+        said = other.open(uri)
+        if "error" not in said:
+            said |= other.save(1)
+            other.close()
+        return said
+
+    def save(self, step: int) -> dict[str, Any]:
+        """What the call raised, or what became of the save, and how health() says that."""
+        manager = self._manager
+        assert manager is not None
+        try:
+            begun = manager.step(step, _state(step)).in_flight
+        except StepkeeperError as error:
+            return {"raised": f"{type(error).__name__}: {error}"}
+        assert begun is not None
+        while not begun.done:
+            time.sleep(0.005)
+        health = manager.health()
+        return {"committed": health.committed_step, "health": health.error, "ok": health.ok}
+
+    def check(self, steps: list[int]) -> dict[str, Any]:
+        """Which of these can be restored, and are what was saved, element by element."""
+        assert self._manager is not None
+        right = []
+        for step in steps:
+            state = _state(0)
+            self._manager.restore(step, state)
+            if torch.equal(state["w"], _state(step)["w"]) and state["step"] == step:
+                right.append(step)
+        return {"right": right}
+
+    def close(self) -> dict[str, Any]:
+        assert self._manager is not None
+        self._manager.close()
+        return {}
+
+
+def _state(step: int) -> dict[str, Any]:
+    return {"w": torch.full(_SHAPE, float(step)) + torch.arange(40), "step": step}
+
+
+def main() -> None:
+    job = Job()
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        print(json.dumps(getattr(job, name)(*arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    with impatient_companions():
+        main()
