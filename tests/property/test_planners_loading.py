@@ -1,13 +1,13 @@
 """Through the real load planner: whichever boxes were stored and whichever are asked for, what arrives is the same."""
 
 import random
-from itertools import pairwise, product
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planners_parts.parts import DTYPES, SHAPES, bits, boxes_of, parts_in, parts_of, random_elements
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -22,70 +22,6 @@ from stepkeeper_planners.boxes import Box
 
 # Of complex32, which torch stores none the less.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
-
-SHAPES = st.lists(st.integers(0, 7), min_size=1, max_size=3).map(tuple)
-DTYPES = [
-    torch.bool,
-    *(
-        torch.uint8,
-        torch.uint16,
-        torch.uint32,
-        torch.uint64,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-    ),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16, torch.float32, torch.float64),
-    *(torch.complex32, torch.complex64, torch.complex128),
-]
-
-
-@st.composite
-def boxes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
-    """A cover: cut anywhere along each dimension, and some of the parts cut again."""
-    cuts = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=3))}) for size in shape]
-    spans = [list(pairwise(points)) or [(0, 0)] for points in cuts]
-    boxes = []
-    for cell in product(*spans):
-        starts, ends = [a for a, _ in cell], [b for _, b in cell]
-        axis = draw(st.integers(0, len(shape) - 1))
-        middle = draw(st.integers(starts[axis], ends[axis]))
-        for low, high in {(starts[axis], middle), (middle, ends[axis])}:
-            offsets, sizes = list(starts), [e - s for s, e in zip(starts, ends, strict=True)]
-            offsets[axis], sizes[axis] = low, high - low
-            boxes.append(Box(offsets=tuple(offsets), sizes=tuple(sizes)))
-    return [box for box in boxes if box.volume] or [Box.whole(shape)]
-
-
-def random_elements(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Any bits, of booleans the two that there are."""
-    generator = torch.Generator().manual_seed(seed)
-    n_bytes = torch.Size(shape).numel() * dtype.itemsize
-    bits = torch.randint(
-        0, 2 if dtype is torch.bool else 256, (n_bytes,), dtype=torch.uint8, generator=generator
-    )
-    return bits.view(dtype).reshape(shape)
-
-
-def parts_of(boxes: list[Box], dtype: torch.dtype) -> torch.Tensor:
-    """One local tensor with room for all boxes, one below the other, that says where each belongs."""
-    rank = len(boxes[0].sizes)
-    sizes = [max(box.sizes[axis] for box in boxes) for axis in range(rank)]
-    local: Any = torch.zeros(sum(box.sizes[0] for box in boxes), *sizes[1:], dtype=torch.uint8).to(dtype)
-    row = 0
-    rows = []
-    for box in boxes:
-        rows.append(row)
-        row += box.sizes[0]
-    local.global_offsets = tuple(box.offsets for box in boxes)
-    local.local_sizes = tuple(box.sizes for box in boxes)
-    local.local_offsets = tuple((row, *[0] * (rank - 1)) for row in rows)
-    return local  # type: ignore[no-any-return]  # torch.Tensor takes any attribute
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 class Memory:
@@ -136,12 +72,10 @@ def test_any_boxes_load_from_any_boxes(
     held = held[: data.draw(st.integers(1, len(held)))]
     # A device may hold a copy of what another one has.
     held += [held[number] for number in data.draw(st.lists(st.integers(0, len(held) - 1), max_size=2))]
-    local: Any = parts_of(held, dtype)
-    local.global_shape = shape
+    local: Any = parts_of(held, shape, dtype)
     memory.load(local, seed)
     wanted = torch.zeros(shape, dtype=torch.int64)
-    for box, start, sizes in zip(held, local.local_offsets, local.local_sizes, strict=True):
-        part = local.as_subclass(torch.Tensor)[Box(offsets=start, sizes=sizes).slices]
+    for box, part in parts_in(local):
         assert bits(part) == bits(whole[box.slices])
         wanted[box.slices] = 1
     assert torch.equal(memory.times_read, wanted)
