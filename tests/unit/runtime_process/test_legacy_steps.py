@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
 
 from stepkeeper.errors import RestoreError, TornCheckpointError, TransientStorageError
 from stepkeeper.legacy.choosing import choose
@@ -179,6 +180,7 @@ def test_a_flipped_bit_anywhere_in_the_data_is_seen_or_changes_nothing(bucket: M
 
 def test_code_in_a_pickle_is_not_run_and_no_reason_to_go_back(tmp_path: Path) -> None:
     class Evil:
+        @override
         def __reduce__(self) -> tuple[Any, ...]:
             return (Path.touch, (tmp_path / "ran",))
 

@@ -1,0 +1,219 @@
+"""An old root: what stock DCP and torch_xla's manager left there is resumed, on any layout, and stays where it is."""
+
+import json
+import logging
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
+from typer.testing import CliRunner
+
+from stepkeeper import CheckpointManager
+from stepkeeper.cli.app import app
+from stepkeeper.errors import RestoreError, TornCheckpointError
+from stepkeeper.log import Begin, Commit, Log
+from stepkeeper.storage import open_store
+
+SCRIPTS = Path(__file__).parent / "legacy_roots"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {"model": {"w": torch.full((300,), float(step)), "b": torch.ones(3) * step}, "step": step}
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 100, 200 and 300 of stock DCP, as different trainers name them."""
+    root = tmp_path_factory.mktemp("legacy") / "old"
+    for folder, step in (("100", 100), ("step-200", 200), ("checkpoint_300", 300)):
+        save(state_at(step), checkpoint_id=root / folder, no_dist=True)
+    return root
+
+
+@pytest.fixture
+def root(old: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(old, tmp_path / "root"))
+
+
+def manager_of(root: Path, **options: Any) -> CheckpointManager:
+    return CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False, **options)
+
+
+def entries(root: Path) -> Iterator[Any]:
+    log = Log(open_store(root.as_uri()))
+    return (log.entry(slot).body for slot in range(log.open().tail + 1))
+
+
+def files(root: Path) -> dict[str, bytes]:
+    """What isn't ours."""
+    found = (path for path in root.glob("*/*") if path.is_file())
+    return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+
+def flip(path: Path) -> None:
+    """One bit of "w" is another."""
+    data = bytearray(path.read_bytes())
+    (step,) = (step for step in (200, 300, 301) if struct.pack("<f", step) * 300 in data)
+    data[data.index(struct.pack("<f", step) * 300) + 500] ^= 1
+    path.write_bytes(data)
+
+
+def test_an_old_root_is_resumed_and_left_as_it_is(root: Path, old: Path) -> None:
+    state = state_at(0)
+    with manager_of(root, max_to_keep=1) as manager:
+        assert manager.all_steps() == [100, 200, 300]
+        assert manager.metadata(200).tensors["model.w"].shape == (300,)
+        result = manager.restore_latest(state)
+        assert result is not None
+        assert (result.step, result.uri) == (300, f"{root.as_uri()}/checkpoint_300")
+        assert state["step"] == 300
+        assert torch.equal(state["model"]["w"], state_at(300)["model"]["w"])
+        for step in (301, 302, 303):
+            manager.save(step, state_at(step))
+        assert manager.in_flight is None
+    begin, *others = entries(root)
+    assert isinstance(begin, Begin)
+    assert begin.legacy is not None
+    assert (begin.base, begin.legacy.step, begin.legacy.folder) == (None, 300, "checkpoint_300")
+    first = next(body for body in others if isinstance(body, Commit))
+    assert (first.step, first.parent, first.legacy) == (301, None, begin.legacy)
+    with manager_of(root) as manager:
+        # What retention deleted of ours takes nothing of theirs along.
+        assert manager.all_steps()[:3] == [100, 200, 300]
+        assert manager.all_steps()[-1] == 303
+        result = manager.restore_latest(state)
+        assert result is not None
+        assert result.step == 303
+        manager.restore(200, state)
+        assert state["step"] == 200
+    assert files(root) == files(old)
+
+
+def test_what_is_bad_is_read_again_and_the_older_one_is_gone_on_from(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(root / "checkpoint_300" / "__0_0.distcp")
+    state = state_at(0)
+    with manager_of(root) as manager:
+        with pytest.raises(TornCheckpointError, match=r"checkpoint_300.*has another checksum"):
+            manager.restore(300, state)
+        result = manager.restore_latest(state)
+        assert result is not None
+        assert result.step == state["step"] == 200
+        manager.save(201, state)
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    assert any("checkpoint_300" in each for each in said)
+    bases = [body.legacy for body in entries(root) if isinstance(body, Begin)]
+    first, second = (base for base in bases if base is not None)
+    assert (first.step, second.step) == (300, 200)
+    assert (root / "checkpoint_300").is_dir()
+    assert "checkpoint_300" in (second.reason or "")
+
+
+def test_two_bad_ones_in_one_start_are_no_bad_checkpoints(root: Path) -> None:
+    for folder in ("checkpoint_300", "step-200"):
+        flip(root / folder / "__0_0.distcp")
+    with (
+        manager_of(root) as manager,
+        pytest.raises(RestoreError, match=r"two checkpoints were read bad.*node "),
+    ):
+        manager.restore_latest(state_at(0))
+
+
+def test_a_save_before_any_restore_goes_on_from_the_newest_too(root: Path) -> None:
+    with manager_of(root) as manager:
+        manager.save(1, state_at(1))
+        assert manager.all_steps() == [1, 100, 200, 300]
+    (begin, *_) = entries(root)
+    assert begin.legacy.step == 300
+
+
+def test_the_step_that_a_process_restored_is_what_its_saves_go_on_from(root: Path) -> None:
+    state = state_at(0)
+    with manager_of(root) as manager:
+        manager.restore(100, state)
+        manager.save(101, state)
+        assert manager.all_steps() == [100, 101]
+    (begin, *_) = entries(root)
+    assert (begin.legacy.step, begin.legacy.reason) == (100, None)
+
+
+def test_when_our_only_commit_is_bad_theirs_is_loaded(root: Path) -> None:
+    state = state_at(0)
+    with manager_of(root) as manager:
+        manager.restore_latest(state)
+        manager.save(301, state)
+    (data,) = root.glob("301/*/__0_0.distcp")
+    flip(data)
+    with manager_of(root) as manager:
+        result = manager.restore_latest(state)
+        assert result is not None
+        assert result.step == state["step"] == 300
+        manager.save(302, state)
+        assert manager.all_steps() == [100, 200, 300, 302]
+
+
+def test_the_command_lists_them(root: Path) -> None:
+    (root / "step-200" / ".metadata").unlink()
+
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(app, list(arguments))
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    rows = [line.split()[:3] for line in run("ls", root.as_uri()).splitlines()[1:]]
+    assert rows == [["-", "300", "legacy"], ["-", "200", "incomplete"], ["-", "100", "legacy"]]
+    assert "legacy: saved by torch.distributed.checkpoint" in run("show", root.as_uri())
+    assert json.loads(run("show", root.as_uri(), "100", "--json"))["state"] == "legacy"
+    assert run("path", root.as_uri(), "100").strip() == str(root / "100")
+
+
+def test_stock_ranks_are_resumed_on_fewer_and_more_and_on_xla(
+    launch: Callable[..., None], tmp_path: Path
+) -> None:
+    launch(SCRIPTS / "gloo.py", 2, tmp_path, "save")
+    for world_size in (1, 3):
+        shutil.copytree(tmp_path / "root", tmp_path / f"on-{world_size}")
+        launch(SCRIPTS / "gloo.py", world_size, tmp_path, "resume")
+    found = on_xla("stock", tmp_path / "root")
+    assert found["step"] == 200
+    assert found["w"] == (torch.arange(96.0).view(12, 8) + 200).tolist()
+    assert "devices=[2,2]" in found["spec"]
+
+
+def test_a_root_of_torch_xlas_manager_is_resumed_on_another_mesh(tmp_path: Path) -> None:
+    theirs = on_xla("save", tmp_path / "root")
+    assert theirs["steps"] == [2, 4]
+    ours = on_xla("resume", tmp_path / "root")
+    assert (ours["steps"], ours["step"], ours["value"]) == ([2, 4], 4, 4)
+    assert ours["bits"] == theirs["bits"]
+    assert ours["after"] != theirs["bits"]
+    assert ours["steps_after"] == [2, 4, 5]
+    (begin, *_) = entries(tmp_path / "root")
+    assert (begin.legacy.step, begin.legacy.folder) == (4, "4")
+
+
+def on_xla(mode: str, root: Path) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "xla.py", mode, root],
+        env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.splitlines()[-1]))
