@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
+    from stepkeeper.following import follow
     from stepkeeper.manager import CheckpointManager
     from stepkeeper.results import RestoreResult, StepOutcome
+    from stepkeeper.save_report import SaveReport
     from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
 
 __all__ = [
@@ -21,9 +23,11 @@ __all__ = [
     "SPMDLoadPlanner",
     "SPMDSavePlanner",
     "SaveError",
+    "SaveReport",
     "StepOutcome",
     "StepkeeperError",
     "TornCheckpointError",
+    "follow",
     "prime_optimizer",
 ]
 
@@ -36,9 +40,11 @@ _MODULES: Final = {
     "SPMDLoadPlanner": "stepkeeper_planners",
     "SPMDSavePlanner": "stepkeeper_planners",
     "SaveError": "stepkeeper.errors",
+    "SaveReport": "stepkeeper.save_report",
     "StepOutcome": "stepkeeper.results",
     "StepkeeperError": "stepkeeper.errors",
     "TornCheckpointError": "stepkeeper.errors",
+    "follow": "stepkeeper.following",
     "prime_optimizer": "stepkeeper_planners",
 }
 

@@ -1,6 +1,7 @@
 """The checkpoint manager: what a training loop talks to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from stepkeeper.companion.messages import Begin
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ReportPhase, Restored
+from stepkeeper.dropin import DropIn
 from stepkeeper.env import (
     Environment,
     Places,
@@ -24,17 +26,18 @@ from stepkeeper.leaving import Leaving
 from stepkeeper.policy.keep import KeepPolicy, LastN, from_retention
 from stepkeeper.policy.save import Auto, EveryNSteps, SavePolicy, from_interval, parts_of
 from stepkeeper.progress import Progress
-from stepkeeper.restore import Restorer
+from stepkeeper.restore import Restorer, Verification
 from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
 from stepkeeper.saves import Saves
 from stepkeeper.saving import InFlight
 from stepkeeper.stepping import Stepping
 from stepkeeper.storage import open_store
+from stepkeeper_planners.selection import LoadRules
 
 __all__ = ["CheckpointManager"]
 
 
-class CheckpointManager:
+class CheckpointManager(DropIn):
     """Saves the state of a training to a root, restores it, and ends the process in order when it is told to stop.
 
     With an operator::
@@ -102,7 +105,8 @@ class CheckpointManager:
         )
         self._companion = Companion(opening, self._direct, claiming=_claiming(policy, take_over))
         self._progress = Progress(self._companion.tell)
-        self._restorer = Restorer(self._store, self._companion, self._gang)
+        reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
+        self._restorer = Restorer(self._store, self._companion, self._gang, reopen=reopen)
         self._events = Events(rank=self._gang.rank, attempt=attempt_of(environment))
         self._saves = Saves(
             self._store,
@@ -156,12 +160,20 @@ class CheckpointManager:
         """The newest save, until it has ended: `result()` waits for its commit."""
         return self._saves.in_flight
 
-    def restore_latest(self, state: Mapping[str, object]) -> RestoreResult | None:
+    def restore_latest(
+        self,
+        state: Mapping[str, object],
+        *,
+        items: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        strict: bool = True,
+        cast: bool = False,
+    ) -> RestoreResult | None:
         """The root is claimed, and `state` is what Latest means in it; None if nothing was ever committed there.
 
         Tensors are filled in place, Statefuls get theirs by load_state_dict(). Every block that is read is verified;
         a torn commit is quarantined and its parent taken. Saves in flight are awaited first: called again, it restores
-        what was saved last. Ranks: all.
+        what was saved last. `items`, `exclude`, `strict` and `cast` are as `restore` has them. Ranks: all.
 
         Raises:
             FencedError: the root belongs to another job, or a later start of this one has begun.
@@ -169,11 +181,12 @@ class CheckpointManager:
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
 
         """
+        rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         self._saves.await_and_prove()
         self._leaving.raise_failure()
         self._progress.moved(ReportPhase.RESTORING)
         with self._leaving.fenced_said():
-            record = self._restorer.latest(state)
+            record = self._restorer.latest(state, rules=rules)
         self._saves.restored(record)
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
@@ -208,74 +221,6 @@ class CheckpointManager:
             return StepOutcome(step=step)
         return StepOutcome(step=step, in_flight=self._stepping.begin_save(step, state, metrics))
 
-    def should_save(self, step: int) -> bool:
-        """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
-        return self._stepping.should_save(step)
-
-    def reached_preemption(self, step: int) -> bool:
-        """True from the step on that all ranks agreed to stop at. Ranks: all."""
-        if not self._stepping.saves_on_notice:
-            raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
-        return self._stepping.reached(step)
-
-    def save(
-        self,
-        step: int,
-        state_dict: Mapping[str, object],
-        force: bool = False,
-        *,
-        metrics: Mapping[str, object] | None = None,
-    ) -> bool:
-        """True: `step` was to be saved (`should_save`, or `force`) and is committed."""
-        if not self.save_async(step, state_dict, force, metrics=metrics):
-            return False
-        assert self._saves.last_begun is not None
-        self._saves.last_begun.result()
-        return True
-
-    def save_async(
-        self,
-        step: int,
-        state_dict: Mapping[str, object],
-        force: bool = False,
-        *,
-        metrics: Mapping[str, object] | None = None,
-    ) -> bool:
-        """True: `step` was to be saved, and its snapshot is taken: `state_dict` may change.
-
-        `in_flight` tells how it goes on. Waits for an earlier save if as many are in flight as may be. Any step may be
-        saved again, and is the newest then. Ranks: all.
-
-        Raises:
-            StepkeeperError: a save in the background failed since the last call.
-
-        """
-        self._leaving.check_open()
-        if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
-            self._leaving.raise_failure()
-        self._stepping.finished(step, state_dict, metrics)
-        if not (self.should_save(step) or force):
-            return False
-        self._stepping.begin_save(step, state_dict, metrics)
-        return True
-
-    def restore(self, step: int, state_dict: Mapping[str, object]) -> None:
-        """`state_dict` is what the newest commit of `step` on HEAD's line holds. The log is left alone. Ranks: all.
-
-        Raises:
-            RestoreError: there is no such commit; it lists those that there are.
-            TornCheckpointError: bytes of it are bad.
-
-        """
-        self._leaving.raise_failure()
-        record = self._restorer.step(step, state_dict)
-        self._saves.restored(record)
-        self._events.restored(record)
-
-    def all_steps(self) -> list[int]:
-        """The steps that can be restored: HEAD's and its ancestors'."""
-        return self._restorer.steps()
-
     def metadata(self, step: int) -> CheckpointInfo:
         """What the commit of `step` holds: names, dtypes and shapes, read from its manifests.
 
@@ -285,9 +230,17 @@ class CheckpointManager:
         """
         return self._restorer.describe(step)
 
-    def join(self) -> None:
-        """No save is in flight. Raises what one of them failed with."""
-        self.wait()
+    def verify(self, step: int) -> Verification:
+        """Every byte of the newest commit of `step` on HEAD's line is right, each read by one of the ranks. Ranks: all.
+
+        Nothing is appended to the log, nor condemned.
+
+        Raises:
+            RestoreError: there is no such commit; it lists those that there are.
+            TornCheckpointError: bytes of it are bad.
+
+        """
+        return self._restorer.verify(step)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True if no save is in flight any more; False if that took longer than `timeout_s`.

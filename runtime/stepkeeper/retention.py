@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from stepkeeper.log.state import CommitRecord, LogState
 from stepkeeper.policy.keep import Committed, KeepPolicy
 
-__all__ = ["deletable"]
+__all__ = ["deletable", "metrics_of"]
 
 
 def deletable(
@@ -41,8 +41,13 @@ def _known(record: CommitRecord, times_unix_s: Mapping[int, float]) -> Committed
         slot=record.slot,
         step=record.step,
         time_unix_s=times_unix_s.get(record.slot),
-        metrics={name: _number(text) for name, text in (record.metrics or {}).items()},
+        metrics=metrics_of(record),
     )
+
+
+def metrics_of(record: CommitRecord) -> dict[str, float]:
+    """What the training said of the step, as numbers."""
+    return {name: _number(text) for name, text in (record.metrics or {}).items()}
 
 
 def _number(text: str) -> float:

@@ -15,7 +15,7 @@ from stepkeeper.log import CommitRecord, LegacyBase
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.probe import RootProof
 from stepkeeper.progress import Progress
-from stepkeeper.save_report import SaveReport
+from stepkeeper.save_report import SaveClock, SaveReport
 from stepkeeper.saving import InFlight, SaveEnd, Saver
 from stepkeeper.storage import Store
 from stepkeeper_planners.errors import PlannerError
@@ -119,8 +119,9 @@ class Saves:
             StorageError: the root isn't one for all ranks, can't hold a log, or gave no answer.
 
         """
+        clock = SaveClock()
         self._proof.make()
-        begun = self._last_begun = self._saver.start(step, state, timeout_s, metrics)
+        begun = self._last_begun = self._saver.start(step, state, timeout_s, metrics, clock)
         self._progress.saving(step)
         if begun.ended:
             self._progress.saving(None)

@@ -159,6 +159,7 @@ class Saver:
         state: Mapping[str, object],
         timeout_s: float | None = None,
         metrics: Mapping[str, str] | None = None,
+        clock: SaveClock | None = None,
     ) -> InFlight:
         """A snapshot of `state` is taken and on its way. Waits first while too many saves are pending.
 
@@ -168,7 +169,7 @@ class Saver:
             TimeoutError: too many still are after `timeout_s`; nothing was begun.
 
         """
-        clock = SaveClock()
+        clock = clock or SaveClock()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._free:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())

@@ -1,0 +1,111 @@
+"""What torch_xla's CheckpointManager has, as code written for it calls it."""
+
+from collections.abc import Collection, Mapping
+
+from stepkeeper.events import Events
+from stepkeeper.leaving import Leaving
+from stepkeeper.restore import Restorer
+from stepkeeper.saves import Saves
+from stepkeeper.stepping import Stepping
+from stepkeeper_planners.selection import LoadRules
+
+__all__ = ["DropIn"]
+
+
+class DropIn:
+    """The methods of torch_xla's class, by its names and parameters; what is behind a `*` is ours."""
+
+    _events: Events
+    _leaving: Leaving
+    _restorer: Restorer
+    _saves: Saves
+    _stepping: Stepping
+
+    def should_save(self, step: int) -> bool:
+        """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
+        return self._stepping.should_save(step)
+
+    def reached_preemption(self, step: int) -> bool:
+        """True from the step on that all ranks agreed to stop at. Ranks: all."""
+        if not self._stepping.saves_on_notice:
+            raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
+        return self._stepping.reached(step)
+
+    def save(
+        self,
+        step: int,
+        state_dict: Mapping[str, object],
+        force: bool = False,
+        *,
+        metrics: Mapping[str, object] | None = None,
+    ) -> bool:
+        """True: `step` was to be saved (`should_save`, or `force`) and is committed."""
+        if not self.save_async(step, state_dict, force, metrics=metrics):
+            return False
+        assert self._saves.last_begun is not None
+        self._saves.last_begun.result()
+        return True
+
+    def save_async(
+        self,
+        step: int,
+        state_dict: Mapping[str, object],
+        force: bool = False,
+        *,
+        metrics: Mapping[str, object] | None = None,
+    ) -> bool:
+        """True: `step` was to be saved, and its snapshot is taken: `state_dict` may change.
+
+        `in_flight` tells how it goes on. Waits for an earlier save if as many are in flight as may be. Any step may be
+        saved again, and is the newest then. Ranks: all.
+
+        Raises:
+            StepkeeperError: a save in the background failed since the last call.
+
+        """
+        self._leaving.check_open()
+        if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
+            self._leaving.raise_failure()
+        self._stepping.finished(step, state_dict, metrics)
+        if not (self.should_save(step) or force):
+            return False
+        self._stepping.begin_save(step, state_dict, metrics)
+        return True
+
+    def restore(
+        self,
+        step: int,
+        state_dict: Mapping[str, object],
+        *,
+        items: Collection[str] | None = None,
+        exclude: Collection[str] = (),
+        strict: bool = True,
+        cast: bool = False,
+    ) -> None:
+        """`state_dict` is what the newest commit of `step` on HEAD's line holds. The log is left alone. Ranks: all.
+
+        `items` and `exclude` are patterns of flat names, which select what is below them too: "model" is all of
+        "model.…". With `strict=False` what both have is filled and the rest stays as it is; `cast=True` converts
+        dtypes.
+
+        Raises:
+            LoadMismatchError: `state_dict` asks for other things than the commit holds. Nothing was changed.
+            RestoreError: there is no such commit; it lists those that there are.
+            TornCheckpointError: bytes of it are bad.
+
+        """
+        self._leaving.raise_failure()
+        record = self._restorer.step(
+            step, state_dict, rules=LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
+        )
+        self._saves.restored(record)
+        self._events.restored(record)
+
+    def all_steps(self) -> list[int]:
+        """The steps that can be restored: HEAD's and its ancestors'."""
+        return self._restorer.steps()
+
+    def join(self) -> None:
+        """No save is in flight. Raises what one of them failed with."""
+        self._saves.wait()
+        self._leaving.raise_failure(newest=True)

@@ -1,0 +1,63 @@
+"""Prometheus metrics of the saves of this process, when asked for. Needs the extra `stepkeeper[prometheus]`."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stepkeeper.manager import CheckpointManager
+from stepkeeper.save_report import SaveReport
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+__all__ = ["export"]
+
+_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+
+
+def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = None) -> Callable[[], None]:
+    """Every save of `manager` is counted in `registry`, by default the process's own; the answer ends that.
+
+    `stepkeeper_saves_total{outcome}`, `stepkeeper_saved_bytes_total`, `stepkeeper_committed_step`, and histograms in
+    seconds of its parts: `stepkeeper_save_{stall,transfer,persist,commit,duration}_seconds`. Serving them is the
+    program's business, with `prometheus_client.start_http_server(port)` for one.
+
+    Raises:
+        ImportError: prometheus-client isn't installed.
+        ValueError: the registry has these metrics already, of another manager.
+
+    """
+    try:
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+    except ImportError as error:
+        raise ImportError("metrics need prometheus-client: install stepkeeper[prometheus]") from error
+
+    registry = registry or REGISTRY
+    saves = Counter(
+        "stepkeeper_saves", "Saves of this process that have ended.", ["outcome"], registry=registry
+    )
+    saved_bytes = Counter("stepkeeper_saved_bytes", "What this rank wrote of them.", registry=registry)
+    step = Gauge("stepkeeper_committed_step", "Step of the newest commit of this process.", registry=registry)
+    parts = {
+        part: Histogram(f"stepkeeper_save_{part}_seconds", text, buckets=_BUCKETS_S, registry=registry)
+        for part, text in (
+            ("stall", "How long the train thread waited for a save."),
+            ("transfer", "From the snapshot until all of it was in host memory."),
+            ("persist", "Until this rank's share was durable."),
+            ("commit", "Until the commit was in the log."),
+            ("duration", "From the call to the end of a save."),
+        )
+    }
+
+    def count(report: SaveReport) -> None:
+        saves.labels("committed" if report.committed else "failed").inc()
+        parts["stall"].observe(report.stall_s)
+        if not report.committed:
+            return
+        saved_bytes.inc(report.size_bytes)
+        step.set(report.step)
+        parts["transfer"].observe(report.transfer_s)
+        parts["persist"].observe(report.persist_s)
+        parts["commit"].observe(report.commit_s)
+        parts["duration"].observe(report.duration_s)
+
+    return manager.on_save(count)

@@ -1,0 +1,138 @@
+"""An evaluator beside a training: what it is told, and that the training's root is as it was."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import stepkeeper
+from stepkeeper import CheckpointManager
+from stepkeeper.errors import BadUriError, StorageError
+from stepkeeper.log import Log
+from stepkeeper.pins import list_pins
+from stepkeeper.storage import open_store
+from stepkeeper_planners.errors import LoadMismatchError
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return (tmp_path / "root").as_uri()
+
+
+def open_manager(uri: str, **options: Any) -> CheckpointManager:
+    return CheckpointManager(uri, 1, chkpt_on_preemption=False, **options)
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {
+        "model": {"w": torch.full((8,), float(step)), "b": torch.full((2,), -float(step))},
+        "position": step,
+    }
+
+
+def pinned(uri: str) -> list[int]:
+    return [pin.slot for pin in list_pins(open_store(uri))]
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+
+
+def test_commits_come_as_they_are_made_and_stay_while_they_are_used(uri: str) -> None:
+    seen: list[int] = []
+    with open_manager(uri, max_to_keep=1) as manager:
+        manager.save(1, state_at(1), metrics={"loss": 0.25})
+        follower = stepkeeper.follow(uri, poll_s=0.02, timeout_s=60)
+        with follower as commits:
+            first = next(commits)
+            assert (first.step, first.metrics) == (1, {"loss": 0.25})
+            assert pinned(uri) == [first.sequence]
+            for step in (2, 3):
+                manager.save(step, state_at(step))
+            state = state_at(0)
+            first.load(state)
+            assert (state["model"]["w"][0].item(), state["position"]) == (1.0, 1), (
+                "it was kept, deleted as it is"
+            )
+            for commit in commits:
+                seen.append(commit.step)
+                assert pinned(uri) == [commit.sequence]
+                part = {"model": {"w": torch.zeros(8)}}
+                commit.load(part, items=["model.w"])
+                assert part["model"]["w"][0].item() == commit.step
+                with pytest.raises(LoadMismatchError):
+                    commit.load(part)
+                if commit.step == 3:
+                    threading.Timer(0.3, manager.save, (4, state_at(4))).start()
+                else:
+                    threading.Timer(0.1, follower.close).start()
+        assert seen == [3, 4], "who is behind is told the newest"
+        assert pinned(uri) == []
+    kinds = [Log(open_store(uri)).entry(slot).kind for slot in range(Log(open_store(uri)).open().tail + 1)]
+    assert kinds.count("begin") == 1
+    assert "restored" not in kinds
+
+
+def test_every_commit_comes_in_order_if_that_is_wanted(uri: str) -> None:
+    with open_manager(uri) as manager:
+        for step in (10, 20, 10):
+            manager.save(step, state_at(step), force=True)
+    with stepkeeper.follow(uri, poll_s=0.01, timeout_s=0.0, every=True) as commits:
+        found = list(commits)
+    assert [commit.step for commit in found] == [10, 20, 10]
+    with stepkeeper.follow(uri, poll_s=0.01, timeout_s=0.05, after=found[1].sequence) as commits:
+        assert [commit.sequence for commit in commits] == [found[2].sequence]
+
+
+def test_a_root_that_is_not_there_yet_is_waited_for(uri: str) -> None:
+    with stepkeeper.follow(uri, poll_s=0.01, timeout_s=0.05) as commits:
+        assert list(commits) == []
+    assert not Path(uri.removeprefix("file://")).exists()
+    follower = stepkeeper.follow(uri, poll_s=0.01)
+    steps: list[int] = []
+    thread = threading.Thread(target=lambda: steps.extend(commit.step for commit in follower))
+    thread.start()
+    with open_manager(uri) as manager:
+        manager.save(5, state_at(5))
+    wait_until(lambda: steps == [5])
+    follower.close()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_store_that_gives_no_answer_is_asked_again(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepkeeper.errors import TransientStorageError
+
+    with open_manager(uri) as manager:
+        manager.save(1, state_at(1))
+    follower = stepkeeper.follow(uri, poll_s=0.01)
+    opened = follower._log.open
+    n_asked = 0
+
+    def away() -> Any:
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked < 3:
+            raise TransientStorageError(5, "no answer")
+        return opened()
+
+    monkeypatch.setattr(follower._log, "open", away)
+    assert next(follower).step == 1
+    assert n_asked == 3
+    monkeypatch.setattr(follower._log, "refresh", lambda: (_ for _ in ()).throw(StorageError(13, "refused")))
+    with pytest.raises(StorageError, match="refused"):
+        next(follower)
+
+
+def test_what_makes_no_sense_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match="poll_s"):
+        stepkeeper.follow(uri, poll_s=0.0)
+    with pytest.raises(BadUriError):
+        stepkeeper.follow("gs://x")

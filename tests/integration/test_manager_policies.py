@@ -1,0 +1,233 @@
+"""Policies, hooks and metrics of a manager in this process, its companion in another."""
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stepkeeper import CheckpointManager, SaveReport
+from stepkeeper.errors import GangError, SaveError
+from stepkeeper.log import Log
+from stepkeeper.policy import keep, save
+from stepkeeper.policy.save import SavePolicy
+from stepkeeper.storage import open_store
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return (tmp_path / "root").as_uri()
+
+
+def new_state() -> dict[str, Any]:
+    torch.manual_seed(3)
+    model = torch.nn.Linear(7, 5)
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1), "position": 0}
+
+
+def train(state: dict[str, Any], step: int) -> None:
+    model = state["model"]
+    model(torch.full((2, 7), float(step))).sum().backward()
+    state["optimizer"].step()
+    state["position"] = step
+
+
+def open_manager(uri: str, policy: SavePolicy | int = 10**6, **options: Any) -> CheckpointManager:
+    return CheckpointManager(uri, policy, chkpt_on_preemption=False, **options)
+
+
+def saved_steps(uri: str, policy: SavePolicy, n_steps: int, error: BaseException | None = None) -> list[int]:
+    """Of a training of so many steps, which `error` ends behind them."""
+    state = new_state()
+    train(state, 0)
+    manager = open_manager(uri, policy)
+    try:
+        with manager:
+            manager.restore_latest(state)
+            for step in range(1, n_steps + 1):
+                train(state, step)
+                manager.step(step, state)
+            if error is not None:
+                raise error
+    except BaseException as raised:
+        if raised is not error:
+            raise
+    return open_manager(uri).all_steps()
+
+
+def test_an_exception_leaves_the_last_finished_step_behind(uri: str) -> None:
+    assert saved_steps(uri, save.OnException(), 3, ValueError("the loss is no number")) == [3]
+    state = new_state()
+    train(state, 0)
+    open_manager(uri).restore(3, state)
+    assert state["position"] == 3
+
+
+def test_a_keyboard_interrupt_is_an_exception_too(uri: str) -> None:
+    policy = save.AnyOf((save.EveryNSteps(2), save.OnException()))
+    assert saved_steps(uri, policy, 3, KeyboardInterrupt()) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("policy", "error"),
+    [
+        (save.OnException(), None),
+        (save.OnException(), SystemExit(3)),
+        (save.OnException(), GangError("rank 1 is lost")),
+        (save.EveryNSteps(7), ValueError("the loss is no number")),
+    ],
+    ids=["no exception", "a chosen end", "our own", "not asked for"],
+)
+def test_nothing_is_saved_for(uri: str, policy: SavePolicy, error: BaseException | None) -> None:
+    if isinstance(error, GangError):
+        with pytest.raises(SystemExit, match="78"):
+            saved_steps(uri, policy, 3, error)
+        assert open_manager(uri).all_steps() == []
+    else:
+        assert saved_steps(uri, policy, 3, error) == []
+
+
+@pytest.mark.parametrize("how", ["optimizer", "in place"])
+def test_a_state_that_is_between_two_steps_is_not_saved(
+    uri: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = new_state()
+    train(state, 0)
+
+    def training(manager: CheckpointManager) -> None:
+        train(state, 1)
+        manager.step(1, state)
+        if how == "optimizer":
+            state["optimizer"].zero_grad()
+            state["optimizer"].step()
+        else:
+            with torch.no_grad():
+                state["model"].bias.mul_(2.0)
+        raise ValueError("the loss is no number")
+
+    with pytest.raises(ValueError, match="no number"), open_manager(uri, save.OnException()) as manager:
+        training(manager)
+    assert open_manager(uri).all_steps() == []
+    assert "no step's as a whole" in caplog.text
+
+
+def test_what_cannot_be_saved_for_an_exception_hides_it_not(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = new_state() | {"lock": "a string for now"}
+
+    def training(manager: CheckpointManager) -> None:
+        manager.step(1, state)
+        state["lock"] = object()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), open_manager(uri, save.OnException()) as manager:
+        training(manager)
+    assert "step 1 is not saved for the exception" in caplog.text
+
+
+def test_continuous_saves_begin_when_the_one_before_is_committed(uri: str) -> None:
+    reports: list[SaveReport] = []
+    state = {"w": torch.zeros(100)}
+    with open_manager(uri, save.Continuous()) as manager:
+        manager.on_save(reports.append)
+        for step in range(1, 10**6):
+            assert manager.in_flight is None or manager.step(step, state).in_flight is None
+            if manager.in_flight is None:
+                manager.step(step, state)
+            if len(reports) >= 3:
+                break
+            time.sleep(0.005)
+    assert len(reports) >= 3
+
+
+def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="stepkeeper")
+    reports: list[SaveReport] = []
+
+    def broken(report: SaveReport) -> None:
+        raise ZeroDivisionError(f"of a hook, at step {report.step}")
+
+    state = {"w": torch.zeros(1000)}
+    with open_manager(uri, 1) as manager:
+        manager.on_save(broken)
+        remove = manager.on_save(reports.append)
+        in_flight = manager.step(1, state, {"loss": 0.5}).in_flight
+        assert in_flight is not None
+        record = in_flight.result(60).record
+        # A file where the next step's folder has to be.
+        Path(uri.removeprefix("file://"), "2").write_text("")
+        manager.step(2, state)
+        manager._saves.wait()
+        assert manager._saves.cost is not None
+        remove()
+        with pytest.raises(SaveError, match="in the background failed"):
+            manager.save(3, state)
+        manager.save(3, state)
+    good, bad = reports
+    assert good is in_flight.report
+    assert (good.step, good.sequence, good.total_bytes) == (1, record.slot, record.size_bytes)
+    assert good.committed
+    assert 4000 <= good.size_bytes < record.size_bytes, "metadata belongs to no rank"
+    parts = (good.stall_s, good.transfer_s, good.persist_s, good.commit_s)
+    assert all(part >= 0 for part in parts)
+    assert sum(parts) == pytest.approx(good.duration_s, abs=1e-6)
+    assert (bad.step, bad.sequence, bad.committed) == (2, None, False)
+    assert bad.error is not None
+    told = [each for each in caplog.records if each.name == "stepkeeper" and "committed" in each.getMessage()]
+    assert [(each.__dict__["step"], each.__dict__["rank"]) for each in told] == [(1, 0), (3, 0)]
+    assert all(each.__dict__["attempt"] is None for each in told)
+    assert "of a hook, at step 1" in caplog.text
+
+
+def test_the_best_stay_by_the_metrics_of_their_steps(uri: str) -> None:
+    losses = {1: 5.0, 2: 1.0, 3: torch.tensor(4.0), 4: 0.5, 5: 9.0, 6: 8.0}
+    policy = keep.AnyOf((keep.LastN(1), keep.BestN(2, "loss")))
+    with open_manager(uri, keep=policy) as manager:
+        for step, loss in losses.items():
+            manager.save(step, {"w": torch.zeros(3)}, force=True, metrics={"loss": loss, "name": "run"})
+    assert open_manager(uri).all_steps() == [2, 4, 6]
+    line = Log(open_store(uri)).open().line
+    assert [record.metrics for record in line] == [{"loss": "8.0"}, {"loss": "0.5"}, {"loss": "1.0"}]
+
+
+def test_what_is_old_by_the_clock_of_the_store_goes(uri: str) -> None:
+    with open_manager(uri, keep=keep.MaxAge(3600)) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": torch.zeros(3)}, force=True)
+        for path in Path(uri.removeprefix("file://"), "1").rglob("*.json"):
+            os.utime(path, (1.0, 1.0))
+        manager.save(3, {"w": torch.zeros(3)}, force=True)
+        # Times are asked for once: those of the first commit are known from before.
+    with open_manager(uri, keep=keep.MaxAge(3600)) as manager:
+        manager.save(4, {"w": torch.zeros(3)}, force=True)
+    assert open_manager(uri).all_steps() == [2, 3, 4]
+
+
+def test_prometheus_counts_what_is_saved(uri: str) -> None:
+    from prometheus_client import CollectorRegistry
+
+    from stepkeeper.prometheus import export
+
+    registry = CollectorRegistry()
+    with open_manager(uri, 1) as manager:
+        export(manager, registry)
+        for step in (1, 2):
+            manager.save(step, {"w": torch.zeros(3)})
+    value = registry.get_sample_value
+    assert value("stepkeeper_saves_total", {"outcome": "committed"}) == 2
+    assert value("stepkeeper_committed_step") == 2
+    assert value("stepkeeper_save_stall_seconds_count") == 2
+    saved_bytes = value("stepkeeper_saved_bytes_total")
+    assert saved_bytes is not None
+    assert saved_bytes > 24
+
+
+def test_what_contradicts_itself_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match="chkpt_on_preemption"):
+        open_manager(uri, save.AnyOf((save.EveryNSteps(1), save.OnPreemption())))
+    with pytest.raises(ValueError, match="max_to_keep and keep"):
+        open_manager(uri, max_to_keep=1, keep=keep.LastN(1))
