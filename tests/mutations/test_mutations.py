@@ -22,6 +22,7 @@ _COLLECT: Final = "tests/unit/runtime/test_collect.py"
 _BYTES: Final = "tests/property/test_storage_bytes.py"
 _CUT: Final = "tests/property/test_storage_power_cut.py::test_nothing_that_was_answered_is_lost"
 _KILL: Final = "tests/property/test_storage_kill.py::test_killed_at_any_storage_operation"
+_LEGACY: Final = "tests/integration/test_manager_legacy.py"
 
 TESTS: Final = {
     "fence": f"{_RULES}::test_a_later_begin_fences_the_earlier_claim",
@@ -46,6 +47,12 @@ TESTS: Final = {
     "whole": "tests/unit/runtime/test_checkpoint_objects.py::test_ranks_that_do_not_fit_together_are_no_checkpoint",
     "block-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[__0_0.distcp]",
     "manifest-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[manifest.0.json]",
+    "legacy-is-chosen": f"{_LEGACY}::test_an_old_root_is_resumed_and_left_as_it_is",
+    "legacy-below": "tests/unit/runtime/test_log_legacy.py::"
+    "test_when_the_first_commit_is_condemned_what_lies_below_it_is_the_latest_again",
+    "second-reading": "tests/unit/runtime_process/test_second_readings.py::"
+    "test_one_node_alone_reads_again_over_fresh_connections",
+    "one-condemnation": f"{_LEGACY}::test_two_bad_ones_in_one_start_are_no_bad_checkpoints",
     "link": "tests/contract/test_store_posix.py::test_of_64_threads_in_8_processes_one_wins_each_slot",
     "fsync-of-files": f"{_CUT}[saving]",
     "fsync-of-what-was-there": f"{_CUT}[meeting_an_object]",

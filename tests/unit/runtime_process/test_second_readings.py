@@ -4,9 +4,11 @@ import pytest
 
 from stepkeeper.checkpoint.suspect import BadBytes, BadItem, still_bad
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.restore.confirming import Host, Question, Reading, question_of, this_host
+from stepkeeper.errors import BadNodeError, StorageError, TornCheckpointError
+from stepkeeper.gang import SoloGang
+from stepkeeper.restore.confirming import Host, Question, Reading, confirm, question_of, this_host
 from stepkeeper.storage.crc import crc32c
-from stepkeeper.storage.memory import MemoryStore
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 
 BAD = BadBytes(path="2/0-a/__0_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
 OTHER = BadBytes(path="2/0-a/__1_0.distcp", length_bytes=3, crc32c=7, offset_bytes=0, block=0)
@@ -74,3 +76,36 @@ def test_a_whole_object_with_bytes_behind_its_end_is_wrong() -> None:
     store.put_if_absent("1/0-a/manifest.0.json", b"{}{}")
     bad = BadBytes(path="1/0-a/manifest.0.json", length_bytes=2, crc32c=crc32c(b"{}"))
     assert still_bad(store, bad) == "4 bytes are there, not 2"
+
+
+@pytest.mark.parametrize("there", [b"0123", b"01x3"])
+def test_one_node_alone_reads_again_over_fresh_connections(there: bytes) -> None:
+    bucket = MemoryBucket()
+    bucket.objects["1/0-a/x"] = there
+    opened: list[MemoryStore] = []
+
+    def reopen() -> MemoryStore:
+        opened.append(MemoryStore(bucket))
+        return opened[-1]
+
+    bad = BadBytes(path="1/0-a/x", length_bytes=4, crc32c=crc32c(b"0123"), block=0)
+    torn = TornCheckpointError("block 0 of 1/0-a/x is bad", bad)
+    host = Host(name="node-7", machine="7")
+    if there == b"0123":
+        with pytest.raises(
+            BadNodeError, match=r"node-7 \(rank 0\) reads bad bytes, and good ones .* 1/0-a/x is bad"
+        ):
+            confirm("torn", SoloGang(), host, torn, reopen)
+    else:
+        said = confirm("torn", SoloGang(), host, torn, reopen)
+        assert "1/0-a/x is bad (read bad by node node-7, also over fresh connections" in said
+        assert len(opened) == 2
+
+
+def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
+    def reopen() -> MemoryStore:
+        raise StorageError("no permission")
+
+    bad = BadBytes(path="1/0-a/x", length_bytes=4, crc32c=0, block=0)
+    with pytest.raises(StorageError, match="no permission"):
+        confirm("torn", SoloGang(), this_host(), TornCheckpointError("bad", bad), reopen)
