@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,14 +35,14 @@ def test_what_a_trainer_that_is_told_leaves_behind(
         timeout=60,
         check=False,
     )
-    ended_s = time.monotonic()
     assert process.returncode == code, process.stderr
     head = Log(open_store((tmp_path / "root").as_uri())).open().latest
     assert head is not None
     assert head.step == step
     assert Termination.from_json((tmp_path / "termination").read_bytes()).code == code
     said = [json.loads(line) for line in process.stdout.splitlines()]
-    # The grace period is 4 s; what comes after it is a SIGKILL.
-    assert all(ended_s - each["at_s"] < 4.0 for each in said)
+    # The grace period is 4 s; what comes after it is a SIGKILL. Python's own end takes some of it.
+    assert [each["event"] for each in said] == ([] if case == "stacks" else ["left"])
+    assert all(each["after_s"] < 3.7 for each in said)
     if case == "stacks":
         assert "most recent call first" in process.stderr
