@@ -1,7 +1,7 @@
 """What the log has deleted, or never had, loses its data, unless it is pinned. Nothing that isn't ours is touched."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -9,13 +9,17 @@ from typing import Final
 from stepkeeper.errors import MissingObjectError
 from stepkeeper.log import Commit, Log, LogState
 from stepkeeper.manifest import is_object_name
-from stepkeeper.pins import pinned_slots
-from stepkeeper.storage.base import ObjectStat, Store
+from stepkeeper.pins import PIN_PREFIX, pinned_slots
+from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, LeavingStore, Leftover, ObjectStat, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["Garbage", "GcReport", "gc", "sweep"]
 
 _PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
+
+_ENTRY: Final = re.compile(re.escape(LOG_PREFIX) + r"([0-9]{8,})\.json")
+_PIN: Final = re.compile(re.escape(PIN_PREFIX) + r"([0-9]{8,})-[0-9a-f]{32}")
+_PROBE: Final = re.compile(re.escape(PROBE_PREFIX) + r"(?:create-)?([0-9]{8,})-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,9 @@ class GcReport:
 
     pinned: tuple[Garbage, ...] = ()
     """Left where it is, for a collection after its pins are removed."""
+
+    remnants: tuple[str, ...] = ()
+    """Of proofs and puts that were cut off by a kill. Gone; in a dry run: what would be."""
 
 
 def sweep(
@@ -60,6 +67,8 @@ def sweep(
 def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DEFAULT_PATIENCE) -> GcReport:
     """Folders of saves of earlier claims that no commit names are gone, but for those with a pin.
 
+    So is what processes that were killed left of their proofs and puts, where no later one can need it.
+
     An earlier claim can commit nothing any more: what of its saves isn't in the log by now, never will be. So whoever
     may delete objects may call this, with or without a claim, also while another process saves.
     """
@@ -77,9 +86,17 @@ def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DE
         if each.folder in slots
     )
     collected = tuple(each for each in found if each.folder not in slots)
-    for each in () if dry_run else collected:
-        _delete_folder(store, each.folder, patience)
-    return GcReport(collected=collected, pinned=pinned)
+    proofs = _proofs(state.claim, listed)
+    leftovers = _leftovers(store, state, patience)
+    if not dry_run:
+        for each in collected:
+            _delete_folder(store, each.folder, patience)
+        for path in proofs:
+            patience.retry(partial(store.delete, path))
+        for leftover, remove in leftovers:
+            patience.retry(partial(remove, leftover))
+    remnants = (*proofs, *(leftover.path for leftover, _ in leftovers))
+    return GcReport(collected=collected, pinned=pinned, remnants=remnants)
 
 
 def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tuple[Garbage, ...]:
@@ -97,6 +114,37 @@ def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tup
             size_bytes=known.size_bytes + stat.size_bytes,
         )
     return tuple(found[folder] for folder in sorted(found))
+
+
+def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
+    """Objects of proofs made before `claim` had begun: who made them was killed, or will make another one. Pure."""
+    found = ((stat.path, _PROBE.fullmatch(stat.path)) for stat in listed)
+    return tuple(path for path, match in found if match and int(match[1]) <= claim)
+
+
+def _leftovers(
+    store: Store, state: LogState, patience: Patience
+) -> tuple[tuple[Leftover, Callable[[Leftover], None]], ...]:
+    """Leftovers of puts that would come to nothing if they still were going on, and how each is removed."""
+    if not isinstance(store, LeavingStore):
+        return ()
+    found = [
+        leftover
+        for prefix in (LOG_PREFIX, PIN_PREFIX, PROBE_PREFIX)
+        for leftover in patience.retry(partial(store.leftovers, prefix))
+    ]
+    return tuple((each, store.remove_leftover) for each in found if _is_over(each.target, state))
+
+
+def _is_over(target: str, state: LogState) -> bool:
+    """An entry whose slot is taken, a pin on what is no commit any more, a probe from before the claim. Pure."""
+    assert state.claim is not None
+    if match := _ENTRY.fullmatch(target):
+        return int(match[1]) <= state.tail
+    if match := _PIN.fullmatch(target):
+        return int(match[1]) <= state.tail and int(match[1]) not in state.commits
+    match = _PROBE.fullmatch(target)
+    return match is not None and int(match[1]) <= state.claim
 
 
 def _slots_of_pinned(log: Log, store: Store, state: LogState, patience: Patience) -> dict[str, int]:

@@ -4,6 +4,7 @@ import random
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final, Protocol
 
 from stepkeeper.companion.client import error_from, error_to
@@ -17,6 +18,7 @@ from stepkeeper.errors import (
     UnsharedRootError,
 )
 from stepkeeper.log.entries import new_nonce
+from stepkeeper.log.tail import find_tail
 from stepkeeper.storage.base import PROBE_PREFIX, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -99,8 +101,18 @@ def prove_shared(
 
     """
     own = socket.gethostname() if host is None else host
-    timeout_s = patience.total_s + _SLACK_S
     ranks.gather(f"{name}/met", {}, _MEET_S)
+    for number in count():
+        verdict = _tried(store, ranks, f"{name}/{number}" if number else name, own, patience)
+        if "again" not in verdict:
+            break
+    if "error" in verdict:
+        raise error_from(verdict["error"])
+
+
+def _tried(store: Store, ranks: Exchange, name: str, own: str, patience: Patience) -> dict[str, Any]:
+    """What rank 0 makes of one proof: nothing, an error, or that it has to be made again."""
+    timeout_s = patience.total_s + _SLACK_S
     placed: dict[str, Any] | None = None
     if ranks.rank == 0:
         try:
@@ -109,22 +121,20 @@ def prove_shared(
             placed = {"error": error_to(error)}
     placed = ranks.broadcast(f"{name}/placed", placed, _MEET_S)
     if "error" in placed:
-        raise error_from(placed["error"])
+        return placed
     path = str(placed["path"])
     finding = _found(store, path, ranks, own, patience)
     findings = ranks.gather(f"{name}/found", encode(finding), timeout_s)
     verdict: dict[str, Any] | None = None
     if ranks.rank == 0:
         verdict = _cleaned(store, path, patience, [decode(_Finding, each) for each in findings], own)
-    verdict = ranks.broadcast(f"{name}/verdict", verdict, timeout_s)
-    if "error" in verdict:
-        raise error_from(verdict["error"])
+    return ranks.broadcast(f"{name}/verdict", verdict, timeout_s)
 
 
 def _placed(store: Store, patience: Patience) -> str:
     """Where rank 0's probe object is: its path ends with its content, and a second put of it has lost."""
     nonce = new_nonce()
-    path = f"{PROBE_PREFIX}{nonce}"
+    path = f"{PROBE_PREFIX}{find_tail(store, patience) + 1:08d}-{nonce}"
     # False may be the answer to a second try of a put that had gone through: no other knows the nonce.
     patience.retry(lambda: store.put_if_absent(path, nonce.encode()))
     if patience.retry(lambda: store.put_if_absent(path, b"second")):
@@ -137,7 +147,7 @@ def _placed(store: Store, patience: Patience) -> str:
 
 def _found(store: Store, path: str, ranks: Exchange, host: str, patience: Patience) -> _Finding:
     """Whether this rank sees rank 0's object; the last rank tries to take its name, too."""
-    expected = path.removeprefix(PROBE_PREFIX).encode()
+    expected = path.rpartition("-")[2].encode()
     asks_to_take = ranks.rank == ranks.world_size - 1 and ranks.rank != 0
     pauses_s = patience.pauses_s()
     unshared: str | None = None
@@ -191,10 +201,14 @@ def _cleaned(
     """Rank 0's verdict, once the probe object is gone."""
     try:
         patience.retry(lambda: store.delete(path))
+        refusal = _verdict(store.uri, findings, host)
+        if refusal is None:
+            return {}
+        # Since somebody has begun at that slot, a collection may have taken the object.
+        next_slot = int(path.removeprefix(PROBE_PREFIX).partition("-")[0])
+        return {"again": True} if find_tail(store, patience) >= next_slot else {"error": error_to(refusal)}
     except StepkeeperError as error:
         return {"error": error_to(error)}
-    refusal = _verdict(store.uri, findings, host)
-    return {} if refusal is None else {"error": error_to(refusal)}
 
 
 def _verdict(uri: str, findings: Sequence[_Finding], host: str) -> StepkeeperError | None:

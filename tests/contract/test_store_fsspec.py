@@ -219,6 +219,24 @@ def test_the_proof_is_made_once_and_leaves_nothing() -> None:
     proven()
 
 
+def test_a_proof_that_a_collection_disturbs_is_made_again() -> None:
+    objects: dict[str, bytes] = {}
+
+    class Collected(BucketFileSystem):
+        """Another job begins, saves and collects, when the first create has won."""
+
+        @override
+        async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+            await super()._pipe_file(path, value, mode)
+            if "checkpoints/run/.stepkeeper/log/00000000.json" not in objects:
+                objects["checkpoints/run/.stepkeeper/log/00000000.json"] = b"theirs"
+                del objects[path]
+
+    store = store_on(Collected(objects))
+    assert store.put_if_absent("x", b"1")
+    assert sorted(objects) == ["checkpoints/run/.stepkeeper/log/00000000.json", "checkpoints/run/x"]
+
+
 def test_a_reader_proves_nothing() -> None:
     store = store_on(OverwritingFileSystem({"checkpoints/run/x": b"1"}))
     assert store.read("x") == b"1"

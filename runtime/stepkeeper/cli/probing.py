@@ -10,14 +10,21 @@ from typing import Final
 
 from stepkeeper.cli.bucket import Finding
 from stepkeeper.cli.render import size_text
-from stepkeeper.errors import MissingObjectError, NotExclusiveError, StorageError, TransientStorageError
+from stepkeeper.errors import (
+    LogGapError,
+    MissingObjectError,
+    NotExclusiveError,
+    StorageError,
+    TransientStorageError,
+)
 from stepkeeper.log.entries import new_nonce
+from stepkeeper.log.tail import find_tail
 from stepkeeper.storage import Store
-from stepkeeper.storage.retry import Patience
+from stepkeeper.storage.base import PROBE_PREFIX
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["prove_store", "throughput"]
 
-_PREFIX: Final = ".stepkeeper/probes/"
 _RACERS: Final = 16
 _THREADS: Final = 8
 _OBJECT_BYTES: Final = 64 * 1024 * 1024
@@ -31,7 +38,8 @@ def prove_store(store: Store, patience: Patience) -> list[Finding]:
 
     Raises TransientStorageError: no answer is no finding.
     """
-    path = f"{_PREFIX}{new_nonce()}"
+    prefix = _prefix(store, patience)
+    path = f"{prefix}{new_nonce()}"
     findings: list[Finding] = []
 
     def tried(check: str, todo: str, operation: Callable[[], str | None]) -> bool:
@@ -58,10 +66,22 @@ def prove_store(store: Store, patience: Patience) -> list[Finding]:
             "read", role, lambda: None if store.read(path) == b"0" else "it reads other bytes than were put"
         )
         tried("list", "caches of listings must be off", lambda: _listed(store, path))
-        tried("conditional-write", _EXCLUSIVE, lambda: _raced(store))
+        tried("conditional-write", _EXCLUSIVE, lambda: _raced(store, prefix))
     finally:
         tried("delete", role, lambda: _deleted(store, path))
     return findings
+
+
+def _prefix(store: Store, patience: Patience) -> str:
+    """With the log's next slot in it: what is left there by a kill is collected once a later start has begun."""
+    try:
+        next_slot = find_tail(store, patience) + 1
+    except TransientStorageError:
+        raise
+    except (StorageError, LogGapError):
+        # It says so where it is told; nothing will begin here before that is mended.
+        next_slot = 0
+    return f"{PROBE_PREFIX}{next_slot:08d}-"
 
 
 def _put(store: Store, path: str) -> str | None:
@@ -75,9 +95,9 @@ def _listed(store: Store, path: str) -> str | None:
     return None if found else "an object that was just put isn't listed"
 
 
-def _raced(store: Store) -> str | None:
+def _raced(store: Store, prefix: str) -> str | None:
     """Of many creates of one name exactly one wins, and its bytes are there."""
-    path = f"{_PREFIX}{new_nonce()}"
+    path = f"{prefix}{new_nonce()}"
     barrier = threading.Barrier(_RACERS)
 
     def put(number: int) -> bool:
@@ -110,7 +130,8 @@ def throughput(store: Store, size_bytes: int) -> Finding:
     n_objects = -(-size_bytes // each_bytes)
     # Bytes that no file system and no proxy makes smaller.
     data = os.urandom(each_bytes)
-    paths = [f"{_PREFIX}{new_nonce()}" for _ in range(n_objects)]
+    prefix = _prefix(store, DEFAULT_PATIENCE)
+    paths = [f"{prefix}{new_nonce()}" for _ in range(n_objects)]
     with ThreadPoolExecutor(_THREADS) as pool:
         try:
             write_s = _timed(lambda: list(pool.map(lambda path: store.write(path, [data]), paths)))

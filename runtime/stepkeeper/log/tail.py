@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from stepkeeper.errors import LogGapError, MissingObjectError
-from stepkeeper.storage.base import ObjectStat, PagedStore, Store
+from stepkeeper.storage.base import LOG_PREFIX, ObjectStat, PagedStore, Store
 from stepkeeper.storage.retry import Patience
 
 __all__ = ["LOG_PREFIX", "PAGE", "find_tail", "slot_path"]
 
-LOG_PREFIX: Final = ".stepkeeper/log/"
 PAGE: Final = 1000
 """Slots in one answer of a listing. No answer of Cloud Storage's has more."""
 

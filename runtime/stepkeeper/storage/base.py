@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
 __all__ = [
+    "LOG_PREFIX",
     "PROBE_PREFIX",
     "Buffer",
+    "LeavingStore",
+    "Leftover",
     "ObjectStat",
     "PagedStore",
     "Store",
@@ -18,8 +21,14 @@ __all__ = [
 
 Buffer = bytes | memoryview
 
+LOG_PREFIX: Final = ".stepkeeper/log/"
+"""Where the log is, one object for each slot."""
+
 PROBE_PREFIX: Final = ".stepkeeper/probes/"
-"""Where the objects are that prove something of a store, and are deleted at once."""
+"""Where the objects are that prove something of a store, and are deleted at once.
+
+Their names have the slot that was the log's next one before the proof: after a begin there or later they are over.
+"""
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]+")
 
@@ -87,6 +96,28 @@ class PagedStore(Store, Protocol):
 
         Fewer: there are no more.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """What a put of a process that was killed has left: no object, and listed nowhere."""
+
+    path: str
+    target: str
+    """The object that it was to become."""
+
+
+@runtime_checkable
+class LeavingStore(Store, Protocol):
+    """A store where a put that is cut off leaves something behind."""
+
+    def leftovers(self, prefix: str) -> Sequence[Leftover]:
+        """Of puts below `prefix`, a folder, also of puts that are going on."""
+        ...
+
+    def remove_leftover(self, leftover: Leftover) -> None:
+        """It is gone. A put that was going on all the same loses, or raises TransientStorageError."""
         ...
 
 

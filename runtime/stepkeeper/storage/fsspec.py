@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import re
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,13 +20,21 @@ from stepkeeper.errors import (
     StorageError,
     TransientStorageError,
 )
-from stepkeeper.storage.base import PROBE_PREFIX, Buffer, ObjectStat, check_path, joined_size_bytes
+from stepkeeper.storage.base import (
+    LOG_PREFIX,
+    PROBE_PREFIX,
+    Buffer,
+    ObjectStat,
+    check_path,
+    joined_size_bytes,
+)
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["FsspecStore", "open_fsspec"]
 
 _RACERS: Final = 8
 _ROUNDS: Final = 3
+_SLOT: Final = re.compile(r"([0-9]{8,})\.json")
 _COMPARED_BYTES: Final = 16 * 1024 * 1024
 _TRANSIENT: Final = frozenset(
     {errno.EIO, errno.EREMOTEIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT}
@@ -179,9 +188,25 @@ class FsspecStore:
             inherited = type(filesystem).pipe_file is AbstractFileSystem.pipe_file
             if inherited and not filesystem.async_impl:
                 raise self._refusal("its create looks first and writes then")
-            for _ in range(_ROUNDS):
-                self._race(f"{PROBE_PREFIX}create-{secrets.token_hex(16)}")
-            self._proven = True
+            next_slot = self._next_slot()
+            while True:
+                try:
+                    for _ in range(_ROUNDS):
+                        self._race(f"{PROBE_PREFIX}create-{next_slot:08d}-{secrets.token_hex(16)}")
+                except (NotExclusiveError, MissingObjectError):
+                    # Since somebody has begun at that slot, a collection may have taken the objects of this proof.
+                    before, next_slot = next_slot, self._next_slot()
+                    if next_slot == before:
+                        raise
+                else:
+                    self._proven = True
+                    return
+
+    def _next_slot(self) -> int:
+        """Behind the last one of the log that there may be here."""
+        listed = self._patience.retry(lambda: self.list(LOG_PREFIX))
+        slots = [_SLOT.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in listed]
+        return max((int(slot[1]) + 1 for slot in slots if slot), default=0)
 
     def _race(self, path: str) -> None:
         """Of many creates of `path` at once one has won, and one more after that has lost. Raises NotExclusiveError."""

@@ -4,19 +4,21 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, final
 
 from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
-from stepkeeper.storage.base import Buffer, ObjectStat, check_path, joined_size_bytes
+from stepkeeper.storage.base import Buffer, Leftover, ObjectStat, check_path, joined_size_bytes
 
 __all__ = ["PosixStore"]
 
 _TRANSIENT: Final = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT})
 _NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _TEMPORARY: Final = ".tmp-"
+_TEMPORARY_OF: Final = re.compile(r"\.tmp-(.+)-[0-9a-f]{32}")
 _SILLY_RENAMED: Final = ".nfs"
 """What an NFS client makes of a file that is deleted while somebody reads it."""
 
@@ -40,11 +42,18 @@ class PosixStore:
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = self._root / check_path(path)
-        temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(16)}")
+        temporary = target.with_name(f"{_TEMPORARY}{target.name}-{secrets.token_hex(16)}")
         with self._translated(target):
             self._write_new(temporary, [data])
             try:
                 won = self._link(temporary, target)
+            except FileNotFoundError as error:
+                # A collection that knew the slot to be taken; else put again, under another temporary name.
+                if not target.exists():
+                    raise TransientStorageError(
+                        f"{temporary} was taken away before it became {target}"
+                    ) from error
+                won = False
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
@@ -95,6 +104,22 @@ class PosixStore:
                     if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                         raise
                     break
+
+    def leftovers(self, prefix: str) -> Sequence[Leftover]:
+        with self._translated(self._root / prefix):
+            try:
+                names = sorted(path.name for path in (self._root / prefix).iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
+        found = [(name, _TEMPORARY_OF.fullmatch(name)) for name in names]
+        return tuple(Leftover(path=prefix + name, target=prefix + of[1]) for name, of in found if of)
+
+    def remove_leftover(self, leftover: Leftover) -> None:
+        folder, _, name = leftover.path.rpartition("/")
+        if not _TEMPORARY_OF.fullmatch(name):
+            raise ValueError(f"{leftover.path!r} is no name of a temporary file")
+        with self._translated(self._root / leftover.path):
+            (self._root / check_path(folder) / name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -198,3 +198,61 @@ def test_anybody_can_collect_beside_a_process_that_saves() -> None:
     assert collected(gc(Log(store), store).collected) == [torn]
     assert folders(store.bucket) == {mine}
     assert gc(Log(MemoryStore()), MemoryStore()) == gc(Log(store), store)
+
+
+def test_what_proofs_left_goes_once_a_later_claim_has_begun() -> None:
+    store = MemoryStore()
+    log = Log(store)
+    log.begin()
+    log.begin()
+    over = [f".stepkeeper/probes/{number:08d}-{'a' * 32}" for number in (0, 1)]
+    over += [f".stepkeeper/probes/create-00000001-{'b' * 32}"]
+    stays = [
+        f".stepkeeper/probes/00000002-{'a' * 32}",
+        f".stepkeeper/probes/create-00000002-{'a' * 32}",
+        ".stepkeeper/probes/00000000-theirs",
+        f".stepkeeper/probes/{'a' * 32}",
+        f"probes/00000000-{'a' * 32}",
+    ]
+    for path in over + stays:
+        store.write(path, [b"x"])
+    report = gc(log, store, dry_run=True)
+    assert sorted(report.remnants) == sorted(over)
+    assert set(over) <= set(store.bucket.objects)
+    assert gc(log, store) == report
+    assert not set(over) & set(store.bucket.objects)
+    assert set(stays) <= set(store.bucket.objects)
+    assert gc(log, store).remnants == ()
+
+
+def test_what_puts_left_in_a_folder_goes_once_they_could_only_lose(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    log = Log(store)
+    claim = log.begin()
+    save(log, store, claim, 10)
+    delete(log, claim, 10)
+    save(log, store, claim, 20)
+    names = {
+        "log/00000003.json": True,
+        "log/00000004.json": False,
+        f"pins/00000001-{'b' * 32}": True,
+        f"pins/00000003-{'b' * 32}": False,
+        f"pins/00000005-{'b' * 32}": False,
+        f"probes/00000000-{'b' * 32}": True,
+        f"probes/00000001-{'b' * 32}": False,
+        "log/somebody": False,
+    }
+    files = {}
+    for target, over in names.items():
+        folder, _, name = target.partition("/")
+        (tmp_path / ".stepkeeper" / folder).mkdir(exist_ok=True)
+        file = tmp_path / ".stepkeeper" / folder / f".tmp-{name}-{'c' * 32}"
+        file.write_bytes(b"half")
+        files[file] = over
+    alien = tmp_path / "20" / f".tmp-00000000.json-{'c' * 32}"
+    alien.write_bytes(b"not ours")
+    assert len(gc(log, store, dry_run=True).remnants) == 3
+    assert all(file.exists() for file in files)
+    assert len(gc(log, store).remnants) == 3
+    assert {file: not file.exists() for file in files} == files
+    assert alien.exists()

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import pytest
 
+from stepkeeper.collect import gc
 from stepkeeper.errors import (
     MissingObjectError,
     NotExclusiveError,
@@ -16,8 +17,9 @@ from stepkeeper.errors import (
     TransientStorageError,
     UnsharedRootError,
 )
+from stepkeeper.log import Log
 from stepkeeper.probe import RootProof, prove_shared
-from stepkeeper.storage.base import PROBE_PREFIX, Buffer, ObjectStat, Store
+from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, Buffer, ObjectStat, Store
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.retry import Patience
@@ -253,8 +255,29 @@ def test_it_is_proven_once() -> None:
     store = MemoryStore(hook=lambda moment, operation, path: paths.append(path))
     proof = RootProof(store, RankIn(Room(), 0, 1))
     proof.make()
-    assert all(path.startswith(PROBE_PREFIX) for path in paths)
-    assert paths
+    assert set(paths) > {LOG_PREFIX}
+    assert all(path.startswith(f"{PROBE_PREFIX}00000000-") for path in set(paths) - {LOG_PREFIX})
     paths.clear()
     proof.make()
     assert paths == []
+
+
+@pytest.mark.parametrize("operation", ["read", "put_if_absent"])
+def test_a_proof_whose_object_a_later_claim_collected_is_made_again(operation: str) -> None:
+    bucket = MemoryBucket()
+    asked: list[str] = []
+
+    def collect(moment: str, name: str, path: str) -> None:
+        """As another job that begins, saves and collects while the last rank is about to look."""
+        if (moment, name) == ("before", operation):
+            asked.append(path)
+            if len(asked) == 1:
+                log = Log(MemoryStore(bucket))
+                log.begin()
+                assert gc(log, MemoryStore(bucket)).remnants == (path,)
+
+    raised = outcomes([MemoryStore(bucket), MemoryStore(bucket, hook=collect)])
+    assert raised == [None, None]
+    assert asked[0].startswith(f"{PROBE_PREFIX}00000000-")
+    assert asked[-1].startswith(f"{PROBE_PREFIX}00000001-")
+    assert list(bucket.objects) == [f"{LOG_PREFIX}00000000.json"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepkeeper.errors import StorageError, TransientStorageError
+from stepkeeper.storage.base import Leftover
 from stepkeeper.storage.posix import PosixStore
 
 
@@ -106,6 +107,44 @@ def test_nothing_but_objects_is_left_and_listed(store: PosixStore, root: Path) -
     assert [path.name for path in (root / "log").iterdir()] == ["0.json"]
     (root / "log" / ".tmp-of-a-killed-process").write_bytes(b"")
     assert [stat.path for stat in store.list("")] == ["log/0.json"]
+
+
+@pytest.mark.parametrize("linked", [True, False])
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_put_whose_temporary_file_was_taken_away_has_lost_or_is_put_again(
+    store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch, linked: bool, taken: bool
+) -> None:
+    link = os.link
+
+    def take_away(source: Path, target: Path) -> None:
+        if taken:
+            target.write_bytes(b"theirs")
+        (leftover,) = store.leftovers("log/")
+        assert (leftover.path, leftover.target) == (f"log/{source.name}", "log/0.json")
+        store.remove_leftover(leftover)
+        if not linked:
+            raise OSError(errno.EPERM, "no links here")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", take_away)
+    if taken:
+        assert not store.put_if_absent("log/0.json", b"mine")
+        assert store.read("log/0.json") == b"theirs"
+    else:
+        with pytest.raises(TransientStorageError, match="was taken away before it became"):
+            store.put_if_absent("log/0.json", b"mine")
+    assert store.leftovers("log/") == ()
+
+
+def test_only_temporary_files_of_puts_are_leftovers(store: PosixStore, root: Path) -> None:
+    store.put_if_absent("log/0.json", b"x")
+    for name in (".tmp-", ".tmp-0.json", f".tmp--{32 * 'a'}", "0.json~", f"tmp-0.json-{32 * 'a'}"):
+        (root / "log" / name).write_bytes(b"not ours")
+    assert store.leftovers("log/") == ()
+    assert store.leftovers("nothing/") == ()
+    with pytest.raises(ValueError, match="is no name of a temporary file"):
+        store.remove_leftover(Leftover(path="log/0.json", target="log/1.json"))
+    assert store.read("log/0.json") == b"x"
 
 
 def test_folders_that_a_deletion_empties_go_and_the_root_stays(store: PosixStore, root: Path) -> None:
