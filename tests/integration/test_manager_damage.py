@@ -2,15 +2,19 @@
 
 import logging
 import shutil
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
 
 from stepkeeper import CheckpointManager
+from stepkeeper.errors import LogFormatError, LogGapError, SaveError
 from stepkeeper.log import Log
+from stepkeeper.log.tail import slot_path
 from stepkeeper.storage import open_store
+from stepkeeper_planners.errors import LoadMismatchError
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +56,7 @@ def damage(path: Path, how: str) -> None:
         ("manifest.0.json", "gone", 1),
         # Only stock torch reads it: a restore needs nothing of it.
         (".metadata", "flipped", 2),
+        (".metadata", "cut", 2),
         (".metadata", "gone", 2),
         ("__0_0.distcp", "joined by a stranger's", 2),
     ],
@@ -76,3 +81,92 @@ def test_what_is_damaged_is_said_loudly_and_the_step_before_is_restored(
     commits = Log(open_store(root.as_uri())).open().commits.values()
     assert [record.step for record in commits if record.quarantined] == ([2] if step == 1 else [])
     assert folder.is_dir(), "what was condemned stays for people to look at"
+
+
+@pytest.mark.parametrize(
+    ("slot", "how"),
+    # Slot 0 holds the index; 2 is the commit that a start would go on from.
+    [(0, "flipped"), (0, "cut"), (0, "gone"), (1, "flipped"), (1, "gone"), (2, "flipped"), (2, "cut")],
+)
+def test_a_damaged_log_is_named_and_nothing_is_done(whole: Path, tmp_path: Path, slot: int, how: str) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(whole, root)
+    path = root / slot_path(slot)
+    damage(path, how)
+    before = contents(root)
+    with CheckpointManager(root.as_uri(), 1, chkpt_on_preemption=False) as manager:
+        for act in (lambda: manager.restore_latest({"w": torch.zeros(3000), "n": 0}), manager.all_steps):
+            with pytest.raises((LogFormatError, LogGapError), match=slot_path(slot)):
+                act()
+        with pytest.raises((LogFormatError, LogGapError), match=slot_path(slot)):
+            manager.save(3, state_at(3))
+        with suppress(SaveError):
+            manager.wait()
+    assert contents(root) == before
+
+
+class Raising:
+    """Something of the user's that can't take what it gets."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise self.error
+
+
+MISTAKES: Final[dict[str, tuple[dict[str, Any], type[BaseException]]]] = {
+    "another shape": ({"w": torch.zeros(2999), "n": 0}, LoadMismatchError),
+    "another dtype": ({"w": torch.zeros(3000, dtype=torch.int64), "n": 0}, LoadMismatchError),
+    "a key that was never saved": (
+        {"w": torch.zeros(3000), "n": 0, "more": torch.zeros(2)},
+        LoadMismatchError,
+    ),
+    "a key too few": ({"w": torch.zeros(3000)}, LoadMismatchError),
+    "no memory": ({"w": torch.zeros(3000), "n": Raising(MemoryError("no room"))}, MemoryError),
+    "no memory on the device": (
+        {"w": torch.zeros(3000), "n": Raising(torch.OutOfMemoryError("no room"))},
+        torch.OutOfMemoryError,
+    ),
+    "an error of its own": ({"w": torch.zeros(3000), "n": Raising(KeyError("lr"))}, KeyError),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_the_users_condemns_nothing(tmp_path: Path, mistake: str) -> None:
+    uri = (tmp_path / "root").as_uri()
+    state, kind = MISTAKES[mistake]
+    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
+        for step in (1, 2):
+            manager.save(
+                step, state_at(step) if kind is LoadMismatchError else {**state_at(step), "n": Counting()}
+            )
+    manager = CheckpointManager(uri, 1, chkpt_on_preemption=False)
+    try:
+        with pytest.raises(kind):
+            manager.restore_latest(state)
+    finally:
+        manager.close()
+    assert not any(record.quarantined for record in Log(open_store(uri)).open().commits.values())
+    right: dict[str, Any] = {"w": torch.zeros(3000), "n": 0 if kind is LoadMismatchError else Counting()}
+    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
+        result = manager.restore_latest(right)
+        assert result is not None
+        assert result.step == 2
+
+
+class Counting:
+    """What `Raising` is when it is well."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"n": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state == {"n": 0}
+
+
+def contents(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}

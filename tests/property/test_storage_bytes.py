@@ -1,16 +1,24 @@
 """Every byte of a root, damaged, and every object cut, lost or joined by a stranger: it is said of which one."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import pytest
 
 from stepkeeper.checkpoint import CheckpointReader, read_manifests
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.collect import gc
-from stepkeeper.errors import LogFormatError, LogGapError, PinFormatError, TornCheckpointError
+from stepkeeper.errors import (
+    LogFormatError,
+    LogGapError,
+    PinFormatError,
+    TornCheckpointError,
+    UnsharedRootError,
+)
 from stepkeeper.log import Log, LogState
+from stepkeeper.log.tail import slot_path
 from stepkeeper.pins import Pin, list_pins, pin_path, pinned_slots, put_pin
+from stepkeeper.probe import prove_shared
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.checkpoints import SmallRoot
@@ -18,6 +26,20 @@ from stepkeeper.testing.checkpoints import SmallRoot
 IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 PIN: Final = Pin(slot=1, nonce="a" * 32, holder="an evaluation", reason="reads")
 OBJECTS: Final = ("__0_0.distcp", "__1_0.distcp", "manifest.0.json", "manifest.1.json", ".metadata")
+
+
+class Alone:
+    """The ranks of a job of one."""
+
+    rank = 0
+    world_size = 1
+
+    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        assert value is not None
+        return dict(value)
+
+    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        return [dict(value)]
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +167,18 @@ def test_another_commits_object_in_the_same_place_is_seen(whole: Mapping[str, by
 
 @pytest.mark.parametrize(
     "path",
-    ["{folder}/notes.txt", "{folder}/__9_0.distcp", ".stepkeeper/log/README", "model.pt", "40/model.pt"],
+    [
+        "{folder}/notes.txt",
+        "{folder}/__9_0.distcp",
+        ".stepkeeper/log/README",
+        ".stepkeeper/log/00000002.json.bak",
+        ".stepkeeper/pins/README",
+        ".stepkeeper/pins/00000002-short",
+        f".stepkeeper/probes/{'c' * 32}",
+        ".stepkeeper/notes",
+        "model.pt",
+        "40/model.pt",
+    ],
 )
 def test_a_strangers_file_is_in_nobodys_way(whole: Mapping[str, bytes], path: str) -> None:
     alien = path.format(folder=folder_of(whole))
@@ -157,8 +190,44 @@ def test_a_strangers_file_is_in_nobodys_way(whole: Mapping[str, bytes], path: st
     found = verify_commit(store, latest, patience=IMPATIENT)
     name = alien.removeprefix(f"{latest.folder}/")
     assert (found.bad, found.alien) == ((), (name,) if name != alien else ())
+    assert list_pins(store, patience=IMPATIENT) == [PIN]
     gc(Log(store, patience=IMPATIENT), store, patience=IMPATIENT)
+    Log(store, patience=IMPATIENT).begin(take_over=True)
     assert store.bucket.objects[alien] == b"a stranger's"
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"a stranger's"])
+def test_a_stranger_in_the_next_slot_is_refused_and_named(whole: Mapping[str, bytes], data: bytes) -> None:
+    path = slot_path(opened(whole).tail + 1)
+    with pytest.raises(LogFormatError, match=path):
+        opened({**whole, path: data})
+
+
+@pytest.mark.parametrize("damage", [lambda data: flipped(data, 77), lambda data: data[:9], lambda data: b""])
+def test_a_damaged_probe_is_no_proof_for_the_rank_that_reads_it(
+    damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore(MemoryBucket())
+    reads = MemoryStore.read
+
+    def read(self: MemoryStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = reads(self, path, offset, length)
+        return damage(data) if path.startswith(".stepkeeper/probes/") else data
+
+    monkeypatch.setattr(MemoryStore, "read", read)
+    with pytest.raises(UnsharedRootError, match="another object is there"):
+        prove_shared(store, Alone(), patience=IMPATIENT)
+    assert store.bucket.objects == {}
+
+
+def test_a_pin_that_is_cut_holds_and_one_that_is_gone_does_not(whole: Mapping[str, bytes]) -> None:
+    path = pin_path(PIN.slot, PIN.nonce)
+    for length in range(len(whole[path])):
+        store = store_of({**whole, path: whole[path][:length]})
+        assert pinned_slots(store, patience=IMPATIENT) == {PIN.slot}
+        with pytest.raises(PinFormatError, match=path):
+            list_pins(store, patience=IMPATIENT)
+    assert pinned_slots(store_of({p: d for p, d in whole.items() if p != path}), patience=IMPATIENT) == set()
 
 
 def test_a_damaged_pin_still_holds(whole: Mapping[str, bytes]) -> None:
