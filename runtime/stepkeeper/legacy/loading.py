@@ -17,9 +17,11 @@ from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.differences import Findings
 from stepkeeper_planners.dtypes import dtype_of
+from stepkeeper_planners.landing import converted
 from stepkeeper_planners.layout import Ranks, TensorLayout
 from stepkeeper_planners.matching import StateReads, Stored, Wanted, compare
 from stepkeeper_planners.reshard import PieceRead
+from stepkeeper_planners.selection import LoadRules
 from stepkeeper_planners.state import FlatState, gather_state, scatter_state
 
 __all__ = ["LegacyLoading"]
@@ -42,8 +44,17 @@ class _Load:
 class LegacyLoading:
     """`compare` first; when all ranks have, `fill`; when all have, `give`."""
 
-    def __init__(self, store: Store, folder: str, state: Mapping[str, object], ranks: Ranks) -> None:
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        state: Mapping[str, object],
+        ranks: Ranks,
+        *,
+        rules: LoadRules | None = None,
+    ) -> None:
         self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
+        self._rules = rules
         self._flat = FlatState(tensors={}, values={})
         self._wanted = Wanted(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
@@ -68,7 +79,7 @@ class LegacyLoading:
         self._flat = gather_state(self._state)
         self._wanted = wanted_of(self._flat, self._ranks)
         stored = Stored(tensors=self._content.tensors, values=self._content.values)
-        self._reads, differences = compare(self._wanted, stored, self._ranks)
+        self._reads, differences = compare(self._wanted, stored, self._ranks, self._rules)
         if not differences:
             return {}
         findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
@@ -79,6 +90,7 @@ class LegacyLoading:
 
         Raises:
             TornCheckpointError: bytes of the step are bad. The tensors are part old, part new then.
+            CastError: elements don't fit the state's dtype.
             ValueDecodeError: a value is of a type that isn't read.
             StorageError: the store gave no answer, or refused.
 
@@ -137,5 +149,6 @@ def _read_shards(content: LegacyContent, load: _Load) -> Shards:
         for piece in pieces:
             wanted = piece.wanted_box
             target = shards[piece.local_index][wanted.shifted(load.boxes[piece.local_index].offsets).slices]
-            target.copy_(chunk[wanted.shifted(piece.stored_box.offsets).slices])
+            part = chunk[wanted.shifted(piece.stored_box.offsets).slices]
+            target.copy_(converted(load.layout.fqn, part, dtype))
     return shards

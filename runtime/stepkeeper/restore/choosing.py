@@ -235,7 +235,7 @@ class Restorer:
         self, record: Restorable, state: Mapping[str, object], rules: LoadRules, exchange: Exchange
     ) -> Loading | LegacyLoading:
         if isinstance(record, LegacyRecord):
-            return LegacyLoading(self._store, record.folder, state, self._gang.ranks)
+            return LegacyLoading(self._store, record.folder, state, self._gang.ranks, rules=rules)
         return Loading(self._store, record, state, self._gang.ranks, exchange=exchange, rules=rules)
 
     def _head(self, take_over: str | None) -> Restorable | None:
@@ -256,7 +256,8 @@ class Restorer:
             body = Quarantine(commit=bad.slot, reason=reason)
             begun = decode(Begun, self._companion.process().ask(Kind.QUARANTINE, encode(body)))
             return self._restorable(begun.base or begun.legacy)
-        older = [each for each in self._legacy_steps() if each.step < bad.step]
+        found = self._legacy_steps()
+        older = [each for each in found if each.step <= bad.step and each.folder != bad.folder]
         look = partial(incomplete, self._store, reopen=self._reopen)
         legacy = newest(self._store, older, look, reason=f"{_named(bad)}: {reason}")
         return self._restorable(self._companion.begin_again(legacy).legacy)

@@ -20,6 +20,7 @@ from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_planners.errors import ValueDecodeError
 from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.selection import LoadRules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -127,8 +128,8 @@ def test_no_answer_is_no_incomplete_step(bucket: MemoryBucket) -> None:
         choose(store, lambda: store, patience=Patience(total_s=0))
 
 
-def filled(store: Store, state: dict[str, Any], folder: str = "step-200") -> None:
-    loading = LegacyLoading(store, folder, state, Ranks(rank=0, world_size=1))
+def filled(store: Store, state: dict[str, Any], rules: LoadRules | None = None) -> None:
+    loading = LegacyLoading(store, "step-200", state, Ranks(rank=0, world_size=1), rules=rules)
     assert loading.compare() == {}
     loading.fill()
     loading.give()
@@ -143,6 +144,12 @@ def test_a_step_is_loaded_into_place(bucket: MemoryBucket) -> None:
     filled(MemoryStore(bucket), state)
     assert state["step"] == 200
     assert torch.equal(held, torch.full((6, 4), 200.0))
+
+
+def test_a_part_of_a_step_is_loaded_and_converted_if_that_is_asked_for(bucket: MemoryBucket) -> None:
+    state: dict[str, Any] = {"model": {"w": torch.zeros(6, 4, dtype=torch.float64)}}
+    filled(MemoryStore(bucket), state, LoadRules(items=["model.w"], cast=True))
+    assert torch.equal(state["model"]["w"], torch.full((6, 4), 200.0, dtype=torch.float64))
 
 
 def failure_of(store: Store, state: dict[str, Any]) -> str | None:
