@@ -53,15 +53,16 @@ class Director:
         self._executor = ThreadPoolExecutor(max_workers=1)
         self._fault: Future[None] = self._executor.submit(lambda: None)
 
-    def follow(self, events: "queue.SimpleQueue[Event]", *, timeout_s: float) -> Story:
-        """The story up to Complete. Raises DemoError if the job fails, or takes longer."""
-        deadline_s = time.monotonic() + timeout_s
+    def follow(self, events: "queue.SimpleQueue[Event]", *, quiet_s: float) -> Story:
+        """The story up to Complete. Raises DemoError if the job fails, or nothing happens for so long."""
+        heard_s = time.monotonic()
         try:
             while not self._ended():
-                if time.monotonic() > deadline_s:
-                    raise DemoError(f"not Complete after {timeout_s:.0f} s; the phase is {self._phase!r}")
+                if time.monotonic() > heard_s + quiet_s:
+                    raise DemoError(f"nothing has happened for {quiet_s:.0f} s; the phase is {self._phase!r}")
                 with contextlib.suppress(queue.Empty):
                     self._see(events.get(timeout=_TICK_S))
+                    heard_s = time.monotonic()
                 if self._fault.done():
                     self._fault.result()
                     self._act()

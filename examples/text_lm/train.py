@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from torch_xla.distributed.spmd.xla_sharding import Mesh
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, prime_optimizer
 from text_lm.data import Loader, library_text, noisy_batch
 from text_lm.model import ModelConfig, TextModel, parameter_specs, shard
 
@@ -91,13 +91,8 @@ class Training:
         )
         for parameter, spec in parameter_specs(self.model):
             shard(parameter, self.mesh, spec)
-            self.optimizer.state[parameter] = moments = {
-                "step": torch.zeros((), device="xla"),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
-            shard(moments["exp_avg"], self.mesh, spec)
-            shard(moments["exp_avg_sq"], self.mesh, spec)
+        # A restore fills what is there, and an optimizer has no moments before its first step.
+        prime_optimizer(self.optimizer)
         self.scheduler = LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / preset.warm_up_steps))
         self.loader = Loader(
             library_text(preset.text_bytes),

@@ -92,7 +92,7 @@ class Run:
         director = Director(acts=acts, total_steps=total_steps, started_unix_s=time.time())
         kubectl = Kubectl(environment=self.cluster.environment)
         with Watch(kubectl, job=self.name, uri=self.uri) as watch:
-            return director.follow(watch.events, timeout_s=480)
+            return director.follow(watch.events, quiet_s=240)
 
     def act(self, name: str, at_step: int, cause: Callable[[str], None]) -> Act:
         def noted(node: str) -> None:

@@ -47,7 +47,7 @@ def follow(*seen: Event | list[Event], acts: tuple[Act, ...] = ()) -> Story:
     for item in seen:
         for event in item if isinstance(item, list) else [item]:
             events.put(event)
-    return Director(acts=acts, total_steps=10, started_unix_s=NOW).follow(events, timeout_s=20)
+    return Director(acts=acts, total_steps=10, started_unix_s=NOW).follow(events, quiet_s=20)
 
 
 def test_a_disrupted_run_is_told_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +100,12 @@ def test_what_an_older_attempt_restored_is_not_taken_for_the_new_ones() -> None:
 def test_a_failed_job_ends_it() -> None:
     with pytest.raises(DemoError, match="the job failed"):
         follow(pod("a", "n1"), status("Failed", 1))
+
+
+def test_a_demo_that_is_stuck_says_so() -> None:
+    director = Director(acts=(), total_steps=10, started_unix_s=NOW)
+    with pytest.raises(DemoError, match="nothing has happened for 0 s; the phase is ''"):
+        director.follow(queue.SimpleQueue(), quiet_s=0)
 
 
 @pytest.mark.parametrize(
