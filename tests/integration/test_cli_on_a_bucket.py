@@ -46,7 +46,7 @@ def test_every_command(gcs_address: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads(run("show", url, 10, "--json").stdout)["world_size"] == 2
     assert run("path", url, 10).stdout == f"{url}/{record.folder}\n"
     assert run("verify", "--all", url).exit_code == 0
-    result = run("export", url, tmp_path / "w.safetensors", "--step", 10, "--leave-out-values")
+    result = run("export", url, str(tmp_path / "w.safetensors"), "--step", 10, "--leave-out-values")
     assert result.exit_code == 0, result.output
     assert load_file(tmp_path / "w.safetensors")["model.w"].tolist() == [
         [10 + r + c for c in range(8)] for r in range(2)

@@ -11,8 +11,8 @@ LARGEST_BYTES = 64 << 20
 FILE_BYTES = 512 << 20
 BUFFERS_BYTES = 48 << 20
 """Of ours and the libraries', and what the interpreter needs to run the code for the first time."""
-VERIFIED_BYTES = (8 + 2 + 4) * (16 << 20)
-"""Blocks of a commit: a few, one for each rank, and those that are read at once."""
+VERIFIED_BYTES = (8 + 2 * 3 + 4) * (16 << 20)
+"""Blocks of a commit: a few, some for each rank, and those that are read at once."""
 
 
 @pytest.fixture(scope="module")

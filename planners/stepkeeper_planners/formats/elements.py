@@ -3,6 +3,7 @@
 import io
 import os
 from dataclasses import dataclass
+from math import prod
 from typing import BinaryIO, final
 
 import torch
@@ -78,6 +79,12 @@ def find_elements(
     where = (
         f"{shown(fqn)}: bytes {offset_bytes} to {offset_bytes + n_bytes} of {shown(f'{files.name}/{name}')}"
     )
+    known = files.elements_at(name, offset_bytes)
+    if known is not None:
+        size_bytes = prod(shape) * dtype.itemsize
+        if known + size_bytes > offset_bytes + n_bytes:
+            raise SourceError(f"{where} are too few for a {dtype} tensor of shape {shape}")
+        return Elements(file_name=name, offset_bytes=known, n_bytes=size_bytes)
     with opened(files, name, shown(fqn)) as file:
         try:
             archive = _Sketch(io.BufferedReader(Window(file, offset_bytes, n_bytes)), n_bytes)

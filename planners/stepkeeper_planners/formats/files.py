@@ -38,6 +38,9 @@ class CheckpointFiles(Protocol):
     def block_bytes(self) -> int:
         """How much is fetched at least, however little is read; it is kept for the next read."""
 
+    def elements_at(self, name: str, offset_bytes: int) -> int | None:
+        """The first byte of the elements of the chunk that begins there, where that is known without reading it."""
+
     def open(self, name: str) -> io.BufferedReader:
         """The file of that name, to be read at any place.
 
@@ -58,6 +61,9 @@ class Folder:
     def name(self) -> str:
         """Its path."""
         return str(self.path)
+
+    def elements_at(self, name: str, offset_bytes: int) -> None:
+        """Not known."""
 
     def open(self, name: str) -> io.BufferedReader:
         """The file of that name in it."""

@@ -111,7 +111,7 @@ def checkpoint_to_safetensors(
     _refuse_many_names(checkpoint, names)
     entries = [
         entry_for(fqn, name, checkpoint.tensors[fqn].dtype, checkpoint.tensors[fqn].shape)
-        for fqn, name in names.items()
+        for fqn, name in sorted(names.items(), key=lambda pair: checkpoint.tensors[pair[0]].first_place)
     ]
     total_bytes = sum(entry.n_bytes for entry in entries)
     meter = Meter(total_bytes=total_bytes, told=progress)

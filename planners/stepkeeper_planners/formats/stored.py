@@ -44,6 +44,11 @@ class StoredTensor:
         return Box.whole(self.shape).volume * self.dtype.itemsize
 
     @property
+    def first_place(self) -> Place:
+        """Of its bytes. Who reads tensors in this order goes through the files."""
+        return self.places[0] if self.places else ("", 0, 0)
+
+    @property
     def content(self) -> tuple[object, ...]:
         """What is the same of tied tensors."""
         return self.dtype, self.shape, self.boxes, self.places

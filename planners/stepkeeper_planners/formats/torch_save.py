@@ -78,7 +78,13 @@ def _later(checkpoint: Checkpoint, tensor: StoredTensor, meter: Meter) -> LaterT
             yield piece
             meter.add(len(piece))
 
-    return LaterTensor(dtype=tensor.dtype, shape=tensor.shape, n_bytes=tensor.n_bytes, elements=elements)
+    return LaterTensor(
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        n_bytes=tensor.n_bytes,
+        elements=elements,
+        turn=tensor.first_place,
+    )
 
 
 def _in_order(leaves: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:

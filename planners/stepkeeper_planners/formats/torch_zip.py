@@ -32,6 +32,8 @@ class LaterTensor:
     n_bytes: int
     elements: Callable[[], Iterable[memoryview]]
     """All bytes in C order, piece by piece."""
+    turn: tuple[str, int, int] = ("", 0, 0)
+    """By which it is asked for them: after all that are less."""
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
@@ -54,6 +56,7 @@ class _Content:
     owner: object
     n_bytes: int
     pieces: Callable[[], Iterable[memoryview]]
+    turn: tuple[str, int, int] = ("", 0, 0)
 
 
 def write_torch_save(file: BinaryIO, tree: object) -> None:
@@ -65,7 +68,7 @@ def write_torch_save(file: BinaryIO, tree: object) -> None:
         _write_record(file, archive, "data.pkl", pickled.tell(), [pickled.getbuffer()])
         for name, text in (("byteorder", sys.byteorder.encode()), ("version", _FORMAT_VERSION)):
             _write_record(file, archive, name, len(text), [memoryview(text)])
-        for key, content in enumerate(pickler.contents):
+        for key, content in sorted(enumerate(pickler.contents), key=lambda pair: pair[1].turn):
             _write_record(file, archive, f"data/{key}", content.n_bytes, content.pieces())
 
 
@@ -81,7 +84,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> tuple[object, ...] | None:
         if isinstance(obj, _LaterStorage):
             later = obj.tensor
-            content = _Content(owner=later, n_bytes=later.n_bytes, pieces=later.elements)
+            content = _Content(owner=later, n_bytes=later.n_bytes, pieces=later.elements, turn=later.turn)
             return self._reference(obj.sample, id(later), content)
         if isinstance(obj, torch.TypedStorage | torch.UntypedStorage):
             data = _array(obj)

@@ -4,8 +4,10 @@
 
 import io
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, Self, final
 from urllib.parse import unquote, urlsplit
 
 from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
@@ -17,23 +19,45 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = ["CommitFiles"]
 
 _KEPT_BLOCKS: Final = 8
-"""Beside one for each rank: what lies together in a tensor, ranks have written apart."""
+_AHEAD_BLOCKS: Final = 4
+"""Of all objects together that are read at a time: where there are more, there is none."""
 
 
 @final
 class CommitFiles:
-    """Nothing but the manifests is read before it is asked for. Needs memory for a block of each rank, and a few."""
+    """Nothing but the manifests is read before it is asked for; what follows it in its object is then fetched already.
+
+    Needs memory for a block of each rank that saved, and a few more: what lies together in a tensor, they have written
+    apart.
+    """
 
     block_bytes = BLOCK_BYTES
 
     def __init__(self, store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE) -> None:
         """Raises TornCheckpointError, ManifestError, StorageError."""
         manifests = read_manifests(store, commit, patience=patience)
-        self._reader = CheckpointReader(
-            store, manifests, patience=patience, kept_blocks=_KEPT_BLOCKS + len(manifests)
-        )
+        self._n_ahead = _AHEAD_BLOCKS // len(manifests)
+        kept = _KEPT_BLOCKS + len(manifests) * (1 + self._n_ahead)
+        self._reader = CheckpointReader(store, manifests, patience=patience, kept_blocks=kept)
         self._sizes = {record.path: record.size_bytes for each in manifests for record in each.objects}
+        self._elements = {
+            (chunk.path, chunk.offset_bytes): chunk.offset_bytes + chunk.data_offset_bytes
+            for each in manifests
+            for tensor in each.tensors
+            for chunk in tensor.chunks
+        }
+        self._last: dict[str, int] = {}
+        """For each object, the last block that was read of it."""
+        self._asked: set[tuple[str, int]] = set()
+        """Blocks that were fetched before anybody read them."""
+        self._pool = ThreadPoolExecutor(_AHEAD_BLOCKS, thread_name_prefix="stepkeeper-fetch")
         self.name = f"{store.uri.rstrip('/')}/{commit.folder}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
     @property
     def path(self) -> Path | None:
@@ -41,17 +65,34 @@ class CommitFiles:
         parts = urlsplit(self.name)
         return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
+    def elements_at(self, name: str, offset_bytes: int) -> int | None:
+        """As the manifest says."""
+        return self._elements.get((name, offset_bytes))
+
     def open(self, name: str) -> io.BufferedReader:
         """The file of that name. Raises FileNotFoundError; when it is read, TornCheckpointError and StorageError."""
         if name not in self._sizes:
             raise FileNotFoundError(f"{self.name}: no manifest lists {name!r}")
-        return io.BufferedReader(_VerifiedFile(self._reader, name, self._sizes[name]))
+        return io.BufferedReader(_VerifiedFile(self._read, name, self._sizes[name]))
+
+    def _read(self, name: str, offset: int, length: int) -> bytes:
+        first, last = offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES
+        # Whoever goes through an object will want what follows; a look at one place is no sign of that.
+        if self._last.get(name, last) in (first, first - 1):
+            n_blocks = -(-self._sizes[name] // BLOCK_BYTES)
+            ahead = {(name, block) for block in range(last + 1, min(last + 1 + self._n_ahead, n_blocks))}
+            for _, block in sorted(ahead - self._asked):
+                # What fails is read again where it is wanted, and raised there.
+                self._pool.submit(self._reader.read_verified, name, block * BLOCK_BYTES, 1)
+            self._asked |= ahead
+        self._last[name] = last
+        return self._reader.read_verified(name, offset, length)
 
 
 @final
 class _VerifiedFile(io.RawIOBase):
-    def __init__(self, reader: CheckpointReader, name: str, size_bytes: int) -> None:
-        self._reader, self._name, self._size_bytes, self._position = reader, name, size_bytes, 0
+    def __init__(self, read: Callable[[str, int, int], bytes], name: str, size_bytes: int) -> None:
+        self._read, self._name, self._size_bytes, self._position = read, name, size_bytes, 0
 
     def readable(self) -> bool:
         return True
@@ -67,6 +108,7 @@ class _VerifiedFile(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         into = memoryview(buffer).cast("B")
         n_bytes = max(0, min(len(into), self._size_bytes - self._position))
-        into[:n_bytes] = self._reader.read_verified(self._name, self._position, n_bytes)
+        if n_bytes:
+            into[:n_bytes] = self._read(self._name, self._position, n_bytes)
         self._position += n_bytes
         return n_bytes

@@ -167,7 +167,7 @@ class CheckpointReader:
             with self._lock:
                 # Forgotten, so that whoever asks again reads again.
                 for block in mine:
-                    self._blocks.pop((record.path, block))
+                    self._blocks.pop((record.path, block), None)
             for future in mine.values():
                 if not future.done():
                     future.set_exception(error)

@@ -161,8 +161,8 @@ def _formats() -> ModuleType:
 def _exported(root: Root, record: CommitRecord, convert: Convert) -> Any:
     """Raises TornCheckpointError, or RestoreError where a job has deleted the commit meanwhile."""
     try:
-        files = CommitFiles(root.store, record, patience=root.patience)
-        return _converted(convert, files, f"export step {record.step}")
+        with CommitFiles(root.store, record, patience=root.patience) as files:
+            return _converted(convert, files, f"export step {record.step}")
     except TornCheckpointError as error:
         if record.slot not in root.log.refresh().commits:
             raise RestoreError(f"step {record.step} (sequence {record.slot}) was deleted just now") from error
@@ -181,8 +181,9 @@ def _told() -> Iterator[None]:
 
     try:
         yield
+    except StepkeeperError:
+        raise
     except PlannerError as error:
-        _raise_stores(error)
         message = str(error)
         for said, option in _SAID.items():
             message = message.replace(said, option)
@@ -193,19 +194,8 @@ def _told() -> Iterator[None]:
     except FileNotFoundError as error:
         say(str(error))
         raise typer.Exit(ExitCode.FINDING) from error
-    except StepkeeperError:
-        raise
     except OSError as error:  # of the destination: no room, no permission
         raise StorageError(str(error)) from error
-
-
-def _raise_stores(error: BaseException) -> None:
-    """What a store said, where it only looks as if the source were no checkpoint."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, StepkeeperError):
-            raise cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def _check_outside(root: Root, destination: Path) -> None:

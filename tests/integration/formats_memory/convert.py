@@ -175,7 +175,11 @@ def main() -> None:
         make(src, int(dst), int(sys.argv[4]))
         return
     with AnonymousMemory() as memory:
-        getattr(formats, call)(committed(src) if src.name == "root" else src, dst)
+        if src.name == "root":
+            with committed(src) as files:
+                getattr(formats, call)(files, dst)
+        else:
+            getattr(formats, call)(src, dst)
     print(memory.grown_bytes)
 
 

@@ -20,22 +20,10 @@ from stepkeeper.contract import (
     Termination,
     token_audience,
 )
+from stepkeeper.testing.pod import pod_identity
 
-IDENTITY = Identity(
-    namespace="team",
-    job="llm",
-    job_uid="7c1d",
-    pod="llm-w-1-0-x",
-    pod_uid="9f",
-    node="n1",
-    jobset_number=1,
-    restart_attempt=4,
-    slice_index=1,
-    host_index=3,
-    n_slices=2,
-    hosts_per_slice=4,
-    coordinator="llm-w-0-0.llm",
-    grace_s=15,
+IDENTITY = pod_identity(
+    jobset_number=1, restart_attempt=4, slice_index=1, host_index=3, n_slices=2, hosts_per_slice=4
 )
 
 

@@ -12,7 +12,21 @@ from stepkeeper_planners import prime_optimizer
 from stepkeeper_planners.errors import PrimeError
 
 
-class MasterWeights(Optimizer):
+class OfEachParameter(Optimizer):
+    """Updates one parameter after another, each with its own state."""
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.update(p, self.state[p], group)
+
+    def update(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class MasterWeights(OfEachParameter):
     """Float32 weights beside low-precision ones, with a momentum and weight decay."""
 
     def __init__(self, params: Any, decay_name: str = "weight_decay") -> None:
@@ -20,54 +34,42 @@ class MasterWeights(Optimizer):
         self.decay_name = decay_name
 
     @override
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state["master"] = p.detach().float().clone()
-                    state["momentum"] = torch.zeros_like(state["master"])
-                gradient = p.grad.float() + group[self.decay_name] * state["master"]
-                state["momentum"].mul_(0.9).add_(gradient)
-                state["master"].sub_(group["lr"] * state["momentum"])
-                p.copy_(state["master"])
+    def update(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["master"] = p.detach().float().clone()
+            state["momentum"] = torch.zeros_like(state["master"])
+        gradient = p.grad.float() + group[self.decay_name] * state["master"]
+        state["momentum"].mul_(0.9).add_(gradient)
+        state["master"].sub_(group["lr"] * state["momentum"])
+        p.copy_(state["master"])
 
 
-class Lookahead(Optimizer):
+class Lookahead(OfEachParameter):
     """Slow weights that the fast ones are pulled to at each second step."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})
 
     @override
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state["slow"], state["step"] = p.detach().clone(), 0
-                p.sub_(group["lr"] * p.grad)
-                state["step"] += 1
-                if state["step"] % 2 == 0:
-                    p.copy_(state["slow"].lerp_(p, 0.5))
+    def update(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["slow"], state["step"] = p.detach().clone(), 0
+        p.sub_(group["lr"] * p.grad)
+        state["step"] += 1
+        if state["step"] % 2 == 0:
+            p.copy_(state["slow"].lerp_(p, 0.5))
 
 
-class Preconditioned(Optimizer):
+class Preconditioned(OfEachParameter):
     """A matrix that is no constant, but has nothing of the parameter."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})
 
     @override
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                state.setdefault("left", 0.5 * torch.eye(len(p))).add_(p.grad @ p.grad.T)
-                p.sub_(group["lr"] * state["left"] @ p.grad)
+    def update(self, p: Any, state: dict[str, Any], group: dict[str, Any]) -> None:
+        state.setdefault("left", 0.5 * torch.eye(len(p))).add_(p.grad @ p.grad.T)
+        p.sub_(group["lr"] * state["left"] @ p.grad)
 
 
 def weights(dtype: torch.dtype) -> list[torch.nn.Parameter]:
