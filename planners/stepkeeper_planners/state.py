@@ -184,8 +184,8 @@ def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
 
 
 def _is_stateful(node: object) -> bool:
-    # A class has the methods too, and is no object with a state.
-    return isinstance(node, Stateful) and not isinstance(node, torch.Tensor | type)
+    # A class has the methods too, and is no object with a state. Looking for methods takes long: that comes last.
+    return not isinstance(node, torch.Tensor | type) and isinstance(node, Stateful)
 
 
 def _check_stored_names(flat: FlatState) -> None:

@@ -71,6 +71,8 @@ def identity(tensor: torch.Tensor) -> object:
 
 def structure(tensor: torch.Tensor) -> object:
     """Equal, and hashable, for tensors that are described alike, whatever their elements are. Cheap."""
+    if _is_ordinary(tensor):
+        return (tensor.dtype, tensor.layout, tensor.shape)
     kind: object = None
     if _is_dtensor(tensor):
         kind = dtensor.structure(tensor)
@@ -184,7 +186,15 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor) and tensor.device.type != "xla"
 
 
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """On the CPU, of torch's own classes, without attributes of its own: told at once, for there may be thousands."""
+    kind = type(tensor)
+    return (kind is torch.Tensor or kind is torch.nn.Parameter) and tensor.is_cpu and not tensor.__dict__
+
+
 def _adapter(tensor: torch.Tensor, fqn: str = "tensor") -> _Adapter:
+    if _is_ordinary(tensor):
+        return plain
     if isinstance(tensor, ShardedTensor):
         raise UnsupportedShardingError(
             f"{fqn}: torch's old ShardedTensor isn't stored. Use DTensor: fully_shard() makes it, and so does "

@@ -153,7 +153,7 @@ class Snapshots:
             own = adapters.in_place(tensor)
             shards = [own] if own is not None else adapters.local_shards(tensor)
             for index, write in mine:
-                shard = shards[write.local_index].detach()
+                shard = shards[write.local_index]
                 place = places[index]
                 sources.append(shard if place.shape == shard.shape else shard[write.shard_box.slices])
                 destinations.append(place)
