@@ -19,6 +19,8 @@ _PYTEST: Final = (
 _RULES: Final = "tests/unit/runtime/test_log_rules.py"
 _OPENING: Final = "tests/unit/runtime/test_log_opening.py"
 _COLLECT: Final = "tests/unit/runtime/test_collect.py"
+_PROBE: Final = "tests/unit/runtime/test_probe.py"
+_GCS: Final = "tests/contract/test_store_gcs_requests.py"
 _BYTES: Final = "tests/property/test_storage_bytes.py"
 _CUT: Final = "tests/property/test_storage_power_cut.py::test_nothing_that_was_answered_is_lost"
 _KILL: Final = "tests/property/test_storage_kill.py::test_killed_at_any_storage_operation"
@@ -43,6 +45,18 @@ TESTS: Final = {
     "garbage-is-unnamed": f"{_COLLECT}::test_garbage_of_earlier_claims_goes_and_nothing_else",
     "entry-before-deletion": f"{_KILL}[deleting-1]",
     "verified-is-kept": "tests/unit/runtime/test_retention.py::test_the_newest_verified_one_is_kept_however_old",
+    "verified-first": "tests/unit/runtime/test_retention.py::test_without_a_verified_one_nothing_goes",
+    "abandoned-is-kept": "tests/unit/runtime/test_retention.py::"
+    "test_an_abandoned_branch_goes_once_the_line_has_passed_it_verified",
+    "verify-after-commit": "tests/unit/runtime/test_checkpoint_objects.py::test_damage_is_seen_right_after_the_save",
+    "condemned-is-no-scratch": f"{_RULES}::"
+    "test_a_root_whose_commits_were_all_condemned_is_begun_anew_only_when_told",
+    "foreign-root": f"{_RULES}::test_another_jobs_root_needs_a_take_over",
+    "probe-is-exclusive": f"{_PROBE}::test_a_name_that_can_be_taken_twice_is_refused",
+    "probe-by-the-last": f"{_PROBE}::test_a_name_that_another_host_can_take_too_is_refused",
+    "probe-is-shared": f"{_PROBE}::test_two_hosts_with_disks_of_their_own_are_refused_at_once_and_named",
+    "place-first": "tests/unit/runtime_process/test_save_votes.py::"
+    "test_no_rank_waits_for_one_whose_companion_does_not_start",
     "vote": "tests/unit/runtime_process/test_save_votes.py::test_what_one_rank_could_not_write_is_void",
     "whole": "tests/unit/runtime/test_checkpoint_objects.py::test_ranks_that_do_not_fit_together_are_no_checkpoint",
     "block-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[__0_0.distcp]",
@@ -54,6 +68,12 @@ TESTS: Final = {
     "test_one_node_alone_reads_again_over_fresh_connections",
     "one-condemnation": f"{_LEGACY}::test_two_bad_ones_in_one_start_are_no_bad_checkpoints",
     "link": "tests/contract/test_store_posix.py::test_of_64_threads_in_8_processes_one_wins_each_slot",
+    "rename-replaces-nothing": "tests/unit/runtime/test_storage_posix.py::"
+    "test_without_links_a_name_is_taken_by_a_rename_that_replaces_nothing",
+    "gcs-generation": f"{_GCS}::test_an_entry_of_the_log_is_one_request_with_a_condition_and_a_checksum",
+    "gcs-bulk-generation": f"{_GCS}::test_bulk_data_is_sent_with_a_condition_and_a_checksum_of_the_whole",
+    "fsync-of-a-puts-folders": f"{_CUT}[saving]",
+    "fsync-of-a-writes-folders": f"{_CUT}[saving]",
     "fsync-of-files": f"{_CUT}[saving]",
     "fsync-of-what-was-there": f"{_CUT}[meeting_an_object]",
     "fsync-of-folders": f"{_CUT}[saving]",
@@ -70,13 +90,11 @@ def test_each_patch_has_its_test() -> None:
     assert {path.stem for path in PATCHES.glob("*.patch")} == set(TESTS)
 
 
-def patched(name: str, folder: Path) -> Path:
-    """A copy of the runtime without that mechanism."""
-    runtime = folder / "runtime"
-    shutil.copytree(REPOSITORY / "runtime", runtime, ignore=shutil.ignore_patterns("__pycache__"))
+def apply(name: str, folder: Path, *options: str) -> None:
+    """The patch is applied to what is in the folder; with --check: it could be."""
     patch = PATCHES / f"{name}.patch"
     done = subprocess.run(
-        ["git", "apply", str(patch)],
+        ["git", "apply", *options, str(patch)],
         cwd=folder,
         # In a repository above, git would look for the files from its top.
         env=os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
@@ -88,12 +106,19 @@ def patched(name: str, folder: Path) -> Path:
         f"{patch.name} applies no longer: write it anew, so that it takes the same mechanism from the code as it is "
         f"now\n{done.stderr}"
     )
+
+
+def patched(name: str, folder: Path) -> Path:
+    """A copy of the runtime without that mechanism."""
+    runtime = folder / "runtime"
+    shutil.copytree(REPOSITORY / "runtime", runtime, ignore=shutil.ignore_patterns("__pycache__"))
+    apply(name, folder)
     return runtime
 
 
 @pytest.mark.parametrize("name", TESTS)
-def test_each_patch_applies(tmp_path: Path, name: str) -> None:
-    patched(name, tmp_path)
+def test_each_patch_applies(name: str) -> None:
+    apply(name, REPOSITORY, "--check")
 
 
 @pytest.mark.long
