@@ -66,8 +66,10 @@ class Exchange:
             return alone
         shared = sharing.duties(self._gang.rank, needs, contents.table, contents.reading_order)
         self.links.take(filling.put, filling.fail)
-        why = _connected(self.links, shared.partners, self._addresses)
-        return shared if _all_are(self._gang, f"{name}/partners", why) else alone
+        where = f"{name}/partners"
+        return (
+            shared if _connected(self._gang, self.links, where, shared.partners, self._addresses) else alone
+        )
 
 
 @contextmanager
@@ -96,29 +98,25 @@ def _opened(gang: StoreGang, links: Links, name: str) -> Exchange:
     told = gang.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
     above, below = neighbours(gang.rank, gang.world_size)
     links.start(bytes.fromhex(told["secret"]), below)
-    why = _connected(links, (*above, *below), told["by_rank"])
-    if _all_are(gang, f"{name}/linked", why):
+    if _connected(gang, links, f"{name}/linked", (*above, *below), told["by_rank"]):
         return Exchange(gang, links, told["by_rank"])
     return Exchange(gang)
 
 
-def _connected(links: Links, peers: Collection[int], addresses: Sequence[Any]) -> str | None:
-    """None; or why not."""
+def _connected(gang: Gang, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]) -> bool:
+    """Whether all ranks have their connections; these are this one's. Raises GangError. Ranks: all."""
+    why_not: str | None = None
     try:
-        links.connect(peers, addresses)
+        links.call(peers, addresses)
     except GangError:
         raise
     except OSError as error:
-        return str(error)
-    return None
-
-
-def _all_are(gang: Gang, name: str, why_not: str | None) -> bool:
-    """Whether all ranks are connected as they should be."""
+        why_not = str(error)
     by_rank = gang.gather(name, {"why_not": why_not}, _TIMEOUT_S)
     first = next((each for each in by_rank if each["why_not"] is not None), {"why_not": None})
     first = gang.broadcast(f"{name}/all", first if by_rank else None, _TIMEOUT_S)
     if first["why_not"] is None:
+        links.meet(peers)
         return True
     if gang.rank == 0:
         _log.warning("each rank reads all that it needs from the store itself: %s", first["why_not"])

@@ -19,8 +19,8 @@ _log: Final = logging.getLogger(__name__)
 _CALL_TIMEOUT_S: Final = 5.0
 """For each address that a rank may have."""
 
-_CALLED_TIMEOUT_S: Final = 60.0
-"""For the others to call."""
+_CALLED_TIMEOUT_S: Final = 30.0
+"""For a call that was answered to be noted."""
 
 _LISTENED_S: Final = 5.0
 _CHILDREN: Final = 8
@@ -42,7 +42,7 @@ class _Link:
 
 
 class Links:
-    """Of one rank to others, for one restore. All ranks make theirs, tell their `address`, and then `connect`.
+    """Of one rank to others, for one restore. All ranks make theirs, tell where they are, `call` and `meet`.
 
     `on_lost` is told who is gone, and why that seems so; what it returns is raised.
     """
@@ -71,20 +71,23 @@ class Links:
         self._secret, self._relayed_to = secret, relayed_to
         threading.Thread(target=self._accept, name="restore-links", daemon=True).start()
 
-    def connect(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
-        """There is a connection to each of these ranks; `addresses` are those of all, by rank.
+    def call(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
+        """There is a connection to those of these ranks that are before this one; the others call.
 
-        Of two ranks the greater one calls. Raises OSError if there is no way, GangError if one is lost.
+        `addresses` are those of all, by rank. Raises OSError if there is no way.
         """
         for peer in sorted(peers):
             if peer < self._rank and peer not in self._links:
                 self._join(peer, self._called(peer, addresses[peer]))
+
+    def meet(self, peers: Collection[int]) -> None:
+        """There is a connection to each of these ranks: all of them have called. Raises GangError."""
         deadline = time.monotonic() + _CALLED_TIMEOUT_S
         with self._changed:
             while lacking := set(peers) - set(self._links):
                 self._check()
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError(f"rank {min(lacking)} hasn't called rank {self._rank}")
+                    raise GangError(f"rank {min(lacking)} says that it has called rank {self._rank}")
 
     def take(self, put: Callable[[int, int, Bytes], None], fail: Callable[[Exception], None]) -> None:
         """From now on bytes of blocks that come are `put`, and it is told if a rank fails or is lost."""

@@ -60,7 +60,7 @@ class Sharing:
         return cls(groups=groups, alone_bytes=tuple(alone_bytes))
 
     def duties(self, rank: int, needs: Collection[int], table: BlockTable, order: Sequence[int]) -> Duties:
-        """What this rank, which needs these blocks, does; every rank computes the others' the same.
+        """What this rank, which needs these blocks, does; `order` is that of all blocks: ranks compute from the same.
 
         Ranks that have least to read by themselves read most of what several need.
         """

@@ -119,6 +119,17 @@ def check_read_once(count: Count, folder: Path, rank: int) -> None:
     assert sum(n for _, n in read) == len(manifests)
 
 
+def no_way(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no rank reaches another one, each reads all that it needs."""
+    monkeypatch.setattr("stepkeeper.restore.exchange.addresses_of_host", lambda _: [])
+    uri = (folder / "root").as_uri()
+    state, into = random_state(1, 32), random_state(2, 32)
+    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
+        manager.save(1, state, force=True)
+        assert manager.restore_latest(into) is not None
+    assert same(into, state)
+
+
 def one_reads_badly(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What rank 1 reads of step 2 is bad, and of what rank 0 reads nothing: both go back to step 1, whole."""
     uri = (folder / "root").as_uri()
@@ -176,6 +187,7 @@ def one_is_killed(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 SCENARIOS = {
     "replicated": replicated,
     "hybrid": hybrid,
+    "no_way": no_way,
     "one_reads_badly": one_reads_badly,
     "one_is_killed": one_is_killed,
 }

@@ -1,0 +1,242 @@
+"""Any layouts on any number of ranks: every byte that somebody needs is delivered, and read once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepkeeper.manifest import ChunkRecord, Manifest, ObjectRecord, TensorRecord
+from stepkeeper.restore import blocks as blocks_module
+from stepkeeper.restore.blocks import BlockTable, runs_of
+from stepkeeper.restore.contents import Contents
+from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.placing import Bytes, Places, stored_tensor
+from stepkeeper.restore.ranges import Array
+from stepkeeper.restore.sharing import Sharing
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
+from stepkeeper_planners.matching import Stored, Wanted, compare
+
+BLOCK = 64
+"""Small, so that everything is cut everywhere."""
+
+
+@given(st.data(), st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple))
+def test_ranges_of_an_array_bring_what_is_wanted_of_it_each_byte_once(
+    data: st.DataObject, sizes: tuple[int, ...]
+) -> None:
+    offsets = tuple(data.draw(st.integers(0, size - 1)) for size in sizes)
+    lengths = tuple(data.draw(st.integers(1, s - o)) for s, o in zip(sizes, offsets, strict=True))
+    array = Array(sizes=sizes, offsets=offsets, lengths=lengths)
+    whole = np.arange(prod(sizes))
+    found = np.full(lengths, -1)
+    cuts = sorted({0, whole.size, *data.draw(st.lists(st.integers(0, whole.size), max_size=4))})
+    for start, end in pairwise(cuts):
+        for copy in array.copies(start, end):
+            rows = whole[start:end][copy.source_start :][: prod(copy.source_shape)]
+            assert (found[copy.target_box] == -1).all()
+            found[copy.target_box] = rows.reshape(copy.source_shape)[copy.source_box]
+    box = Box(offsets=offsets, sizes=lengths)
+    assert (found == whole.reshape(sizes)[box.slices]).all()
+    assert (found.min(), found.max() + 1) == (array.span.start, array.span.stop)
+    assert array.is_one_range == (len(array.span) == found.size)
+
+
+@st.composite
+def covers(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
+    """Boxes that are disjoint and leave nothing out: cut along one axis, each part along another."""
+    boxes = [Box.whole(shape)]
+    for axis in draw(st.permutations(range(len(shape)))):
+        cut: list[Box] = []
+        for box in boxes:
+            at = draw(st.integers(0, box.sizes[axis]))
+            for start, size in ((0, at), (at, box.sizes[axis] - at)):
+                offsets, sizes = list(box.offsets), list(box.sizes)
+                offsets[axis] += start
+                sizes[axis] = size
+                if size:
+                    cut.append(Box(offsets=tuple(offsets), sizes=tuple(sizes)))
+        boxes = cut
+    return boxes
+
+
+DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.complex128]
+
+
+class Objects:
+    """What was written, and how often each byte of it was read."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytearray] = {}
+        self.times: dict[str, np.ndarray[Any, Any]] = {}
+
+    def add(self, path: str, blob: bytes, gap: int) -> int:
+        held = self.data.setdefault(path, bytearray())
+        held += b"\xff" * gap
+        start = len(held)
+        held += blob
+        return start
+
+    def read_block(self, path: str, block: int) -> bytes:
+        start = block * BLOCK
+        times = self.times.setdefault(path, np.zeros(len(self.data[path]), dtype=int))
+        times[start : start + BLOCK] += 1
+        return bytes(self.data[path][start : start + BLOCK])
+
+
+@st.composite
+def stored(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], Objects, Manifest]:
+    """Tensors in chunks of any kind in several objects, unaligned as it comes."""
+    objects, records, tensors = Objects(), [], {}
+    for number in range(draw(st.integers(1, 4))):
+        shape = draw(st.lists(st.integers(1, 9), max_size=3).map(tuple))
+        dtype = draw(st.sampled_from(DTYPES))
+        generator = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+        raw = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8, generator=generator)
+        whole = raw.view(dtype).view(shape)
+        chunks = []
+        for box in draw(covers(shape)):
+            path = f"__{draw(st.integers(0, 2))}_0.distcp"
+            blob = raw[(*box.slices, slice(None))].contiguous().numpy().tobytes()
+            start = objects.add(path, blob, draw(st.integers(0, 70)))
+            chunks.append(
+                ChunkRecord(
+                    offsets=box.offsets,
+                    sizes=box.sizes,
+                    path=path,
+                    offset_bytes=start,
+                    length_bytes=len(blob),
+                    data_offset_bytes=0,
+                )
+            )
+        tensors[f"t{number}"] = whole
+        records.append(
+            TensorRecord(
+                fqn=f"t{number}",
+                dtype=str(dtype).removeprefix("torch."),
+                global_shape=shape,
+                chunks=tuple(sorted(chunks, key=lambda chunk: chunk.offsets)),
+            )
+        )
+    manifest = Manifest(
+        rank=0,
+        world_size=1,
+        step=1,
+        claim=0,
+        nonce="00",
+        objects=tuple(
+            ObjectRecord(path=path, size_bytes=len(data), blocks=(0,) * -(-len(data) // BLOCK))
+            for path, data in objects.data.items()
+        ),
+        tensors=tuple(records),
+        values=(),
+    )
+    return tensors, objects, manifest
+
+
+class Network:
+    """All ranks in one process: what is sent is put at once, in pieces."""
+
+    def __init__(self) -> None:
+        self.fillings: list[Filling] = []
+        self.sent: set[tuple[int, int]] = set()
+
+    def send(self, rank: int, number: int, data: Bytes) -> None:
+        assert (rank, number) not in self.sent
+        self.sent.add((rank, number))
+        for first in range(0, data.size, 23):
+            self.fillings[rank].put(number, first, data[first : first + 23])
+
+    def stop(self, error: BaseException) -> None:
+        raise AssertionError from error
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), stored(), st.integers(1, 4))
+def test_whatever_is_where_all_ranks_get_what_they_ask_for_and_each_block_is_read_once(
+    data: st.DataObject, saved: tuple[dict[str, torch.Tensor], Objects, Manifest], world_size: int
+) -> None:
+    tensors, objects, manifest = saved
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(blocks_module, "BLOCK_BYTES", BLOCK)
+        contents = Contents.of([manifest])
+        places, states = [], []
+        layouts = [
+            layout_of(fqn, tensor, data.draw(covers(tuple(tensor.shape))), data, world_size)
+            for fqn, tensor in tensors.items()
+        ]
+        for rank in range(world_size):
+            place, state = asked(contents, layouts, Ranks(rank=rank, world_size=world_size))
+            places.append(place)
+            states.append(state)
+        network = Network()
+        network.fillings = [Filling(objects, contents.table, each) for each in places]  # type: ignore[arg-type]  # it reads blocks, too
+        deliver(contents.table, places, contents, network)
+    for rank, state in enumerate(states):
+        for layout in layouts:
+            for index, box in layout.local_boxes(rank).items():
+                expected = tensors[layout.fqn][box.slices]
+                assert bits(state[layout.fqn]) == bits(expected), (rank, layout, index)
+    assert all((times <= 1).all() for times in objects.times.values())
+
+
+def layout_of(
+    fqn: str, tensor: torch.Tensor, boxes: list[Box], data: st.DataObject, world_size: int
+) -> TensorLayout:
+    """Each box on some of the ranks; no rank has two."""
+    free = set(range(world_size))
+    chunks = []
+    for box in boxes:
+        ranks = sorted(data.draw(st.sets(st.sampled_from(sorted(free))))) if free else []
+        free -= set(ranks)
+        if ranks:
+            chunks.append(Chunk(box=box, owners=tuple(Owner(rank=rank, local_index=0) for rank in ranks)))
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorLayout(fqn=fqn, dtype=dtype, global_shape=tuple(tensor.shape), chunks=tuple(chunks))
+
+
+def asked(
+    contents: Contents, layouts: list[TensorLayout], ranks: Ranks
+) -> tuple[Places, dict[str, torch.Tensor]]:
+    mine = [layout for layout in layouts if layout.local_boxes(ranks.rank)]
+    wanted = Wanted(layouts=mine)
+    reads, differences = compare(
+        wanted, Stored(tensors={fqn: stored_tensor(each) for fqn, each in contents.tensors.items()}), ranks
+    )
+    assert not differences.missing
+    assert not differences.mismatched
+    state = {
+        layout.fqn: torch.empty(layout.local_boxes(ranks.rank)[0].sizes, dtype=getattr(torch, layout.dtype))
+        for layout in mine
+    }
+    return Places.of(contents, reads, wanted, state, ranks), state
+
+
+def deliver(table: BlockTable, places: list[Places], contents: Contents, network: Network) -> None:
+    """As the ranks do it, at the same time."""
+    needs = [runs_of(each.by_block) for each in places]
+    sharing = Sharing.of(needs, table)
+    duties = [
+        sharing.duties(rank, each.by_block, table, contents.reading_order) for rank, each in enumerate(places)
+    ]
+    for rank, each in enumerate(duties):
+        assert set(each.reads) | set(each.receives) == set(places[rank].by_block)
+        for number, others in each.reads.items():
+            assert all(duties[other].receives[number] == rank for other in others)
+    with ThreadPoolExecutor(len(duties)) as ranks:
+        runs = [
+            ranks.submit(filling.run, each.reads, network)
+            for filling, each in zip(network.fillings, duties, strict=True)
+        ]
+        for run in runs:
+            run.result(timeout=60)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().unsqueeze(-1).view(torch.uint8).numpy().tobytes()

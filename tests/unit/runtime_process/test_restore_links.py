@@ -1,0 +1,134 @@
+"""What goes over a connection between two ranks arrives as it was sent, or not at all; and only between such."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+
+import numpy as np
+import pytest
+
+from stepkeeper.errors import GangError
+from stepkeeper.restore.links import Links, PeerStoppedError, addresses_of_host
+from stepkeeper.restore.placing import Bytes
+from stepkeeper.restore.wire import FRAME_BYTES, Kind, receive, send
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture(name="pair")
+def _pair() -> Iterator[Pair]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+
+
+def test_a_frame_arrives(pair: Pair) -> None:
+    send(pair[0], Kind.BLOCK, 7, 2**40, memoryview(b"elements"))
+    send(pair[0], Kind.BYE)
+    buffer = bytearray(FRAME_BYTES)
+    frame = receive(pair[1], buffer)
+    assert frame is not None
+    assert (frame.kind, frame.number, frame.first, frame.data.tobytes()) == (
+        Kind.BLOCK,
+        7,
+        2**40,
+        b"elements",
+    )
+    frame = receive(pair[1], buffer)
+    assert frame is not None
+    assert frame.kind is Kind.BYE
+    pair[0].close()
+    assert receive(pair[1], buffer) is None
+
+
+def test_bytes_that_change_on_the_way_are_refused(pair: Pair) -> None:
+    send(pair[0], Kind.BLOCK, 0, 0, b"elements")
+    sent = bytearray(pair[1].recv(1000))
+    sent[-3] ^= 1
+    pair[0].sendall(sent)
+    with pytest.raises(ConnectionError, match="changed on the way"):
+        receive(pair[1], bytearray(FRAME_BYTES))
+
+
+def test_no_frame_is_longer_than_the_buffer(pair: Pair) -> None:
+    send(pair[0], Kind.BLOCK, 0, 0, b"12345")
+    with pytest.raises(ConnectionError, match="frame of 5 bytes"):
+        receive(pair[1], bytearray(4))
+
+
+def linked(secrets: tuple[bytes, bytes]) -> tuple[Links, Links]:
+    """Two ranks of this process; rank 1 has called rank 0."""
+    links = tuple(
+        Links(rank, lambda lost, why: GangError(f"rank {lost} is lost: {why}")) for rank in range(2)
+    )
+    addresses = [{"hosts": ["127.0.0.1"], "port": each.port} for each in links]
+    links[0].start(secrets[0], relayed_to=(1,))
+    links[1].start(secrets[1], relayed_to=())
+    try:
+        links[1].call((0,), addresses)
+    except OSError:
+        for each in links:
+            each.close()
+        raise
+    links[0].meet((1,))
+    return links[0], links[1]
+
+
+def test_who_does_not_know_the_secret_is_refused() -> None:
+    with pytest.raises(ConnectionError, match=r"can't reach rank 0.*no rank of this restore"):
+        linked((b"one" * 10, b"other" * 6))
+
+
+class Heard:
+    """What came to one of them."""
+
+    def __init__(self, links: Links) -> None:
+        self.data = bytearray()
+        self.failures: Queue[Exception] = Queue()
+        links.take(self.put, self.failures.put)
+
+    def put(self, number: int, first: int, data: Bytes) -> None:
+        assert (number, first) == (3, len(self.data))
+        self.data += data.tobytes()
+
+
+def test_manifests_and_blocks_arrive_whole_and_then_what_failed() -> None:
+    first, second = linked((b"s" * 32, b"s" * 32))
+    manifests = [b"{}", b"m" * (2 * FRAME_BYTES + 5)]
+    with ThreadPoolExecutor(1) as threads:
+        came = threads.submit(second.manifests, 30)
+        first.send_manifests(manifests)
+        assert came.result(30) == manifests
+    heard = Heard(first)
+    block = np.arange(3 * FRAME_BYTES + 1, dtype=np.uint8)
+    second.send(0, 3, block)
+    second.stop(ValueError("its disk is full"))
+    with pytest.raises(PeerStoppedError, match="rank 1: its disk is full"):
+        raise heard.failures.get(timeout=30)
+    assert heard.data == block.tobytes()
+    for each in (first, second):
+        each.close()
+
+
+def test_who_leaves_without_a_word_is_lost_and_who_says_so_is_not() -> None:
+    first, second = linked((b"s" * 32, b"s" * 32))
+    heard = Heard(first), Heard(second)
+    first.close(said=False)
+    with pytest.raises(GangError, match="rank 0 is lost: "):
+        raise heard[1].failures.get(timeout=30)
+    assert heard[0].failures.empty()
+    with pytest.raises(GangError, match="rank 0 is lost: "):
+        second.send(0, 3, np.zeros(5, dtype=np.uint8))
+    second.close()
+
+    first, second = linked((b"s" * 32, b"s" * 32))
+    heard = Heard(first), Heard(second)
+    first.close()
+    second.close()
+    assert all(each.failures.empty() for each in heard)
+
+
+def test_a_host_has_at_least_the_address_that_its_own_processes_use() -> None:
+    assert addresses_of_host(None)[-1] == "127.0.0.1"
+    assert "127.0.0.1" in addresses_of_host("localhost")[:2]

@@ -1,0 +1,139 @@
+"""Who reads what: each block once, by one of those that need it, as many bytes each as can be."""
+
+import json
+
+from stepkeeper.manifest import BLOCK_BYTES, ChunkRecord, Manifest, ObjectRecord, TensorRecord
+from stepkeeper.restore.blocks import BlockTable, numbers_of, runs_of
+from stepkeeper.restore.contents import Contents
+from stepkeeper.restore.links import neighbours
+from stepkeeper.restore.sharing import Sharing
+from stepkeeper.restore.verifying import share_of
+
+
+def table_of(*sizes_bytes: int) -> BlockTable:
+    return BlockTable.of(
+        ObjectRecord(path=f"__{n}_0.distcp", size_bytes=size, blocks=(0,) * -(-size // BLOCK_BYTES))
+        for n, size in enumerate(sizes_bytes)
+    )
+
+
+def test_blocks_are_numbered_object_by_object() -> None:
+    table = table_of(BLOCK_BYTES + 1, 0, 5)
+    assert [(block.path, block.index, block.size_bytes) for block in table.blocks] == [
+        ("__0_0.distcp", 0, BLOCK_BYTES),
+        ("__0_0.distcp", 1, 1),
+        ("__2_0.distcp", 0, 5),
+    ]
+    assert table.covering("__0_0.distcp", BLOCK_BYTES - 1, 2) == range(2)
+    assert table.covering("__0_0.distcp", BLOCK_BYTES, 1) == range(1, 2)
+    assert table.covering("__2_0.distcp", 0, 5) == range(2, 3)
+    assert not table.covering("__0_0.distcp", 7, 0)
+
+
+def test_runs_say_the_same_numbers_shortly() -> None:
+    assert runs_of([3, 1, 2, 7]) == [[1, 4], [7, 8]]
+    assert runs_of([]) == []
+    assert list(numbers_of([[1, 4], [7, 8]])) == [1, 2, 3, 7]
+
+
+def test_what_all_need_is_read_once_and_by_all_alike() -> None:
+    table = table_of(12 * BLOCK_BYTES)
+    needs = [list(range(12))] * 4
+    sharing = Sharing.of([runs_of(each) for each in needs], table)
+    duties = [sharing.duties(rank, needs[rank], table, range(12)) for rank in range(4)]
+    assert [len(each.reads) for each in duties] == [3] * 4
+    assert sorted(number for each in duties for number in each.reads) == list(range(12))
+    # Neighbours are read by different ranks, so all of them read and send at all times.
+    assert sorted(duties[0].reads) == [0, 4, 8]
+    assert duties[1].receives[0] == 0
+    assert duties[0].reads[0] == (1, 2, 3)
+
+
+def test_who_has_most_to_read_alone_reads_least_of_what_several_need() -> None:
+    table = table_of(10 * BLOCK_BYTES)
+    needs = [range(10), range(6, 10)]
+    sharing = Sharing.of([runs_of(each) for each in needs], table)
+    assert sharing.alone_bytes == (6 * BLOCK_BYTES, 0)
+    first, second = (sharing.duties(rank, needs[rank], table, range(10)) for rank in range(2))
+    assert (len(first.reads), len(second.reads)) == (6, 4)
+    assert first.receives == {6: 1, 7: 1, 8: 1, 9: 1}
+
+
+def test_what_nobody_shares_needs_no_words() -> None:
+    table = table_of(*[BLOCK_BYTES] * 3)
+    sharing = Sharing.of([[[0, 1]], [[1, 2]], []], table)
+    assert not sharing.groups
+    assert sharing.duties(1, [1], table, range(3)).reads == {1: ()}
+    assert Sharing.heard(json.loads(json.dumps(sharing.said()))) == sharing
+
+
+def test_what_a_thousand_ranks_share_is_told_in_few_words() -> None:
+    table = table_of(*[4 * BLOCK_BYTES] * 1000)
+    sharing = Sharing.of([[[0, 4000]]] * 1000, table)
+    said = json.dumps(sharing.said()["groups"])
+    assert len(said) < 100
+    assert len(sharing.duties(999, range(4000), table, range(4000)).reads) == 4
+
+
+def test_tensors_get_whole_one_after_another_whatever_files_they_lie_in() -> None:
+    half = BLOCK_BYTES // 2
+
+    def manifest(rank: int) -> Manifest:
+        path = f"__{rank}_0.distcp"
+        tensors = [
+            TensorRecord(
+                fqn=f"t{n}",
+                dtype="uint8",
+                global_shape=(2 * half,),
+                chunks=(
+                    ChunkRecord(
+                        offsets=(rank * half,),
+                        sizes=(half,),
+                        path=path,
+                        offset_bytes=n * BLOCK_BYTES,
+                        length_bytes=half + 64,
+                        data_offset_bytes=64,
+                    ),
+                ),
+            )
+            for n in range(2)
+        ]
+        objects = [ObjectRecord(path=path, size_bytes=2 * BLOCK_BYTES, blocks=(0, 0))]
+        if rank == 0:
+            objects += [
+                ObjectRecord(path=name, size_bytes=9, blocks=(0,))
+                for name in (".metadata", "manifest.1.json")
+            ]
+        return Manifest(
+            rank=rank,
+            world_size=2,
+            step=1,
+            claim=0,
+            nonce="00",
+            objects=tuple(objects),
+            tensors=tuple(tensors),
+            values=(),
+        )
+
+    contents = Contents.of([manifest(0), manifest(1)])
+    assert len(contents.table.blocks) == 4
+    assert contents.reading_order == [0, 2, 1, 3]
+
+
+def test_the_ranks_of_a_tree_know_each_other() -> None:
+    assert neighbours(0, 1) == ((), ())
+    assert neighbours(0, 4) == ((), (1, 2, 3))
+    for world_size in (2, 9, 10, 100):
+        below = {rank: neighbours(rank, world_size)[1] for rank in range(world_size)}
+        assert sorted(child for children in below.values() for child in children) == list(
+            range(1, world_size)
+        )
+        assert all(neighbours(child, world_size)[0] == (rank,) for rank in below for child in below[rank])
+
+
+def test_a_verification_is_spread_by_bytes() -> None:
+    table = table_of(3 * BLOCK_BYTES, 1, BLOCK_BYTES + 5)
+    shares = [share_of(rank, 2, table) for rank in range(2)]
+    assert shares == [[0, 1], [2, 3, 4, 5]]
+    assert share_of(0, 1, table) == list(range(6))
+    assert share_of(0, 3, table_of()) == []
