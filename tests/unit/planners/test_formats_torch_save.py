@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.format_utils import DynamicMetaLoadPlanner, dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
@@ -23,7 +23,7 @@ from stepkeeper_planners.errors import (
     MetadataDecodeError,
     SourceError,
 )
-from stepkeeper_planners.formats import checkpoint_to_torch_save, torch_save_to_checkpoint
+from stepkeeper_planners.formats import TorchSaveReader, checkpoint_to_torch_save, torch_save_to_checkpoint
 
 DTYPES = [
     torch.bool,
@@ -182,6 +182,19 @@ def test_stock_and_our_planner_load_what_was_converted(tmp_path: Path) -> None:
         same(torch.ones(2), state["optim"]["state"][0]["m"])
     dcp_to_torch_save(tmp_path / "checkpoint", tmp_path / "stock.pt")
     same(torch.arange(5.0), torch.load(tmp_path / "stock.pt")["model"]["w"])
+
+
+def test_torchs_planner_that_makes_metadata_up_loads_what_our_reader_reads(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.arange(5.0)}, "step": 7}, tmp_path / "a.pt")
+    state = {"model": {"w": torch.zeros(5)}}
+    load(
+        state,
+        checkpoint_id=tmp_path / "a.pt",
+        storage_reader=TorchSaveReader(),
+        planner=DynamicMetaLoadPlanner(),
+        no_dist=True,
+    )
+    same(torch.arange(5.0), state["model"]["w"])
 
 
 def test_what_stock_saved_is_converted(tmp_path: Path) -> None:
