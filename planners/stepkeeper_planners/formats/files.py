@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,8 +67,18 @@ class Folder:
         """Not known."""
 
     def open(self, name: str) -> io.BufferedReader:
-        """The file of that name in it."""
-        return (self.path / name).open("rb")
+        """The file of that name in it. A pipe, which might never be written to, or a device is none."""
+        descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.EINVAL, "it is a pipe or a device")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return os.fdopen(descriptor, "rb")
 
 
 def files_of(source: str | os.PathLike[str] | CheckpointFiles) -> CheckpointFiles:

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from stepkeeper_planners.blobs import Archive, vocabulary_of
 from stepkeeper_planners.errors import PickleRefusedError, SourceError
+from stepkeeper_planners.formats.conversion import shown
 from stepkeeper_planners.formats.mapping import mapped
 from stepkeeper_planners.formats.records import ZIP_MAGIC, PlacedArchive
 from stepkeeper_planners.unpickling import Unknown, unpickled
@@ -99,7 +100,7 @@ def _state_of(path: Path, archive: Archive) -> object:
             found = {}
         if not found and "which has no place in it" not in str(error):
             raise
-        where = "".join(f"; at {key}: {name}" for key, name in found.items())
+        where = "".join(f"; at {shown(key)}: {shown(name)}" for key, name in found.items())
         raise SourceError(
             f"{path} holds what is neither a dense tensor nor a plain value ({error}{where}). "
             "Nothing was run. Save the file again without, "

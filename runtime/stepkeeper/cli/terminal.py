@@ -123,8 +123,13 @@ def asks_a_person() -> bool:
 
 
 def say(message: str) -> None:
-    """One line on stderr."""
-    typer.echo(f"stepkeeper: {' '.join(message.split())}", err=True)
+    """One line on stderr. What a name from a file would do to the terminal, it doesn't."""
+    line = " ".join(message.split())
+    typer.echo(f"stepkeeper: {''.join(map(_printable, line))}", err=True)
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def show_document(uri: str, document: dict[str, Any], *, line: bool = False) -> None:

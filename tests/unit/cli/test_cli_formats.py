@@ -261,6 +261,14 @@ def test_nothing_in_a_file_is_run(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt"]
 
 
+def test_names_from_a_file_do_nothing_to_the_terminal(run: Run, tmp_path: Path) -> None:
+    torch.save({"\x1b[2J\ud800": {1, 2}}, tmp_path / "in.pt")
+    result = run("import", tmp_path / "in.pt", tmp_path / "c")
+    assert result.exit_code == 1
+    assert r"\x1b[2J\ud800" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
 def test_without_torch_the_other_commands_work_and_these_say_what_to_install(tmp_path: Path) -> None:
     root = SmallRoot((tmp_path / "root").as_uri())
     root.begin()

@@ -1,5 +1,6 @@
 """Checkpoints as they may come from anywhere: a place in a file stands for one thing, and names are odd."""
 
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -90,7 +91,9 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "half a character in a name": (named("\ud800"), "[nw]: .* can't be the name of a file"),
     "a long name": (named("x" * 300), "[nw]: .* is no file: File name too long"),
     "a folder's name": (named("below"), "[nw]: .* is no file: Is a directory"),
-    "a file that is no folder": (named("gone"), r"[nw]: .*/gone is missing; the checkpoint isn't whole"),
+    "a pipe": (named("pipe"), "[nw]: .*/pipe is no file: it is a pipe or a device"),
+    "a device": (named("device"), "[nw]: .*/device is no file: it is a pipe or a device"),
+    "a file that is gone": (named("gone"), r"[nw]: .*/gone is missing; the checkpoint isn't whole"),
     "a path": (named("below/x"), "w: .* names below/x, which isn't a file in this folder"),
 }
 
@@ -100,6 +103,8 @@ def test_metadata_that_names_odd_places_is_refused(case: str, tmp_path: Path) ->
     change, message = HOSTILE[case]
     folder = changed(tmp_path / "c", change)
     (folder / "below").mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "device").symlink_to("/dev/zero")
     for convert in (checkpoint_to_torch_save, partial(checkpoint_to_safetensors, values="leave_out")):
         with pytest.raises(SourceError, match=message) as caught:
             convert(folder, tmp_path / "x.safetensors")
