@@ -36,7 +36,12 @@ Convert = Callable[[Any, Callable[[int, int], None]], Any]
 Prefix = Annotated[
     str, typer.Option("--prefix", metavar="NAME", help="Names below NAME, without it; safetensors.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what such a command wrote there.")]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite", help="Replace a file; or a folder with nothing else in it than such a command writes."
+    ),
+]
 
 
 def export(
