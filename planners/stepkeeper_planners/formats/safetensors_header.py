@@ -1,6 +1,7 @@
 """The header of a safetensors file, checked before anything relies on it. Pure."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -42,8 +43,7 @@ class Repeating(dict[str, Any]):
 
     def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
         super().__init__(pairs)
-        seen: set[str] = set()
-        self.name = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        self.name = Counter(name for name, _ in pairs).most_common(1)[0][0]
 
 
 def parse_json(text: bytes) -> Any:
