@@ -1,6 +1,6 @@
 """The objects of a checkpoint: written by each rank, finished by rank 0."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final
@@ -11,7 +11,7 @@ from stepkeeper.checkpoint.reading import read_manifest
 from stepkeeper.dcp.blob import blob_layout, encode_blob
 from stepkeeper.dcp.dtypes import size_in_bytes
 from stepkeeper.dcp.metadata import METADATA_NAME, KeyPath, encode_metadata
-from stepkeeper.errors import ManifestError, VerifyError
+from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log.entries import ManifestRef
 from stepkeeper.manifest import (
     BLOCK_BYTES,
@@ -22,7 +22,7 @@ from stepkeeper.manifest import (
     ValueRecord,
     manifest_name,
 )
-from stepkeeper.storage.base import Buffer, Store, StreamedStore, joined_size_bytes
+from stepkeeper.storage.base import Buffer, ObjectStat, Store, StreamedStore, joined_size_bytes
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -103,7 +103,7 @@ def finish_checkpoint(
     `others` are what the other ranks' manifests have to be. Raises ManifestError if the ranks' parts don't make a
     whole, TornCheckpointError if a manifest isn't what its rank wrote, StorageError.
     """
-    read = [read_manifest(store, own.folder, ref, patience=patience) for ref in others]
+    read = [_read_once_shown(store, own.folder, ref, patience) for ref in others]
     manifests = sorted([own, *(manifest for manifest, _ in read)], key=lambda manifest: manifest.rank)
     _check_one_save(manifests)
     metadata = encode_metadata(manifests, key_paths=key_paths)
@@ -126,11 +126,10 @@ def verify_objects(
     Raises VerifyError naming objects, StorageError.
     """
     folder = finished.manifests[0].folder
-    listed = patience.retry(lambda: store.list(f"{folder}/"))
-    there = {stat.path.removeprefix(f"{folder}/"): stat for stat in listed}
     ref = finished.manifest
     expected = [(ref.path, ref.size_bytes, ref.crc32c)]
     expected += [(o.path, o.size_bytes, o.crc32c) for m in finished.manifests for o in m.objects]
+    there = _listed_once_shown(store, folder, {path for path, _, _ in expected}, patience)
     wrong = []
     for path, size_bytes, crc in expected:
         stat = there.get(path)
@@ -144,6 +143,37 @@ def verify_objects(
         raise VerifyError(
             f"{store.uri}/{folder}: {len(wrong)} of {len(expected)} objects: {'; '.join(wrong[:4])}"
         )
+
+
+def _read_once_shown(
+    store: Store, folder: str, ref: ManifestRef, patience: Patience
+) -> tuple[Manifest, ObjectRecord]:
+    """Another rank's manifest. That rank says that it is durable: where it isn't shown yet, it is waited for."""
+    for pause_s in patience.pauses_s():
+        try:
+            return read_manifest(store, folder, ref, patience=patience)
+        except TornCheckpointError:
+            try:
+                patience.retry(lambda: store.read(f"{folder}/{ref.path}", 0, 1))
+            except MissingObjectError:
+                patience.sleep(pause_s)
+            else:
+                raise
+    return read_manifest(store, folder, ref, patience=patience)
+
+
+def _listed_once_shown(
+    store: Store, folder: str, expected: Collection[str], patience: Patience
+) -> dict[str, ObjectStat]:
+    """What the store lists in `folder`, by name, as soon as it lists all that is expected; else what it does."""
+    pauses_s = patience.pauses_s()
+    while True:
+        listed = patience.retry(lambda: store.list(f"{folder}/"))
+        there = {stat.path.removeprefix(f"{folder}/"): stat for stat in listed}
+        pause_s = None if there.keys() >= set(expected) else next(pauses_s, None)
+        if pause_s is None:
+            return there
+        patience.sleep(pause_s)
 
 
 def _check_one_save(manifests: Sequence[Manifest]) -> None:

@@ -152,7 +152,7 @@ def test_damage_is_seen_right_after_the_save(
 ) -> None:
     saved.damage(name, change)
     with pytest.raises(VerifyError, match=f"{name}.*{complaint}"):
-        verify_objects(saved.store, saved.finished)
+        verify_objects(saved.store, saved.finished, patience=IMPATIENT)
 
 
 @pytest.mark.parametrize("name", OBJECTS)
