@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import LayoutError, ranks_text
 from stepkeeper_planners.layout import Owner, TensorLayout
-from stepkeeper_planners.overlap import find_overlap
+from stepkeeper_planners.meeting import find_overlap
 
 __all__ = ["check_cover", "check_disjoint", "check_layout"]
 

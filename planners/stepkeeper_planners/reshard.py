@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stepkeeper_planners.box_index import common_parts
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.cover import check_disjoint
 from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.meeting import common_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

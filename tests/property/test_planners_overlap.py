@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.cover import check_cover
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.overlap import OverlapSearch, find_overlap
+from stepkeeper_planners.meeting import OverlapSearch, find_overlap
 
 
 def box(*spans: tuple[int, int]) -> Box:
