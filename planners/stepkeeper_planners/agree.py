@@ -19,6 +19,7 @@ __all__ = [
     "digest_value",
     "digest_whole_numbers",
     "fingerprint",
+    "form_digests",
     "name_differences",
     "name_digests",
 ]
@@ -30,9 +31,16 @@ _TENSOR, _VALUE, _PER_RANK, _ALIAS = b"t", b"v", b"p", b"a"
 _KINDS: Final = {_TENSOR: "a tensor", _VALUE: "a value", _PER_RANK: "a PerRank", _ALIAS: "a tied tensor"}
 
 
+def form_digests(layouts: Sequence[TensorLayout]) -> dict[str, bytes]:
+    """For each tensor a digest of its layout: the costly part of `name_digests`, the same for states built alike."""
+    known: dict[int, bytes] = {}
+    return {layout.fqn: _form(layout, known) for layout in layouts}
+
+
 def name_digests(
     layouts: Sequence[TensorLayout],
     *,
+    forms: Mapping[str, bytes] | None = None,
     values: Mapping[str, bytes] | None = None,
     contents: Mapping[str, bytes] | None = None,
     aliases: Mapping[str, str] | None = None,
@@ -40,14 +48,14 @@ def name_digests(
 ) -> dict[str, bytes]:
     """For each name what must be equal on all ranks: one byte of kind, a digest of the form, one of the content.
 
-    `values` are digests of values, `contents` those of tensors that are compared too. Of a layout that isn't complete
+    `values` are digests of values, `contents` those of tensors that are compared too; `forms`, where they are known
+    already, what `form_digests` makes of `layouts`. Of a layout that isn't complete
     the chunks are left out: they differ between ranks by design.
     """
     digests: dict[str, bytes] = {}
     contents = contents or {}
-    known: dict[int, bytes] = {}
-    for layout in layouts:
-        digests[layout.fqn] = _TENSOR + _form(layout, known) + contents.get(layout.fqn, _NO_CONTENT)
+    for name, form in (form_digests(layouts) if forms is None else forms).items():
+        digests[name] = _TENSOR + form + contents.get(name, _NO_CONTENT)
     for name, digest in (values or {}).items():
         digests[name] = _VALUE + _NO_CONTENT + digest
     for name in per_rank_keys:

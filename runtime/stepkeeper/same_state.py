@@ -1,6 +1,6 @@
 """Whether all ranks are about to save the same state. Found out before anything is written, behind the train thread."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,6 +23,9 @@ class StateSummary:
     """What of a state must be the same on all ranks, as it was when its snapshot was taken."""
 
     layouts: Sequence[TensorLayout] = ()
+    forms: Callable[[], Mapping[str, bytes]] | None = None
+    """Digests of the layouts, where these are kept from save to save."""
+
     values: Mapping[str, bytes] = field(default_factory=dict)
     """Digests of the values."""
 
@@ -36,6 +39,7 @@ class StateSummary:
         """One for each name."""
         return name_digests(
             self.layouts,
+            forms=None if self.forms is None else self.forms(),
             values=self.values,
             contents=self.contents,
             aliases=self.aliases,

@@ -10,6 +10,7 @@ from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.snapshot import device
 from stepkeeper.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
+from stepkeeper_planners.agree import form_digests
 from stepkeeper_planners.assign import SavePlan, TensorWrite, plan_save
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks, TensorLayout
@@ -51,6 +52,11 @@ class SnapshotPlan:
         return {
             fqn: list(mine) for fqn, mine in groupby(enumerate(self.writes), key=lambda pair: pair[1].fqn)
         }
+
+    @cached_property
+    def forms(self) -> dict[str, bytes]:
+        """Digests of the layouts, which the ranks compare."""
+        return form_digests(self.layouts)
 
 
 class Planner:

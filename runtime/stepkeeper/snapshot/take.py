@@ -167,6 +167,7 @@ def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
     numbers = {fqn: digest_whole_numbers(tensor) for fqn, tensor in flat.tensors.items()}
     return StateSummary(
         layouts=plan.layouts,
+        forms=lambda: plan.forms,
         values={fqn: digest_value(fqn, value) for fqn, value in flat.values.items()},
         contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
         aliases=dict(flat.aliases),

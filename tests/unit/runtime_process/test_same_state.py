@@ -12,11 +12,11 @@ from stepkeeper import same_state
 from stepkeeper.errors import SaveError
 from stepkeeper.gang import SoloGang, StoreGang
 from stepkeeper.same_state import StateSummary, check_same_state
-from stepkeeper.snapshot import Region, Snapshots
+from stepkeeper.snapshot import Region, Snapshots, plan
 from stepkeeper_planners import PerRank
-from stepkeeper_planners.agree import digest_value
+from stepkeeper_planners.agree import digest_value, form_digests
 from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.layout import Ranks, TensorLayout
 
 
 def summary_of(state: dict[str, object], rank: int, world_size: int) -> StateSummary:
@@ -160,3 +160,23 @@ def test_ranks_of_different_releases_are_told(monkeypatch: pytest.MonkeyPatch) -
     for error in states_outcomes([{"w": 1}, {"w": 1}]):
         assert isinstance(error, SaveError)
         assert "run one release of stepkeeper on all" in str(error)
+
+
+def test_layouts_are_digested_once_for_states_built_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(layouts: Sequence[TensorLayout]) -> dict[str, bytes]:
+        made.append(len(layouts))
+        return form_digests(layouts)
+
+    monkeypatch.setattr(plan, "form_digests", counted)
+    snapshots, region = Snapshots(Ranks(rank=0, world_size=2)), Region()
+    states: list[dict[str, object]] = [
+        {"w": torch.zeros(3), "step": 1},
+        {"w": torch.ones(3), "step": 2},
+        {"w": torch.ones(4), "step": 2},
+    ]
+    digests = [snapshots.take(state, region).summary.digests() for state in states]
+    assert made == [1, 1], "of the third one the layouts are others"
+    alone = [summary_of(state, 0, 2).digests() for state in states]
+    assert digests == alone

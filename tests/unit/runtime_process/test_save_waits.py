@@ -1,0 +1,101 @@
+"""A save that comes while others are in flight."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import pytest
+
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.errors import CompanionError
+from stepkeeper.events import Events
+from stepkeeper.gang import SoloGang
+from stepkeeper.progress import Progress
+from stepkeeper.save_report import SaveReport
+from stepkeeper.saves import Saves
+from stepkeeper.storage.memory import MemoryStore
+
+
+class SlowCompanion:
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+
+    def process(self) -> None:
+        self.free.wait(60)
+        raise CompanionError("nothing is written here")
+
+    def begin(self, **_: object) -> None:
+        self.process()
+
+
+@pytest.fixture
+def companion() -> Iterator[SlowCompanion]:
+    companion = SlowCompanion()
+    yield companion
+    companion.free.set()
+
+
+def saves_with(companion: SlowCompanion, max_pending: int, events: Events | None = None) -> Saves:
+    progress = Progress(lambda _state: None)
+    return Saves(
+        MemoryStore(),
+        cast(Companion, companion),
+        SoloGang(),
+        progress,
+        max_pending=max_pending,
+        events=events,
+    )
+
+
+@pytest.mark.parametrize("max_pending", [1, 2])
+def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
+    companion: SlowCompanion, max_pending: int
+) -> None:
+    reports: list[SaveReport] = []
+    events = Events(rank=0, attempt="1.0")
+    events.on_save(reports.append)
+    saves = saves_with(companion, max_pending, events)
+    begun = [saves.begin(step, {"step": step}) for step in range(max_pending)]
+    with pytest.raises(TimeoutError, match="step 0 was still in flight"):
+        saves.begin(max_pending, {"step": max_pending}, 0.0)
+    assert not any(save.done for save in begun)
+    threading.Timer(0.05, companion.free.set).start()
+    waited = saves.begin(max_pending, {"step": max_pending})
+    assert begun[0].done
+    assert saves.wait(60)
+    assert [report.step for report in reports] == [*range(max_pending + 1)]
+    assert waited.report is not None
+    assert waited.report.stall_s >= 0.04, "the wait is part of what the save cost"
+    saves.close()
+
+
+def test_what_a_failed_save_wrote_counts_for_nothing(companion: SlowCompanion) -> None:
+    companion.free.set()
+    saves = saves_with(companion, 1)
+    failed = saves.begin(3, {"step": 3})
+    assert saves.wait(60)
+    assert failed.report is not None
+    assert (failed.report.sequence, failed.report.size_bytes, failed.report.total_bytes) == (None, 0, None)
+    assert failed.report.error == "CompanionError: " + str(failed.future.exception())
+    assert saves.cost is None, "a save that failed says nothing of what one costs"
+    saves.close()
+
+
+def told(records: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(records[name] for name in ("step", "attempt", "rank"))
+
+
+def test_failures_are_told_with_step_attempt_and_rank(
+    companion: SlowCompanion, caplog: pytest.LogCaptureFixture
+) -> None:
+    companion.free.set()
+    saves = saves_with(companion, 1, Events(rank=0, attempt="1.0"))
+    saves.begin(3, {"step": 3})
+    assert saves.wait(60)
+    (record,) = [each for each in caplog.records if each.name == "stepkeeper"]
+    assert record.levelname == "ERROR"
+    assert told(record.__dict__) == (3, "1.0", 0)
+    assert isinstance(record.__dict__["save"], SaveReport)
+    saves.close()
