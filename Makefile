@@ -54,6 +54,7 @@ test-unit: setup ## Run the tests that need no cluster, network or root: seconds
 .PHONY: bench
 bench: setup ## Run the benchmarks, and write their figures into benchmarks/results/
 	$(BIN)/python -m benchmarks.planning
+	$(BIN)/python -m benchmarks.saving
 
 .PHONY: cluster
 cluster: build ## Start the test cluster and print its kubeconfig (NAME=dev)

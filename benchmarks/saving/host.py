@@ -1,0 +1,142 @@
+"""Ways to save CPU tensors: how long each keeps the caller, and how long until all is durable."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from benchmarks.saving.memory import private_bytes
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
+from typing_extensions import override
+
+from stepkeeper import CheckpointManager
+
+__all__ = ["WAYS", "Way"]
+
+State = dict[str, torch.Tensor]
+
+
+class Way:
+    """One way to save. `begin` returns when the state may change again, `finish` when the bytes are durable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prepare(self, state: State) -> None:
+        """What a training has done before its first save."""
+
+    def begin(self, step: int, state: State) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Nothing, if `begin` did all."""
+
+    def others_bytes(self) -> int:
+        """The memory of helpers."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing of it runs any more."""
+
+
+class Stepkeeper(Way):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.manager = CheckpointManager(str(folder / "root"), 10**9, max_to_keep=1)
+
+    @override
+    def prepare(self, state: State) -> None:
+        self.manager.step(0, state)
+        # A training is longer at its first step.
+        time.sleep(1)
+
+    @override
+    def begin(self, step: int, state: State) -> None:
+        self.manager.save_async(step, state, force=True)
+
+    @override
+    def finish(self) -> None:
+        self.manager.wait()
+
+    @override
+    def others_bytes(self) -> int:
+        return private_bytes(self.manager.health().companion_pid)
+
+    @override
+    def close(self) -> None:
+        self.manager.close()
+
+
+class TorchSave(Way):
+    @override
+    def begin(self, step: int, state: State) -> None:
+        with (self.folder / f"{step}.pt").open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class Dcp(Way):
+    """Its own writer, which fsyncs; as many threads as ours has."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        store = dist.FileStore(str(folder / "meet"), 1)  # type: ignore[attr-defined]  # torch does not list it
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+    def writer(self, step: int) -> FileSystemWriter:
+        return FileSystemWriter(self.folder / str(step), thread_count=8)
+
+    @override
+    def begin(self, step: int, state: State) -> None:
+        save(state, storage_writer=self.writer(step))
+
+    @override
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class DcpAsync(Dcp):
+    kind = AsyncCheckpointerType.THREAD
+
+    @override
+    def begin(self, step: int, state: State) -> None:
+        self.future: Any = async_save(
+            state, storage_writer=self.writer(step), async_checkpointer_type=self.kind
+        )
+
+    @override
+    def finish(self) -> None:
+        self.future.result()
+
+
+class DcpProcess(DcpAsync):
+    kind = AsyncCheckpointerType.PROCESS
+
+
+class Memcpy(Way):
+    """Into memory that is there: the least that a copy of CPU tensors takes."""
+
+    @override
+    def prepare(self, state: State) -> None:
+        self.copies = {name: tensor.clone() for name, tensor in state.items()}
+
+    @override
+    def begin(self, step: int, state: State) -> None:
+        del step
+        for name, tensor in state.items():
+            self.copies[name].copy_(tensor)
+
+
+WAYS: Final[dict[str, Callable[[Path], Way]]] = {
+    "stepkeeper": Stepkeeper,
+    "torch.save": TorchSave,
+    "dcp.save": Dcp,
+    "dcp.async_save, thread": DcpAsync,
+    "dcp.async_save, process": DcpProcess,
+    "warm memcpy": Memcpy,
+}

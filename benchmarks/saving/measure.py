@@ -1,0 +1,72 @@
+"""One measurement in a process of its own: JSON on standard output."""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.saving.disk import direct_write_s
+from benchmarks.saving.memory import forget_peak, peak_bytes, resident_bytes
+from benchmarks.saving.states import new_state
+
+_SAVES = 4
+_MIB = 1024 * 1024
+
+
+def on_host(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]:
+    """Several saves of CPU tensors, which change in between."""
+    from benchmarks.saving import host
+
+    state = new_state(shape, size_mib)
+    saver = host.WAYS[way](folder)
+    forget_peak()
+    before_bytes, others_bytes = resident_bytes(), 0
+    saver.prepare(state)
+    stalls, durables = [], []
+    for step in range(1, _SAVES + 1):
+        began_s = time.perf_counter()
+        saver.begin(step, state)
+        stalls.append(time.perf_counter() - began_s)
+        saver.finish()
+        durables.append(time.perf_counter() - began_s)
+        for tensor in state.values():
+            tensor.add_(1)
+        others_bytes = max(others_bytes, saver.others_bytes())
+    peak = peak_bytes() - before_bytes
+    saver.close()
+    return {
+        "stall_s": stalls,
+        "durable_s": durables,
+        "peak_extra_bytes": peak,
+        "others_bytes": others_bytes,
+    }
+
+
+def on_disk(size_mib: int, folder: Path) -> dict[str, Any]:
+    """Bytes past the page cache, in one file and in eight side by side."""
+    times_s = [direct_write_s(folder, size_mib * _MIB, n_files) for n_files in (1, 8, 1, 8)]
+    known = [each_s for each_s in times_s if each_s is not None]
+    return {"durable_s": known, "best_s": min(known, default=None)}
+
+
+def main() -> None:
+    where, way, shape, size_mib, folder = (*sys.argv[1:4], int(sys.argv[4]), sys.argv[5])
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        if where == "host":
+            found = on_host(way, shape, size_mib, Path(name))
+        elif where == "disk":
+            found = on_disk(size_mib, Path(name))
+        else:
+            from benchmarks.saving import devices
+
+            steps, every = int(sys.argv[6]), int(sys.argv[7])
+            found = devices.measure(way, shape, size_mib, Path(name), steps=steps, every=every)
+    print(json.dumps({"where": where, "way": way, "shape": shape, "size_mib": size_mib, **found}), flush=True)
+    os._exit(0)  # torch_xla's manager and torch's pools leave threads behind
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What is compiled for saves, and that a step never is again: python compiling.py FOLDER. Says it in a line of JSON."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch_xla
+import torch_xla.runtime as xr
+from sharded_training import Training, compilations
+
+from stepkeeper import CheckpointManager
+
+STEPS, EVERY = 200, 20
+
+
+def without() -> None:
+    """Both ways to train: what is alive when the sync comes is part of the program."""
+    training = Training()
+    for _ in range(STEPS):
+        training.step()
+    training = Training()
+    for _ in range(STEPS):
+        training.step(sync=False)
+        torch_xla.sync()
+
+
+def behind_the_sync(root: Path) -> None:
+    training = Training()
+    with CheckpointManager(str(root), EVERY) as manager:
+        for step in range(1, STEPS + 1):
+            training.step()
+            manager.step(step, training.state)
+        manager.wait()
+        assert len(manager.all_steps()) == STEPS // EVERY
+
+
+def before_the_sync(root: Path) -> None:
+    training = Training()
+    with CheckpointManager(str(root), EVERY) as manager:
+        for step in range(1, STEPS + 1):
+            training.step(sync=False)
+            manager.save_async(step, training.state)
+            torch_xla.sync()
+        manager.wait()
+        assert len(manager.all_steps()) == STEPS // EVERY
+
+
+def preempted(root: Path) -> int:
+    """Compilations from the notice on, which is the first that is saved; of a state that was never saved before."""
+    training = Training(width=128)
+    compiled = 0
+    try:
+        with CheckpointManager(str(root), 10**6) as manager:
+            for step in range(1, 10**6):
+                training.step()
+                if step == 5:
+                    compiled = compilations()
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if manager.step(step, training.state).stop:
+                    break
+                if step > 5:
+                    time.sleep(0.01)
+    except SystemExit as end:
+        return compilations() - compiled if end.code == 75 else -1
+    return -1
+
+
+def main() -> None:
+    xr.use_spmd()
+    folder = Path(sys.argv[1])
+    without()
+    counts = {"without": compilations()}
+    behind_the_sync(folder / "behind")
+    counts["with"] = compilations()
+    before_the_sync(folder / "before")
+    counts["with, before the loop's own sync"] = compilations()
+    counts["for a notice"] = preempted(folder / "preempted")
+    print(json.dumps(counts), flush=True)
+
+
+main()

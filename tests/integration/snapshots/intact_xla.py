@@ -1,0 +1,54 @@
+"""The optimizer steps in place at once after save_async: python intact_xla.py FOLDER. Says what it found in JSON."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_xla.runtime as xr
+from sharded_training import Training
+
+from stepkeeper import CheckpointManager
+from stepkeeper.snapshot import device
+
+
+def saved_and_restored(root: Path, budget_bytes: int | None, *, sync: bool) -> dict[str, Any]:
+    training = Training()
+    training.step()
+    training.step(sync=sync)
+    with CheckpointManager(str(root), 10**6, device_budget_bytes=budget_bytes) as manager:
+        manager.save_async(1, training.state, force=True)
+        in_flight = manager.in_flight
+        training.step()
+        training.step()
+        assert in_flight is not None
+        in_flight.result(120)
+    undisturbed = Training()
+    undisturbed.step()
+    undisturbed.step()
+    expected = undisturbed.on_host()
+    training.scramble()
+    with CheckpointManager(str(root), 10**6) as manager:
+        manager.restore(1, training.state)
+    found = training.on_host()
+    wrong = [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])]
+    return {"wrong": wrong, "tensors": len(expected)}
+
+
+def main() -> None:
+    xr.use_spmd()
+    # Small ones, so that everything of any size comes in several.
+    vars(device).update(_PIECE_BYTES=160 * 1024, _BATCH_BYTES=16 * 1024)
+    folder = Path(sys.argv[1])
+    total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in Training().tensors().values())
+    budgets = {"all": None, "half": total_bytes // 2, "none": 0}
+    said = {
+        name: saved_and_restored(folder / name, budget_bytes, sync=True)
+        for name, budget_bytes in budgets.items()
+    }
+    said["all, before the loop's own sync"] = saved_and_restored(folder / "pending", None, sync=False)
+    print(json.dumps(said), flush=True)
+
+
+main()
