@@ -28,6 +28,7 @@ def test_what_one_node_reads_bad_another_reads_again(launch: Callable[..., None]
         ("replicated", 2),
         ("one_reads_badly", 2),
         ("no_way", 2),
+        ("verified", 2),
         ("hybrid", 4),
         pytest.param("replicated", 4, marks=pytest.mark.long),
     ],

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from stepkeeper import CheckpointManager
 from stepkeeper.checkpoint import read_manifests
-from stepkeeper.errors import GangError
+from stepkeeper.errors import GangError, TornCheckpointError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
@@ -119,6 +119,20 @@ def check_read_once(count: Count, folder: Path, rank: int) -> None:
     assert sum(n for _, n in read) == len(manifests)
 
 
+def verified(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verification reads everything once, too."""
+    uri = (folder / "root").as_uri()
+    with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
+        manager.save(1, random_state(1, 80), force=True)
+        count = Count(monkeypatch)
+        assert manager.verify(1).step == 1
+        check_read_once(count, folder, rank)
+        if rank == 1:
+            count.at_data = lambda _, data: data[:-1] + b"!"
+        with pytest.raises(TornCheckpointError, match="distcp"):
+            manager.verify(1)
+
+
 def no_way(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no rank reaches another one, each reads all that it needs."""
     monkeypatch.setattr("stepkeeper.restore.exchange.addresses_of_host", lambda _: [])
@@ -188,6 +202,7 @@ SCENARIOS = {
     "replicated": replicated,
     "hybrid": hybrid,
     "no_way": no_way,
+    "verified": verified,
     "one_reads_badly": one_reads_badly,
     "one_is_killed": one_is_killed,
 }
