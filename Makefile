@@ -52,9 +52,10 @@ test-unit: setup ## Run the tests that need no cluster, network or root: seconds
 	$(BIN)/python -m pytest tests/unit tests/property $(ARGS)
 
 .PHONY: bench
-bench: setup ## Run the benchmarks, and write their figures into benchmarks/results/
+bench: build ## Run the benchmarks, and write their figures into benchmarks/results/
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.saving
+	$(BIN)/python -m benchmarks.storage
 
 .PHONY: cluster
 cluster: build ## Start the test cluster and print its kubeconfig (NAME=dev)

@@ -157,9 +157,9 @@ def main() -> None:
         with fake_gcs_server(binaries.ensure()["fake-gcs-server"], Path(name)) as address:
             with _line(address, options.rate_mib_s, options.delay_ms) as far:
                 shares = _shares(far, options)
-                size_mib = int(options.streams * options.rate_mib_s * options.seconds)
+                size_mib = int(options.streams * options.rate_mib_s * options.seconds / 2)
                 ways = _ways(far, options, size_mib, "on the long line")
-            ways += _ways(address, options, 4 * size_mib, "straight")
+            ways += _ways(address, options, 8 * size_mib, "straight")
     results = {"machine": facts, "crc32c": crc, "saves": shares, "ways": ways}
     options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

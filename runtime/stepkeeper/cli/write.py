@@ -103,6 +103,7 @@ def gc(
                     "dry_run": dry_run,
                     "collected": [_garbage_document(each) for each in report.collected],
                     "pinned": [_garbage_document(each) for each in report.pinned],
+                    "remnants": list(report.remnants),
                 },
             )
             return
@@ -111,6 +112,8 @@ def gc(
             typer.echo(f"{done} {each.folder}: {each.n_objects} objects, {size_text(each.size_bytes)}")
         for each in report.pinned:
             typer.echo(f"pinned {each.folder}: {each.n_objects} objects, {size_text(each.size_bytes)}")
+        for path in report.remnants:
+            typer.echo(f"{done} {path}: left by a process that was killed")
         total_bytes = sum(each.size_bytes for each in report.collected)
         typer.echo(
             f"{done} {len(report.collected)} folders, {size_text(total_bytes)}; {len(report.pinned)} pinned"

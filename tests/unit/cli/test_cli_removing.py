@@ -185,3 +185,12 @@ def test_gc_takes_what_earlier_claims_left_and_only_that(run: Run, root: SmallRo
     kept = {path for path in root.contents() if not path.startswith((".stepkeeper", mine))}
     assert kept == {path for path in before if not path.startswith(".stepkeeper")}
     root.save(80)
+
+
+def test_gc_names_what_killed_processes_left(run: Run, root: SmallRoot) -> None:
+    over = f".stepkeeper/probes/00000000-{'a' * 32}"
+    root.store.write(over, [b"x"])
+    assert json.loads(run("gc", root.url, "--dry-run", "--json").stdout)["remnants"] == [over]
+    assert over in root.contents()
+    assert f"collected {over}: left by a process that was killed\n" in run("gc", root.url).stdout
+    assert over not in root.contents()
