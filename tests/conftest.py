@@ -1,12 +1,19 @@
 """What every test shares: the table of where the time went."""
 
 import os
+import signal
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    """SIGINT means something, here and in what tests start: a shell that runs this behind it has it ignored by all."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -113,7 +113,8 @@ def test_nothing_but_rm_is_noticed_by_a_job_that_is_saving(tmp_path: Path) -> No
             seen, said = watching.communicate(timeout=60)
         finally:
             watching.kill()
-            watching.wait()
+            # Its pipes are closed too: left to be collected, they would fail some later test.
+            watching.communicate()
     assert (watching.returncode, said) == (0, "")
     steps_seen = [first["step"], *(json.loads(line)["step"] for line in seen.splitlines())]
     assert steps_seen == sorted(set(steps_seen))

@@ -4,6 +4,7 @@ from ast import literal_eval
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from stepkeeper import CheckpointManager
@@ -21,6 +22,7 @@ def loaders(folder: Path, step: int, world_size: int) -> list[list[int]]:
     return [literal_eval((folder / f"at-{step}-{r}-of-{world_size}").read_text()) for r in range(world_size)]
 
 
+@pytest.mark.timeout(900)
 def test_each_rank_gets_its_own_back_and_another_world_size_its_part(
     launch: "Callable[..., None]", tmp_path: Path
 ) -> None:
