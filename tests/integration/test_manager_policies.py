@@ -10,11 +10,15 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager, SaveReport
-from stepkeeper.errors import GangError, SaveError
+from stepkeeper.contract import Interval, Settings
+from stepkeeper.env import Environment, Places
+from stepkeeper.errors import ForeignRootError, GangError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.storage import open_store
+from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper.testing.pod import pod_identity
 
 
 @pytest.fixture
@@ -231,3 +235,69 @@ def test_what_contradicts_itself_is_refused(uri: str) -> None:
         open_manager(uri, save.AnyOf((save.EveryNSteps(1), save.OnPreemption())))
     with pytest.raises(ValueError, match="max_to_keep and keep"):
         open_manager(uri, max_to_keep=1, keep=keep.LastN(1))
+
+
+@pytest.mark.parametrize("name", [True, "default/lm"])
+def test_another_jobs_root_is_taken_over_where_that_is_said(uri: str, name: bool | str) -> None:
+    theirs = SmallRoot(uri)
+    theirs.begin()
+    theirs.save(10)
+    state = {"w": torch.zeros(3)}
+    for wrong in (False, "default/other"):
+        with (
+            pytest.raises(ForeignRootError, match="default/lm"),
+            open_manager(uri, take_over=wrong) as manager,
+        ):
+            save_once(manager, state)
+    with open_manager(uri, take_over=name) as manager:
+        save_once(manager, state)
+    assert open_manager(uri).all_steps() == [10, 20]
+
+
+def save_once(manager: CheckpointManager, state: dict[str, Any]) -> None:
+    try:
+        manager.save(20, state, force=True)
+    except ForeignRootError:
+        manager._leaving._end(1, None)
+        raise
+
+
+def test_how_often_the_operator_restarted_the_job_is_told_to_the_policy(uri: str, tmp_path: Path) -> None:
+    theirs = SmallRoot(uri)
+    theirs.begin()
+    first = Path(uri.removeprefix("file://"), ".stepkeeper/log/00000000.json")
+    os.utime(first, (first.stat().st_mtime - 7200, first.stat().st_mtime - 7200))
+    environment = Environment(
+        identity=pod_identity(restart_attempt=3),
+        settings=Settings(uri=uri, interval=Interval(steps=1)),
+        places=Places(notice_file=tmp_path / "notice", termination_file=tmp_path / "termination"),
+    )
+    policy = save.AnyOf((save.EveryNSteps(7), save.Auto()))
+    manager = open_manager(uri, policy, environment=environment)
+    manager.save(7, {"w": torch.zeros(3)})
+    seen = manager._stepping._seen()
+    assert seen.disruptions.count == 3
+    assert 7200 <= seen.disruptions.over_s < 7300
+    assert seen.cost is not None
+    assert not seen.saving
+    manager.close()
+
+
+def test_an_evaluators_manager_writes_nothing_and_starts_no_process(uri: str) -> None:
+    root = Path(uri.removeprefix("file://"))
+    early = open_manager(uri)
+    assert early.all_steps() == []
+    assert not root.exists()
+    with open_manager(uri) as training:
+        training.save(1, {"w": torch.ones(3)}, force=True)
+        held = sorted(root.rglob("*"))
+        late = open_manager(uri)
+        state = {"w": torch.zeros(3)}
+        late.restore(1, state)
+        assert (early.all_steps(), late.all_steps()) == ([1], [1])
+        for manager in (early, late):
+            assert manager.health().companion_pid is None
+            assert manager.health().claim is None
+            manager.close()
+        assert sorted(root.rglob("*")) == held
+        training.save(2, state, force=True)
