@@ -1,0 +1,88 @@
+"""A state that is built like the last one is not planned again; one that differs in anything is."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from stepkeeper.errors import SaveError
+from stepkeeper.snapshot import Region, Snapshots
+from stepkeeper.snapshot.plan import Planner
+from stepkeeper.snapshot.take import _Arrivals
+from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.state import gather_state
+
+ONE = Ranks(rank=0, world_size=1)
+
+
+def state(**changed: Any) -> dict[str, Any]:
+    return {"w": torch.ones(4, 3), "b": torch.zeros(2), "step": 1, **changed}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"w": torch.ones(3, 4)},
+        {"w": torch.ones(4, 3, dtype=torch.float64)},
+        {"more": torch.ones(1)},
+        {"b": 2},
+        {"note": "x"},
+    ],
+)
+def test_a_plan_is_kept_until_the_state_is_built_otherwise(changed: dict[str, Any]) -> None:
+    planner = Planner(ONE)
+    first = planner.plan(gather_state(state()))
+    assert planner.plan(gather_state(state(w=torch.zeros(4, 3), step=2))) is first
+    other = planner.plan(gather_state(state(**changed)))
+    assert other is not first
+    assert {write.fqn for write in other.writes} == {
+        name for name, value in state(**changed).items() if isinstance(value, torch.Tensor)
+    }
+
+
+def test_values_that_decide_who_writes_what_are_part_of_the_structure() -> None:
+    planner = Planner(Ranks(rank=0, world_size=2))
+    first = planner.plan(gather_state(state(text="x")))
+    assert planner.plan(gather_state(state(text="xyz"))) is first
+    assert planner.plan(gather_state(state(text="x" * 100_000))) is not first
+
+
+def test_what_grows_is_saved_whole_and_old_places_are_not_used_again() -> None:
+    snapshots, region = Snapshots(ONE), Region()
+    for size in (3, 700_000, 5):
+        tensor, text = torch.arange(size), "t" * size
+        snapshot = snapshots.take({"w": tensor, "text": text}, region)
+        tensor.zero_()
+        (place,) = region.places(snapshot.tensors)
+        assert torch.equal(place, torch.arange(size))
+        (value,) = snapshot.values
+        assert region.size_bytes >= value.start + value.length_bytes
+    region.close()
+
+
+def test_memory_is_there_ahead_of_the_first_save() -> None:
+    region = Region()
+    region.reserve(1_000_000)
+    region.tensor(0, torch.uint8, (3,)).fill_(7)
+    region.populate(1_000_000)
+    region.populate(10**9)
+    assert region.tensor(0, torch.uint8, (4,)).tolist() == [7, 7, 7, 0]
+    region.close()
+    region.populate(1_000_000)
+
+
+def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
+    plan = Planner(ONE).plan(gather_state({"w": torch.ones(4, 3)}))
+    region = Region()
+    region.reserve(plan.tensor_bytes)
+    upper, lower = (Box(offsets=(start, 0), sizes=(2, 3)) for start in (0, 2))
+    arrivals = _Arrivals(plan, region)
+    arrivals.put("w", [(upper, torch.full((2, 3), 1.0))])
+    with pytest.raises(SaveError, match="w: 6 elements"):
+        arrivals.check()
+    arrivals.put("w", [(lower, torch.full((2, 3), 2.0))])
+    arrivals.check()
+    (place,) = region.places(plan.orders)
+    assert place[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
+    region.close()
