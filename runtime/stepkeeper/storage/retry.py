@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 8.0
+_TRIES_S: Final = 60.0
+"""What all tries together may take beyond the pauses."""
 
 _JITTER: Final = random.Random()  # noqa: S311  # no secret
 """Its own: a training that draws from the module's numbers must not draw others because a store was asked."""
@@ -21,15 +23,19 @@ _JITTER: Final = random.Random()  # noqa: S311  # no secret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long no answer is waited out. Equal jitter, so that many ranks don't come back at once."""
+    """How long no answer is waited out. Equal jitter, so that many ranks don't come back at once.
+
+    Tries that take long by themselves (requests that get stuck) are given up a minute later.
+    """
 
     total_s: float = 90.0
     sleep: Callable[[float], None] = time.sleep
 
     def pauses_s(self) -> Iterator[float]:
         """Pauses to sleep between tries, about `total_s` in all; empty if `total_s` is 0."""
+        begun_s = time.monotonic()
         slept_s, pause_s = 0.0, _FIRST_PAUSE_S
-        while slept_s < self.total_s:
+        while slept_s < self.total_s and time.monotonic() < begun_s + self.total_s + _TRIES_S:
             jittered_s = pause_s * _JITTER.uniform(0.5, 1.0)
             yield jittered_s
             slept_s += jittered_s
