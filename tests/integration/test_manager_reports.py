@@ -31,6 +31,7 @@ from stepkeeper.contract import (
 from stepkeeper.testing.pod import pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
+STARTED: "list[subprocess.Popen[bytes]]" = []
 PATH = "/v1/namespaces/default/jobs/lm/report"
 
 
@@ -134,6 +135,16 @@ def operator(pod: Path) -> Iterator[Operator]:
     server.close()
 
 
+@pytest.fixture(autouse=True)
+def _no_trainer_is_left() -> Iterator[None]:
+    """Also where a test goes red: a process that nobody has waited for fails the test in which it is collected."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.wait()
+
+
 def start_trainer(pod: Path, url: str, n_steps: int, **options: object) -> "subprocess.Popen[bytes]":
     uri = (pod.parent / "root").as_uri()
     settings = Settings(
@@ -150,7 +161,9 @@ def start_trainer(pod: Path, url: str, n_steps: int, **options: object) -> "subp
         | {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     )
     command = [sys.executable, str(TRAINER), uri, str(n_steps), json.dumps({"pod": str(pod), **options})]
-    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+    STARTED.append(process)
+    return process
 
 
 def test_the_operator_hears_of_the_whole_life(operator: Operator, pod: Path) -> None:
@@ -197,7 +210,7 @@ def test_training_goes_on_when_nobody_answers(operator: Operator, pod: Path) -> 
 
 def test_a_commit_is_told_until_it_was_answered(operator: Operator, pod: Path) -> None:
     operator.status = 409
-    process = start_trainer(pod, operator.url, 100_000, pause_s=0.01)
+    start_trainer(pod, operator.url, 100_000, pause_s=0.01)
     operator.wait_for(lambda report: len(report.commits) >= 2)
     operator.status = 200
     first = operator.wait_for(lambda report: report.step is not None and len(report.commits) >= 2)
@@ -206,8 +219,6 @@ def test_a_commit_is_told_until_it_was_answered(operator: Operator, pod: Path) -
         lambda report: bool(report.commits) and known.isdisjoint(commit.sequence for commit in report.commits)
     )
     assert later.step is not None
-    process.kill()
-    process.wait()
 
 
 def test_only_https_with_our_authority_is_spoken(operator: Operator, pod: Path, tmp_path: Path) -> None:
