@@ -11,6 +11,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 from typing_extensions import override
 
+from stepkeeper.companion.messages import Begin, Open
+from stepkeeper.companion.session import Session
 from stepkeeper.errors import MissingObjectError, NotExclusiveError, StorageError, TransientStorageError
 from stepkeeper.storage import open_store
 from stepkeeper.storage.fsspec import _RACERS, FsspecStore
@@ -248,6 +250,33 @@ def test_who_says_so_puts_without_a_proof_and_still_overwrites_nothing() -> None
     assert store.put_if_absent("x", b"1")
     assert not store.put_if_absent("x", b"2")
     assert store.read("x") == b"1"
+
+
+@pytest.mark.parametrize("promised", [True, False])
+def test_a_companion_is_told_what_its_manager_was(promised: bool) -> None:
+    objects: dict[str, bytes] = {}
+
+    class Overwriting(OverwritingFileSystem):
+        protocol = "stepkeeper-overwriting"
+
+        def __init__(self, **_: Any) -> None:
+            super().__init__(objects)
+
+    fsspec.register_implementation("stepkeeper-overwriting", Overwriting, clobber=True)
+    opening = Open(
+        rank=0,
+        world_size=1,
+        uri="stepkeeper-overwriting://checkpoints/run",
+        unsafe_single_writer=promised,
+    )
+    session = Session(opening, lambda directive: None)
+    if promised:
+        assert session.begin(Begin()).claim.slot == 0
+        assert list(objects) == ["checkpoints/run/.stepkeeper/log/00000000.json"]
+    else:
+        with pytest.raises(NotExclusiveError, match="unsafe_single_writer=True"):
+            session.begin(Begin())
+        assert objects == {}
 
 
 def test_lost_answers_don_t_fail_the_proof() -> None:

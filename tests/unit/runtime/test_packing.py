@@ -1,15 +1,20 @@
 """A rank's share of a save as objects of one size, whatever its tensors are like, and every element once."""
 
 import itertools
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder
+from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, write_checkpoint
 from stepkeeper.checkpoint.packing import File, packed
 from stepkeeper.dcp.blob import blob_layout
 from stepkeeper.dcp.dtypes import size_in_bytes
+from stepkeeper.storage.base import Buffer, ObjectStat
+from stepkeeper.storage.memory import MemoryStore
 
 MIB = 1024 * 1024
 
@@ -132,3 +137,45 @@ def test_no_element_is_lost(shapes: list[tuple[int, ...]], values: list[int], st
     check_whole(order, files)
     assert all(file.items for file in files)
     assert len(files) <= streams * 2 + len(values)
+
+
+class Streamed:
+    """A store whose writes end only once as many are going on as it wants."""
+
+    streams = 6
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.together = threading.Barrier(self.streams)
+
+    @property
+    def uri(self) -> str:
+        return self.store.uri
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self.store.put_if_absent(path, data)
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        self.together.wait(20)
+        self.store.write(path, parts)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self.store.read(path, offset, length)
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        return self.store.list(prefix)
+
+    def delete(self, path: str) -> None:
+        self.store.delete(path)
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def test_one_tensor_is_sent_in_as_many_streams_as_the_store_wants() -> None:
+    store = Streamed()
+    order = replace(order_of([(6 * MIB,)]), rank=0, world_size=1)
+    manifest = write_checkpoint(store, order, memoryview(bytes(24 * MIB)))
+    assert len(manifest.objects) == 6
+    (tensor,) = manifest.tensors
+    assert sum(chunk.sizes[0] for chunk in tensor.chunks) == 6 * MIB
