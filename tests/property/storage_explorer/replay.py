@@ -321,7 +321,7 @@ def shipped_code(index_every: int) -> Iterator[int]:
     def nonce() -> str:
         return _CURRENT[-1].nonce()
 
-    def own_root(uri: str) -> Process:
+    def own_root(uri: str, *, unsafe_single_writer: bool) -> Process:
         assert uri == _CURRENT[-1].uri
         return _CURRENT[-1]
 
