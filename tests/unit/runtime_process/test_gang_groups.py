@@ -7,6 +7,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper.errors import GangError
 from stepkeeper.gang import StoreGang
 
 
@@ -82,3 +83,17 @@ def test_what_was_broadcast_is_kept_until_all_have_read_it() -> None:
         assert store.num_keys() == 2
         assert gangs[3].broadcast(f"save/{number}", None, 1.0) == {"n": number}
         assert store.num_keys() == 0
+
+
+def test_who_waits_for_a_rank_hears_which_one_was_lost_first(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepkeeper.gang._LOOK_S", 0)
+    processes.enter()
+    gang = processes.gang_of([0, 1, 2], 0)
+    assert str(gang.lose(2, "its connection ended")) == "rank 2 is lost: its connection ended"
+    # Who has lost that one next is no cause.
+    assert str(gang.lose(1, "its connection ended")) == "rank 2 is lost: its connection ended"
+    with pytest.raises(GangError, match="rank 2 is lost: its connection ended"):
+        gang.gather("all", {}, 30)
+    assert gang.store_host is None
