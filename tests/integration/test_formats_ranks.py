@@ -1,7 +1,6 @@
 """A torch.save file loaded into a distributed job: one rank reads, all get their parts."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
 
@@ -25,20 +24,9 @@ RANK = Path(__file__).parent / "formats_ranks" / "rank.py"
         ("stock-pair-plain", 2),
     ],
 )
-def test_one_rank_reads_for_all(what: str, world_size: int, tmp_path: Path) -> None:
+def test_one_rank_reads_for_all(
+    what: str, world_size: int, launch: Callable[..., None], tmp_path: Path
+) -> None:
     torch.save(run_path(str(RANK))["make_state"](7), tmp_path / "state.pt")
     (tmp_path / "damaged.pt").write_bytes((tmp_path / "state.pt").read_bytes()[:3000])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, RANK, what, str(rank), str(world_size), tmp_path],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world_size, "\n".join(errors)[-4000:]
+    launch(RANK, world_size, what, tmp_path)

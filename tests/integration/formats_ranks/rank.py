@@ -177,4 +177,4 @@ def main(what: str, rank: int, world_size: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[3], int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[4]))

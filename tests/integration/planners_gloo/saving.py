@@ -207,4 +207,4 @@ def main(way: str, rank: int, world_size: int, folder: Path, settings: str) -> N
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
+    main(sys.argv[3], int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[4]), sys.argv[5])
