@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final, TypeVar, final
 
 import pytest
@@ -68,6 +69,7 @@ class Attempt:
         self._at = at
         self._meanwhile = meanwhile
         self._calls = 0
+        self._counting = Lock()
         self._nonces = 0
 
     @property
@@ -126,15 +128,18 @@ class Attempt:
         """Nothing is open."""
 
     def _called(self, call: Callable[[], T]) -> T:
-        self._calls += 1
-        self._pause("before")
+        # Several threads read blocks at once: each call keeps its own number.
+        with self._counting:
+            number = self._calls
+            self._calls += 1
+        self._pause(number, "before")
         try:
             return call()
         finally:
-            self._pause("after")
+            self._pause(number, "after")
 
-    def _pause(self, moment: str) -> None:
-        if self._at == (self._calls - 1, moment):
+    def _pause(self, number: int, moment: str) -> None:
+        if self._at == (number, moment):
             self._meanwhile()
 
 
