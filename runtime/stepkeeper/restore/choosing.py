@@ -78,7 +78,7 @@ class Restorer:
         while base is not None:
             torn = self._load(base, state, rules)
             if torn is None:
-                if rules == _WHOLE:
+                if rules.strict and rules.items is None and not rules.exclude:
                     # It counts as verified: all of it was read.
                     self._agreement.on(partial(self._note_restored, base))
                 return base
