@@ -50,13 +50,13 @@ class Stepkeeper(Way):
 
     @override
     def prepare(self, state: State) -> None:
-        self.manager.step(0, state)
+        self.manager.step(1, state)
         # A training is longer at its first step.
         time.sleep(1)
 
     @override
     def begin(self, step: int, state: State) -> None:
-        self.manager.save_async(step, state, force=True)
+        self.manager.save_async(step + 1, state, force=True)
 
     @override
     def finish(self) -> None:

@@ -18,17 +18,17 @@ STEPS, EVERY = 200, 20
 
 def without() -> None:
     """Both ways to train: what is alive when the sync comes is part of the program."""
-    training = Training()
+    training = Training(width=64)
     for _ in range(STEPS):
         training.step()
-    training = Training()
+    training = Training(width=64)
     for _ in range(STEPS):
         training.step(sync=False)
         torch_xla.sync()
 
 
 def behind_the_sync(root: Path) -> None:
-    training = Training()
+    training = Training(width=64)
     with CheckpointManager(str(root), EVERY) as manager:
         for step in range(1, STEPS + 1):
             training.step()
@@ -38,7 +38,7 @@ def behind_the_sync(root: Path) -> None:
 
 
 def before_the_sync(root: Path) -> None:
-    training = Training()
+    training = Training(width=64)
     with CheckpointManager(str(root), EVERY) as manager:
         for step in range(1, STEPS + 1):
             training.step(sync=False)
@@ -50,7 +50,7 @@ def before_the_sync(root: Path) -> None:
 
 def preempted(root: Path) -> int:
     """Compilations from the notice on, which is the first that is saved; of a state that was never saved before."""
-    training = Training(width=128)
+    training = Training(width=48)
     compiled = 0
     try:
         with CheckpointManager(str(root), 10**6) as manager:
