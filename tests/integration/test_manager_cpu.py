@@ -250,7 +250,9 @@ def test_two_bad_commits_in_one_start_are_more_likely_a_bad_node(uri: str) -> No
     flip_a_byte(uri, 3)
     flip_a_byte(uri, 2)
     manager = open_manager(uri)
-    with pytest.raises(RestoreError, match=r"the commit of step 3 .*node .*the commit of step 2 .*nothing more was condemned"):
+    with pytest.raises(
+        RestoreError, match=r"the commit of step 3 .*node .*the commit of step 2 .*nothing more was condemned"
+    ):
         manager.restore_latest({"w": torch.zeros(3000)})
     assert slots(uri).count("quarantine") == 1
     manager.close()

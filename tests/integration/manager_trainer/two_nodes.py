@@ -147,7 +147,8 @@ def one_machine_reads_again_over_fresh_connections() -> None:
     assert quarantined(root) == []
     dist.barrier()
     with pytest.raises(
-        RestoreError, match=r"two checkpoints were read bad.*__0_0.distcp .*node-1.*; and .*__0_0.distcp .*node-1"
+        RestoreError,
+        match=r"two checkpoints were read bad.*__0_0.distcp .*node-1.*; and .*__0_0.distcp .*node-1",
     ):
         restored(root, state_at(0), bad=RANK == 1, bad_again=RANK == 1, one_machine=True)
     assert quarantined(root) == [2], "one, not both"
