@@ -5,6 +5,7 @@ from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    CheckpointStatus,
     ConditionStatus,
     ConditionType,
     Phase,
@@ -36,12 +37,13 @@ from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.notes import narrate
 from stepkeeper_operator.observed import AWAITED_AGAIN_S, Observed, awaited
 from stepkeeper_operator.policy.attempts import account, with_report
+from stepkeeper_operator.policy.books import Books
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
 from stepkeeper_operator.policy.next_step import Plan, clean_up, plan_next, wants_suspension
 from stepkeeper_operator.policy.problems import acceptance
 from stepkeeper_operator.policy.strays import find_strays
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.status import mirror_storage, progress_of
+from stepkeeper_operator.status import mirror_storage, of_new_attempt, progress_of
 
 __all__ = ["decide"]
 
@@ -90,7 +92,7 @@ def _decide_running(
         observed_generation=job.metadata.generation,
         phase=phase_of(conditions, jobset, plan.books),
         conditions=conditions,
-        checkpoint=mirror.checkpoint,
+        checkpoint=_of_attempt(mirror.checkpoint, job, observed, plan.books),
         attempts=plan.books.attempts,
         restarts=plan.books.restarts,
         progress=progress_of(job, observed),
@@ -113,6 +115,15 @@ def _decide_running(
     look_again_s = _soonest(plan.look_again_s, look_s, lost_s, strays_s, again_s)
     draft = Decision(status=status, actions=actions, requeue_after_s=look_again_s)
     return _paced(job, draft, since_s=now - observed.last_write_at, progress_s=settings.progress_interval_s)
+
+
+def _of_attempt(
+    checkpoint: CheckpointStatus | None, job: CheckpointedTrainingJob, observed: Observed, books: Books
+) -> CheckpointStatus | None:
+    known = job.status.attempts[-1].number if job.status.attempts else 0
+    if books.last is None or books.last.number == known:
+        return checkpoint
+    return of_new_attempt(checkpoint, observed, ordinal=books.ordinal)
 
 
 def _until_pods_are_missed(plan: Plan, observed: Observed, *, now: float) -> float | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from stepkeeper.contract import Commit, ExitCode, ReportPhase
+from stepkeeper.contract import Commit, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     MAX_RECENT,
@@ -17,7 +17,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.reports import LastReport
 
-__all__ = ["Mirror", "mirror_storage", "progress_of"]
+__all__ = ["Mirror", "mirror_storage", "of_new_attempt", "progress_of"]
 
 _TEXT_LIMIT: Final = 64
 _MAX_ETA_S: Final = 2**53
@@ -45,6 +45,16 @@ def mirror_storage(
     newest = -1 if before.latest is None or before.root not in {None, after.root} else before.latest.sequence
     new_commit = after.latest is not None and after.latest.sequence > newest
     return Mirror(checkpoint=None if after == CheckpointStatus() else after, new_commit=new_commit)
+
+
+def of_new_attempt(
+    checkpoint: CheckpointStatus | None, observed: Observed, *, ordinal: tuple[int, int]
+) -> CheckpointStatus | None:
+    """What the attempt before saved and resumed from isn't shown as that of the one which has just begun."""
+    heard = observed.report is not None and observed.report.ordinal == ordinal
+    if checkpoint is None or heard:
+        return checkpoint
+    return checkpoint.model_copy(update={"in_flight_step": None, "restored": None})
 
 
 def progress_of(job: CheckpointedTrainingJob, observed: Observed) -> ProgressStatus | None:
@@ -84,11 +94,10 @@ def _with_report(status: CheckpointStatus, last: LastReport, *, current: bool) -
         update["recent"] = _recent(known, last.commits)
     if current:
         update["in_flight_step"] = report.in_flight_step
-        if report.restored is not None:
-            restored = RestoredStatus(sequence=report.restored.sequence, step=report.restored.step)
-            update["restored"] = restored
-        elif report.phase is ReportPhase.TRAINING:
-            update["restored"] = None
+        restored = report.restored
+        update["restored"] = (
+            None if restored is None else RestoredStatus(sequence=restored.sequence, step=restored.step)
+        )
     return status.model_copy(update=update)
 
 

@@ -212,9 +212,8 @@ def _has_committed(job: CheckpointedTrainingJob, attempt: Attempt) -> bool:
     checkpoint = job.status.checkpoint
     if checkpoint is None or checkpoint.latest is None:
         return False
-    from_step = checkpoint.restored.step if checkpoint.restored is not None else attempt.from_step or 0
     in_time = checkpoint.latest.time is not None and checkpoint.latest.time >= attempt.start
-    return in_time or (attempt.from_step is not None and checkpoint.latest.step > from_step)
+    return in_time or (attempt.from_step is not None and checkpoint.latest.step > attempt.from_step)
 
 
 def _corrected(

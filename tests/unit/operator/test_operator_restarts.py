@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepkeeper.contract import ExitCode, Restored
+from stepkeeper.contract import ExitCode, Report, ReportPhase, Restored
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
 from stepkeeper_operator.testing import World, last_word, training_report
 
@@ -271,6 +271,26 @@ async def test_what_a_resumed_attempt_restored_is_shown_and_told() -> None:
     assert world.status.checkpoint.restored.sequence == 7
     assert world.status.attempts[-1].from_step == 120
     assert "Resumed" in world.events
+
+
+async def test_what_an_attempt_restored_is_not_taken_for_the_next_ones() -> None:
+    world = await running(spot=True)
+    world.report(
+        training_report(sequence=3, step=100, restored=Restored(sequence=2, step=90), in_flight_step=110)
+    )
+    await world.reconcile()
+    assert world.status.checkpoint is not None
+    assert world.status.checkpoint.restored is not None
+    world.preempt()
+    await world.settle()
+    assert world.status.attempts[-1].number == 2
+    for _ in range(2):
+        assert world.status.checkpoint is not None
+        assert (world.status.checkpoint.restored, world.status.checkpoint.in_flight_step) == (None, None)
+        assert world.status.checkpoint.latest is not None
+        # It has claimed the root, and restores.
+        world.report(Report(phase=ReportPhase.RESTORING, root="r", tail=4))
+        await world.reconcile()
 
 
 async def test_silence_is_a_condition_and_never_a_restart() -> None:
