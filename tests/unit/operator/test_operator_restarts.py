@@ -279,15 +279,17 @@ async def test_what_an_attempt_restored_is_not_taken_for_the_next_ones() -> None
         training_report(sequence=3, step=100, restored=Restored(sequence=2, step=90), in_flight_step=110)
     )
     await world.reconcile()
-    assert world.status.checkpoint is not None
-    assert world.status.checkpoint.restored is not None
+    before = world.status.checkpoint
+    assert before is not None
+    assert before.restored is not None
     world.preempt()
     await world.settle()
     assert world.status.attempts[-1].number == 2
     for _ in range(2):
-        assert world.status.checkpoint is not None
-        assert (world.status.checkpoint.restored, world.status.checkpoint.in_flight_step) == (None, None)
-        assert world.status.checkpoint.latest is not None
+        now = world.status.checkpoint
+        assert now is not None
+        assert (now.restored, now.in_flight_step) == (None, None)
+        assert now.latest is not None
         # It has claimed the root, and restores.
         world.report(Report(phase=ReportPhase.RESTORING, root="r", tail=4))
         await world.reconcile()
