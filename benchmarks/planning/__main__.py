@@ -20,10 +20,12 @@ ROOT = Path(__file__).parents[2]
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 PLANNERS = ("ours, one rank", "ours, coordinator", "torch's DefaultSavePlanner, coordinator")
 STATES = ("sharded", "hybrid", "replicated", "spiral")
+LIMIT_S, LIMIT_BYTES = 5.0, 10**9
+"""What ours may take for the largest size, in each process."""
 
 
-def main() -> None:
-    """Measure, print, and write the results."""
+def main() -> int:
+    """Measure, print, and write the results. 0: ours keep within their limits."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument(
@@ -43,6 +45,20 @@ def main() -> None:
     )
     _print_all_ranks(results, options.ranks)
     print(", ".join(f"{key}: {value}" for key, value in facts.items()))
+    beyond = beyond_limits(results)
+    for row in beyond:
+        print(f"BEYOND {LIMIT_S:.0f} s or {LIMIT_BYTES / 1e9:.0f} GB: {row}")
+    return 1 if beyond else 0
+
+
+def beyond_limits(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of ours, of the largest size, that took too long or too much memory."""
+    ours = (row for row in results if row["planner"].startswith("ours") and row["n_chunks"] >= SIZES[-1])
+    return [
+        row
+        for row in ours
+        if "plan_s" not in row or row["plan_s"] >= LIMIT_S or row["peak_bytes"] >= LIMIT_BYTES
+    ]
 
 
 def _grow(planner: str, state: str, world_size: int, limit_s: float) -> list[dict[str, Any]]:
@@ -127,4 +143,4 @@ def _machine() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

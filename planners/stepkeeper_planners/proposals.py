@@ -45,6 +45,12 @@ def checked_proposals(said: Sequence[object], world_size: int) -> list[Proposal]
         ReleasesDifferError: they would divide the same state in other ways.
     """
     proposals = [each for each in said if isinstance(each, Proposal)]
+    if len(proposals) < len(said) == world_size:
+        others = [rank for rank, each in enumerate(said) if not isinstance(each, Proposal)]
+        raise WrongRanksError(
+            f"ranks {', '.join(map(str, others[:8]))}{', …' if len(others) > 8 else ''} plan with another planner: all "
+            "ranks of a save take SPMDSavePlanner, or none does"
+        )
     if [proposal.rank for proposal in proposals] != list(range(world_size)) or len(said) != world_size:
         raise WrongRanksError(
             f"this save is of {len(said)} ranks, the planner knows of {world_size}: give it the group that the save "

@@ -10,7 +10,7 @@ import pytest
 SCRIPTS = Path(__file__).parent / "planners_xla"
 
 
-@pytest.mark.parametrize("name", ["placements", "dcp_both_ways", "priming", "moves", "staging"])
+@pytest.mark.parametrize("name", ["placements", "dcp_both_ways", "kinds", "priming", "moves", "staging"])
 def test_script(name: str, tmp_path: Path) -> None:
     run(name, tmp_path)
 

@@ -16,9 +16,11 @@ BEFORE = """
 import torch
 
 torch.manual_seed(0)
-model = torch.nn.Linear(3, 2)
-optimizer = torch.optim.AdamW(model.parameters())
-loader = [torch.ones(3)] * 5
+
+
+def build():
+    model = torch.nn.Linear(3, 2)
+    return model, torch.optim.AdamW(model.parameters()), [torch.ones(3)] * 5
 
 
 def train(batch):

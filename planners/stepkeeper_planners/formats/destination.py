@@ -87,7 +87,7 @@ def _check_file(dst: Path, *, source: Path | None, overwrite: bool) -> None:
 def _check_folder(
     dst: Path, *, source: Path | None, overwrite: bool, replaceable: Callable[[Path], bool]
 ) -> None:
-    if not os.path.lexists(dst) or (dst.is_dir() and not any(dst.iterdir())):
+    if not os.path.lexists(dst) or (not dst.is_symlink() and dst.is_dir() and not any(dst.iterdir())):
         return
     if not overwrite:
         raise DestinationExistsError(f"{dst} exists; delete it, or pass overwrite=True")

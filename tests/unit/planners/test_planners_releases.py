@@ -56,7 +56,7 @@ def test_ranks_that_count_otherwise_are_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_plan_of_another_planner_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, first = proposed(monkeypatch, 0, 2)
-    with pytest.raises(WrongRanksError):
+    with pytest.raises(WrongRanksError, match="ranks 1 plan with another planner"):
         coordinator.create_global_plan([first, SavePlan(items=[])])
 
 
