@@ -98,6 +98,9 @@ class SPMDSavePlanner(SavePlanner):
             DuplicateNameError: two entries get the same name.
         """
         self.is_coordinator = is_coordinator
+        # What a save before this one has found of other ranks is no more.
+        self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
+        self._metadata = GlobalMetadata({})
         self._flat = gather_state(state_dict)
         tensors = self._flat.tensors
         adapters.materialize(tensors)

@@ -1,17 +1,29 @@
 """What ranks tell one another about a restore: where their states don't fit the commit, and what went wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from stepkeeper.companion.client import error_from, error_to
+from stepkeeper.errors import RestoreError
 from stepkeeper_planners import errors as planners_errors
 from stepkeeper_planners.differences import Differences, Findings
 from stepkeeper_planners.errors import LoadMismatchError, PlannerError
 
-__all__ = ["error_said", "findings_said", "first_error", "raised_from", "said_findings"]
+__all__ = ["check_refilled", "error_said", "findings_said", "first_error", "raised_from", "said_findings"]
 
 _LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing")
 _MISMATCH: Final = ("missing", "unexpected", "mismatched", "ranks", "advice", "loaded")
+
+
+def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
+    """Nothing of a torn checkpoint stays in the state. Raises RestoreError, naming what would."""
+    left = sorted(set(half_filled) - set(names))
+    if left:
+        raise RestoreError(
+            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part from a checkpoint that turned out "
+            "to be torn, and the one before it has nothing in their place. Build the state anew and restore again: "
+            "the torn one isn't chosen any more"
+        )
 
 
 def findings_said(findings: Findings) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """One step of another writer on its way into one rank's state. Each rank reads the chunks that it needs, whole."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from stepkeeper.fitting import findings_said
+from stepkeeper.fitting import check_refilled, findings_said
 from stepkeeper.legacy.content import LegacyContent, open_content
 from stepkeeper.snapshot import run_pending
 from stepkeeper.storage import Store
@@ -52,7 +52,10 @@ class LegacyLoading:
         ranks: Ranks,
         *,
         rules: LoadRules | None = None,
+        half_filled: Collection[str] = (),
     ) -> None:
+        """`half_filled` are names of tensors that hold parts of another checkpoint, and must be filled by this one."""
+        self._half_filled = half_filled
         self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
         self._rules = rules
         self._flat = FlatState(tensors={}, values={})
@@ -65,6 +68,11 @@ class LegacyLoading:
     def stored_names(self) -> tuple[str, ...]:
         """What the step holds; known once it was compared."""
         return () if self._content is None else (*self._content.tensors, *self._content.values)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the tensors in the state that are filled; known once it was compared."""
+        return frozenset(piece.fqn for piece in self._reads.pieces)
 
     def compare(self) -> dict[str, Any]:
         """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
@@ -80,6 +88,7 @@ class LegacyLoading:
         self._wanted = wanted_of(self._flat, self._ranks)
         stored = Stored(tensors=self._content.tensors, values=self._content.values)
         self._reads, differences = compare(self._wanted, stored, self._ranks, self._rules)
+        check_refilled(self._half_filled, self.names)
         if not differences:
             return {}
         findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)

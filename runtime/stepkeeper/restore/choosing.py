@@ -54,6 +54,9 @@ class Restorer:
         self._condemned: str | None = None
         """The one that this process has taken part in condemning, and why: there is no second one."""
 
+        self._half_filled: frozenset[str] = frozenset()
+        """Tensors of the present state that hold parts of a torn checkpoint."""
+
         companion.choose_legacy = partial(choose, store, self._reopen)
 
     def latest(
@@ -74,6 +77,7 @@ class Restorer:
             LoadMismatchError: the state asks for other things than the commit holds.
 
         """
+        self._half_filled = frozenset()
         base = self._agreement.on(partial(self._head, take_over))
         while base is not None:
             torn = self._load(base, state, rules)
@@ -110,6 +114,7 @@ class Restorer:
 
     def record(self, record: Restorable, state: Mapping[str, object], *, rules: LoadRules = _WHOLE) -> None:
         """`state` is what `record`, the same on all ranks, holds. Raises as `step`."""
+        self._half_filled = frozenset()
         torn = self._load(record, state, rules)
         if torn is not None:
             raise TornCheckpointError(torn)
@@ -225,9 +230,13 @@ class Restorer:
                 if isinstance(loading, Loading):
                     loading.share(name)
                 torn = together(f"{name}/filled", loading.fill)
+                if torn is not None:
+                    self._half_filled = loading.names
             if torn is None:
                 # Objects get nothing of a commit before all ranks have all of it.
-                together(f"{name}/given", loading.give)
+                given = together(f"{name}/given", loading.give)
+                if given is not None:
+                    raise TornCheckpointError(given.said)
                 return None
         return confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen)
 
@@ -235,8 +244,23 @@ class Restorer:
         self, record: Restorable, state: Mapping[str, object], rules: LoadRules, exchange: Exchange
     ) -> Loading | LegacyLoading:
         if isinstance(record, LegacyRecord):
-            return LegacyLoading(self._store, record.folder, state, self._gang.ranks, rules=rules)
-        return Loading(self._store, record, state, self._gang.ranks, exchange=exchange, rules=rules)
+            return LegacyLoading(
+                self._store,
+                record.folder,
+                state,
+                self._gang.ranks,
+                rules=rules,
+                half_filled=self._half_filled,
+            )
+        return Loading(
+            self._store,
+            record,
+            state,
+            self._gang.ranks,
+            exchange=exchange,
+            rules=rules,
+            half_filled=self._half_filled,
+        )
 
     def _head(self, take_over: str | None) -> Restorable | None:
         base = self._companion.latest(take_over=take_over)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from stepkeeper.errors import GangError
+from stepkeeper.errors import GangError, TornCheckpointError
 from stepkeeper.gang import Gang, StoreGang
+from stepkeeper.manifest import Manifest
 from stepkeeper.restore.blocks import runs_of
 from stepkeeper.restore.contents import Contents
 from stepkeeper.restore.filling import Filling
@@ -30,19 +31,28 @@ class Exchange:
         self.meets = False
         """Whether the others wait for this rank, which then can't say what it fails with."""
 
-    def manifests(self, read: Callable[[], Sequence[bytes]]) -> Sequence[bytes]:
-        """The manifests, as rank 0 alone reads them. Raises what it raises there, GangError elsewhere."""
+    def manifests(
+        self,
+        read: Callable[[], Sequence[bytes]],
+        prove: Callable[[Sequence[bytes]], Sequence[Manifest]],
+    ) -> Sequence[Manifest]:
+        """The manifests, as rank 0 alone reads them, proven. Raises what they raise there, GangError elsewhere."""
         if self.links is None:
-            return read()
+            return prove(read())
         if self._gang.rank != 0:
-            return self.links.manifests(_TIMEOUT_S)
+            received = self.links.manifests(_TIMEOUT_S)
+            try:
+                return prove(received)
+            except TornCheckpointError:
+                # They came through other ranks' memory: only what this rank reads itself says what the store holds.
+                return prove(read())
         try:
             found = read()
         except Exception as error:
             self.links.stop(error)
             raise
         self.links.send_manifests(found)
-        return found
+        return prove(found)
 
     def duties(self, name: str, needs: Collection[int], contents: Contents, filling: Filling) -> Duties:
         """What this rank, which needs these blocks, reads, for whom, and what it is sent: that goes to `filling`.

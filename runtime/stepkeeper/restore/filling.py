@@ -43,7 +43,8 @@ class Filling:
         self._reader = reader
         self._table = table
         self._places = places
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._n_putting = 0
         self._found: Queue[_Found | None] = Queue(_WAITING)
         self._ended = threading.Event()
         self._failure: BaseException | None = None
@@ -58,9 +59,9 @@ class Filling:
             threading.Thread(target=self._read_blocks, args=(waiting, others), name=f"restore-{number}")
             for number in range(min(_STREAMS, len(reads)))
         ]
-        for thread in threads:
-            thread.start()
         try:
+            for thread in threads:
+                thread.start()
             for piece in self._pieces(len(threads)):
                 piece.finish()
         except BaseException as error:
@@ -71,12 +72,31 @@ class Filling:
             if self._failure is not None and others is not None:
                 others.stop(self._failure)
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:
+                    thread.join()
+            with self._lock:
+                # What is on its way from other ranks may not come into a state that is being filled anew.
+                self._lock.wait_for(lambda: not self._n_putting)
         if self._failure is not None:
             raise self._failure
 
     def put(self, number: int, first: int, data: Bytes) -> None:
-        """These bytes of the block, from its byte `first` on, are where they belong. They were verified."""
+        """These bytes of the block, from its byte `first` on, are where they belong. They were verified.
+
+        Once `run` has ended nothing is changed any more.
+        """
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._n_putting += 1
+        try:
+            self._put(number, first, data)
+        finally:
+            with self._lock:
+                self._n_putting -= 1
+                self._lock.notify_all()
+
+    def _put(self, number: int, first: int, data: Bytes) -> None:
         start = self._table.blocks[number].start + first
         found: list[Piece | StoredValue] = []
         for place in self._places.by_block.get(number, ()):

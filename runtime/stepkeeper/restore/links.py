@@ -1,5 +1,6 @@
 """Connections between the ranks of a restore: what one has read goes to the others, and who is lost is noticed."""
 
+import contextlib
 import json
 import logging
 import socket
@@ -191,12 +192,12 @@ class Links:
 
     def _receive(self, link: _Link) -> None:
         """Until the other end has left, or is lost."""
-        buffer = bytearray(FRAME_BYTES)
         why = "its connection ended"
         try:
+            buffer = bytearray(FRAME_BYTES)
             while (frame := receive(link.sock, buffer)) is not None:
                 self._heard(link, frame)
-        except OSError as error:
+        except Exception as error:  # whatever it is, nothing is heard of that rank any more
             why = str(error)
         finally:
             link.sock.close()
@@ -214,6 +215,7 @@ class Links:
         if frame.kind is Kind.BYE:
             link.bye = True
         elif frame.kind is Kind.STOP:
+            self._relay_stop(frame)
             said = json.loads(frame.data.tobytes())
             self._failed(PeerStoppedError(f"rank {said['rank']}: {said['text']}"))
         elif frame.kind is Kind.BLOCK:
@@ -221,6 +223,14 @@ class Links:
                 self._take(frame.number, frame.first, frame.data)
         else:
             self._hear_manifest(frame)
+
+    def _relay_stop(self, frame: Frame) -> None:
+        """Those who wait for manifests through this rank know too: they have no connection to who has failed."""
+        for rank in self._relayed_to:
+            link = self._links.get(rank)
+            if link is not None:
+                with contextlib.suppress(GangError):
+                    self._send(link, Kind.STOP, data=frame.data.tobytes())
 
     def _hear_manifest(self, frame: Frame) -> None:
         for rank in self._relayed_to:
@@ -269,13 +279,14 @@ def addresses_of_host(towards: str | None) -> list[str]:
     found: dict[str, None] = {}
     if towards is not None:
         for family, *_, address in _looked_up(towards):
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                try:
+            try:
+                with socket.socket(family, socket.SOCK_DGRAM) as sock:
                     # Sends nothing: it asks by which of its addresses this host would.
                     sock.connect(address)
-                except OSError:
-                    continue
-                found[str(sock.getsockname()[0])] = None
+                    found[str(sock.getsockname()[0])] = None
+            except OSError:
+                # No way there, or none of that kind: a host may have no IPv6.
+                continue
     found.update((str(address[0]), None) for *_, address in _looked_up(socket.gethostname()))
     # Ranks on one host reach each other so in any case.
     found["127.0.0.1"] = None

@@ -1,11 +1,11 @@
 """One commit on its way into one rank's state: compared first, then filled, then given to the objects in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
-from stepkeeper.fitting import findings_said, said_findings
+from stepkeeper.fitting import check_refilled, findings_said, said_findings
 from stepkeeper.log import CommitRecord
 from stepkeeper.restore.contents import Contents
 from stepkeeper.restore.exchange import Exchange
@@ -37,7 +37,10 @@ class Loading:
         *,
         exchange: Exchange,
         rules: LoadRules,
+        half_filled: Collection[str] = (),
     ) -> None:
+        """`half_filled` are names of tensors that hold parts of another commit, and must be filled by this one."""
+        self._half_filled = half_filled
         self._store, self._record, self._state, self._ranks = store, record, state, ranks
         self._exchange, self._rules = exchange, rules
         self._flat = FlatState(tensors={}, values={})
@@ -53,6 +56,11 @@ class Loading:
         """What the commit holds; known once it was compared."""
         return self._contents.names
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the tensors in the state that are filled; known once it was compared."""
+        return frozenset(piece.fqn for piece in self._reads.pieces)
+
     def compare(self) -> dict[str, Any]:
         """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
 
@@ -60,10 +68,13 @@ class Loading:
             TornCheckpointError: bytes of the commit's manifests are bad.
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
             StorageError: the store gave no answer, or refused.
+            RestoreError: what another commit has half filled would stay so.
 
         """
-        stored = self._exchange.manifests(lambda: read_manifest_bytes(self._store, self._record))
-        manifests = proven_manifests(stored, self._record, self._store.uri)
+        manifests = self._exchange.manifests(
+            lambda: read_manifest_bytes(self._store, self._record),
+            lambda stored: proven_manifests(stored, self._record, self._store.uri),
+        )
         self._contents = contents = Contents.of(manifests)
         self._flat = gather_state(self._state)
         self._wanted = wanted_of(self._flat, self._ranks)
@@ -74,6 +85,7 @@ class Loading:
             self._ranks,
             self._rules,
         )
+        check_refilled(self._half_filled, self.names)
         if not differences.missing and not differences.mismatched:
             # Else nobody goes on. What this rank doesn't ask for, another one may.
             self._places = Places.of(contents, self._reads, self._wanted, self._flat.tensors, self._ranks)

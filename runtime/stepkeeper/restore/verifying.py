@@ -1,7 +1,7 @@
 """Every byte of a commit read again, and compared with what was written; each rank reads its share."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -11,7 +11,7 @@ from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log import CommitRecord
-from stepkeeper.manifest import manifest_name
+from stepkeeper.manifest import Manifest, manifest_name
 from stepkeeper.restore.blocks import Block, BlockTable
 from stepkeeper.restore.exchange import Exchange
 from stepkeeper.storage import Store
@@ -54,13 +54,19 @@ class Verifying:
             StorageError: the store gave no answer, or refused.
 
         """
-        stored = self._exchange.manifests(lambda: read_manifest_bytes(self._store, self._record))
-        manifests = proven_manifests(stored, self._record, self._store.uri)
+        sizes: list[int] = []
+
+        def prove(stored: Sequence[bytes]) -> Sequence[Manifest]:
+            proven = proven_manifests(stored, self._record, self._store.uri)
+            sizes[:] = map(len, stored)
+            return proven
+
+        manifests = self._exchange.manifests(lambda: read_manifest_bytes(self._store, self._record), prove)
         proven = {manifest_name(rank) for rank in range(len(manifests))}
         others = [o for manifest in manifests for o in manifest.objects if o.path not in proven]
         table = BlockTable.of(others)
         self.n_objects = len(proven) + len(others)
-        self.size_bytes = sum(map(len, stored)) + sum(record.size_bytes for record in others)
+        self.size_bytes = sum(sizes) + sum(record.size_bytes for record in others)
         bad = list(self._bad(CheckpointReader(self._store, manifests), table))
         if bad:
             more = f"; {len(bad)} blocks of this rank's share are bad" if len(bad) > 1 else ""

@@ -111,6 +111,24 @@ def test_manifests_and_blocks_arrive_whole_and_then_what_failed() -> None:
         each.close()
 
 
+def test_who_waits_for_manifests_behind_another_rank_hears_why_none_come() -> None:
+    links = [Links(rank, lambda lost, why: GangError(f"rank {lost} is lost: {why}")) for rank in range(3)]
+    addresses = [{"hosts": ["127.0.0.1"], "port": each.port} for each in links]
+    for rank, below in enumerate(((1,), (2,), ())):
+        links[rank].start(b"s" * 32, relayed_to=below)
+    for rank in (1, 2):
+        links[rank].call((rank - 1,), addresses)
+        links[rank - 1].meet((rank,))
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(each.manifests, 60) for each in links[1:]]
+        links[0].stop(ValueError("the manifest is torn"))
+        for answer in waiting:
+            with pytest.raises(PeerStoppedError, match="rank 0: the manifest is torn"):
+                answer.result(30)
+    for each in links:
+        each.close()
+
+
 def test_who_leaves_without_a_word_is_lost_and_who_says_so_is_not() -> None:
     first, second = linked((b"s" * 32, b"s" * 32))
     heard = Heard(first), Heard(second)
