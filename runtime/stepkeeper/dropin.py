@@ -6,7 +6,7 @@ from stepkeeper.events import Events
 from stepkeeper.leaving import Leaving
 from stepkeeper.restore import Restorer
 from stepkeeper.saves import Saves
-from stepkeeper.stepping import Stepping
+from stepkeeper.stepping import Stepping, checked_step
 from stepkeeper_planners.selection import LoadRules
 
 __all__ = ["DropIn"]
@@ -64,6 +64,7 @@ class DropIn:
 
         """
         self._leaving.check_open()
+        step = checked_step(step)
         if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
             self._leaving.raise_failure()
         self._stepping.finished(step, state_dict, metrics)

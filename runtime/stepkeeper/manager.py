@@ -30,7 +30,7 @@ from stepkeeper.restore import Restorer, Verification
 from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
 from stepkeeper.saves import Saves
 from stepkeeper.saving import InFlight
-from stepkeeper.stepping import Stepping
+from stepkeeper.stepping import Stepping, checked_step
 from stepkeeper.storage import open_store
 from stepkeeper_planners.selection import LoadRules
 
@@ -212,6 +212,7 @@ class CheckpointManager(DropIn):
 
         """
         self._leaving.check_open()
+        step = checked_step(step)
         self._stepping.finished(step, state, metrics)
         if self._stepping.reached(step):
             self._stepping.stop(step, state, metrics)

@@ -120,11 +120,25 @@ def hold(
         pin = replace(mine, slot=choose(state).slot)
         pinned = _put_if_allowed(store, pin, patience)
         # A deletion lists the pins after its entry: either it saw this one, or its entry is seen here.
-        state = log.refresh()
+        try:
+            state = log.refresh()
+        except BaseException:
+            if pinned:
+                _let_go(store, pin)
+            raise
         if pin.slot in state.commits:
             return (pin if pinned else None), state.commits[pin.slot]
         if pinned:
             remove_pin(store, pin, patience=patience)
+
+
+def _let_go(store: Store, pin: Pin) -> None:
+    """The pin is gone, if the store takes one more request; what it was put for has failed already."""
+    try:
+        store.delete(pin_path(pin.slot, pin.nonce))
+    except StorageError as error:
+        path = pin_path(pin.slot, pin.nonce)
+        _log.warning("a pin is left, remove it by hand: %s/%s: %s", store.uri, path, error)
 
 
 def _put_if_allowed(store: Store, pin: Pin, patience: Patience) -> bool:

@@ -93,6 +93,9 @@ class Saves:
     def restored(self, record: Restorable | None) -> None:
         """The state is what `record` holds: a begin that is still to be written goes on from there."""
         self._restored = record
+        if self._last_begun is not None and self._last_begun.done:
+            # A step that was saved before is another one now.
+            self._last_begun = None
 
     @property
     def _base(self) -> int | LegacyBase | None:

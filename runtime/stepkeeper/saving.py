@@ -1,5 +1,7 @@
 """Saves: a snapshot in the train thread, everything else in one thread behind it."""
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +22,7 @@ from stepkeeper.snapshot import Region, Snapshots
 
 __all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
 
+_log: Final = logging.getLogger(__name__)
 _MOST_LOST_IN_A_ROW: Final = 2
 
 
@@ -131,6 +134,7 @@ class Saver:
         self._lost_in_a_row = 0
         self._failure: BaseException | None = None
         self._unmended: BaseException | None = None
+        self._noting = threading.Lock()
         # Its thread is waited for when the interpreter ends: a save that was begun is finished.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
 
@@ -216,9 +220,12 @@ class Saver:
 
         One lost companion is forgiven as long as a later save makes it good; with `newest` it isn't.
         """
-        failure = self._failure or (self._unmended if newest else None)
-        self._failure = self._unmended = None
-        return failure
+        with self._noting:
+            failure = self._failure or (self._unmended if newest else None)
+            self._failure = None
+            if newest or failure is self._unmended:
+                self._unmended = None
+            return failure
 
     def close(self) -> None:
         """Saves in flight have ended, the memory is given back."""
@@ -239,20 +246,24 @@ class Saver:
         self._note(failure)
         report = in_flight.conclude(committed, failure)
         in_flight.moved(SaveState.COMMITTED if failure is None else SaveState.FAILED)
-        self._on_end(
-            SaveEnd(
-                step=in_flight.step,
-                record=None if committed is None else committed.record,
-                error=failure,
-                idle=in_flight is self._pending[-1],
-                report=report,
+        try:
+            self._on_end(
+                SaveEnd(
+                    step=in_flight.step,
+                    record=None if committed is None else committed.record,
+                    error=failure,
+                    idle=in_flight is self._pending[-1],
+                    report=report,
+                )
             )
-        )
-        self._free.append(job.region)
-        if committed is None:
-            in_flight.future.set_exception(failure)
-        else:
-            in_flight.future.set_result(committed)
+        except Exception:  # of whoever is told: the save has ended as it has
+            _log.exception("what step %d's save has come to could not be told", in_flight.step)
+        finally:
+            self._free.append(job.region)
+            if committed is None:
+                in_flight.future.set_exception(failure)
+            else:
+                in_flight.future.set_result(committed)
 
     def _tell_refusal(self, name: str, step: int, refusal: str) -> None:
         """The other ranks don't wait for this one's share of a save that it has no snapshot for."""
@@ -260,11 +271,12 @@ class Saver:
             check_same_state(name, step, None, self._gang, refusal=refusal)
 
     def _note(self, failure: BaseException | None) -> None:
-        if failure is None:
-            self._unmended = None
-            self._lost_in_a_row = 0
-            return
-        self._unmended = failure
-        self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
-        if self._lost_in_a_row in (0, _MOST_LOST_IN_A_ROW):
-            self._failure = failure
+        with self._noting:
+            if failure is None:
+                self._unmended = None
+                self._lost_in_a_row = 0
+                return
+            self._unmended = failure
+            self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
+            if not 0 < self._lost_in_a_row < _MOST_LOST_IN_A_ROW:
+                self._failure = failure

@@ -2,8 +2,9 @@
 
 import faulthandler
 import logging
+import operator
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, SupportsIndex
 
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
@@ -18,9 +19,17 @@ from stepkeeper.saves import Saves
 from stepkeeper.saving import InFlight
 from stepkeeper.unbroken import LastState
 
-__all__ = ["Stepping"]
+__all__ = ["Stepping", "checked_step"]
 
 _log: Final = logging.getLogger(__name__)
+
+
+def checked_step(step: SupportsIndex) -> int:
+    """The step as a number that logs and reports hold, whatever library it is of. Raises TypeError, ValueError."""
+    number = operator.index(step)
+    if number < 0:
+        raise ValueError(f"a step is a number of at least 0, not {number}")
+    return number
 
 
 class Stepping:

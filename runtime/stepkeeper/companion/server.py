@@ -13,7 +13,7 @@ from stepkeeper.companion.channel import Channel, Packet
 from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Quarantine, Restored, Void, Write
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
-from stepkeeper.contract import Directive
+from stepkeeper.contract import ContractError, Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionError
 
@@ -33,10 +33,12 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
     server = _Server(channel)
     threading.Thread(target=server.work, name="requests", daemon=True).start()
     trainer_fd = _pidfd(trainer_pid)
-    watched = [end.fileno()] if trainer_fd is None else [end.fileno(), trainer_fd]
+    # Not select(): the socket may have a high number, from a trainer with a thousand files open.
+    watched = select.poll()
+    for fd in (end.fileno(),) if trainer_fd is None else (end.fileno(), trainer_fd):
+        watched.register(fd, select.POLLIN)
     while True:
-        readable, _, _ = select.select(watched, [], [])
-        if end.fileno() not in readable:
+        if end.fileno() not in {fd for fd, _ in watched.poll()}:
             # Dead, though a forked child of it still holds the socket.
             break
         packet = channel.receive()
@@ -69,7 +71,12 @@ class _Server:
         if packet.message["kind"] != Kind.STATE:
             self._requests.put(packet)
             return
-        self._state = decode(TrainerState, packet.message["body"])
+        try:
+            self._state = decode(TrainerState, packet.message["body"])
+        except ContractError:
+            # Of the trainer's state reports live, not saves.
+            traceback.print_exc()
+            return
         if self._session is not None and self._session.reporter is not None:
             self._session.reporter.update(self._state)
 

@@ -12,7 +12,7 @@ from stepkeeper.companion.messages import Begin, Begun, Close, Kind, Open
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.errors import ClosedError, CompanionLostError, FencedError, LegacyRootError
+from stepkeeper.errors import ClosedError, LegacyRootError, StepkeeperError
 from stepkeeper.log import CommitRecord, LegacyBase
 
 __all__ = ["Companion"]
@@ -82,12 +82,12 @@ class Companion:
         process = self._starting = CompanionProcess(self._on_directive)
         try:
             process.ask(Kind.OPEN, encode(replace(self._opening, claim=claim)), timeout_s=_OPEN_TIMEOUT_S)
+            process.tell(Kind.STATE, encode(self._state))
         except BaseException:
             process.close()
             raise
         finally:
             self._starting = None
-        process.tell(Kind.STATE, encode(self._state))
         return process
 
     def begin(self, *, base: int | LegacyBase | None = None, take_over: str | None = None) -> Begun:
@@ -145,7 +145,7 @@ class Companion:
             if not process.lost:
                 closing = Close(flush_millis=int(left_s / 2 * 1000))
                 process.ask(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
-        except (CompanionLostError, FencedError) as error:
+        except StepkeeperError as error:
             _log.warning("the last report may not have been sent: %s", error)
         finally:
             process.close(max(0.0, ends_s - time.monotonic()))

@@ -82,7 +82,8 @@ class EverySeconds:
         for commit in commits:
             if commit.time_unix_s is None:
                 found.add(commit.slot)
-            elif last_s is None or commit.time_unix_s - last_s >= self.seconds:
+            elif last_s is None or not 0 <= commit.time_unix_s - last_s < self.seconds:
+                # A time before the last one's is no time to go by: kept.
                 found.add(commit.slot)
                 last_s = commit.time_unix_s
         return frozenset(found)
@@ -107,15 +108,15 @@ class BestN:
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
         having = [commit for commit in commits if self.metric in commit.metrics]
-        best = sorted(having, key=lambda commit: (self._badness(commit), -commit.slot))[: self.n]
+        best = sorted(having, key=lambda commit: (*self._badness(commit), -commit.slot))[: self.n]
         without = [commit for commit in commits if self.metric not in commit.metrics]
         return frozenset(commit.slot for commit in (*best, *(without if self.keep_without else ())))
 
-    def _badness(self, commit: Committed) -> float:
+    def _badness(self, commit: Committed) -> tuple[bool, float]:
         value = commit.metrics[self.metric]
         if math.isnan(value):
-            return math.inf
-        return value if self.mode == "min" else -value
+            return True, 0.0
+        return False, value if self.mode == "min" else -value
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class GcsStore:
             blobs = self._client.list_blobs(
                 self._bucket,
                 prefix=self._prefix + prefix,
-                fields="items(name,size,crc32c,updated),nextPageToken",
+                fields="items(name,size,crc32c,timeCreated),nextPageToken",
                 retry=self._retry,
                 timeout=CALL_TIMEOUT_S,
                 **options,
@@ -129,7 +129,7 @@ class GcsStore:
                     path=blob.name.removeprefix(self._prefix),
                     size_bytes=int(blob.size or 0),
                     crc32c=_decoded_crc32c(blob.crc32c),
-                    time_unix_s=None if blob.updated is None else blob.updated.timestamp(),
+                    time_unix_s=None if blob.time_created is None else blob.time_created.timestamp(),
                 )
         self._bucket_was_there = True
 

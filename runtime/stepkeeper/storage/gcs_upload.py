@@ -107,7 +107,7 @@ def _upload_resumably(
 ) -> None:
     """All in one request; after a failure the rest in another, from where the server says that it has come to."""
     session: str | None = None
-    offset = 0
+    offset = furthest = 0
     pauses_s = patience.pauses_s()
     while True:
         failure: Exception = api_exceptions.ServiceUnavailable("the upload makes no headway")  # type: ignore[no-untyped-call]  # ships no types
@@ -125,9 +125,12 @@ def _upload_resumably(
             return
         if came_to is None:
             session = None
-        elif came_to > offset:
-            offset, pauses_s = came_to, patience.pauses_s()
-            continue
+        else:
+            # It may have gone back, too: what it has is what it says it has.
+            offset = came_to
+            if came_to > furthest:
+                furthest, pauses_s = came_to, patience.pauses_s()
+                continue
         pause_s = next(pauses_s, None)
         if pause_s is None:
             raise failure

@@ -48,7 +48,7 @@ def scored(*losses: float | None) -> list[Committed]:
         (EverySeconds(60), timed(0, 30, 60, 90, 150), [1, 3, 5]),
         (EverySeconds(60), timed(0, 59, 118), [1, 3]),
         (EverySeconds(60), timed(None, 10, 20), [1, 2]),
-        (EverySeconds(60), timed(100, 40, 160), [1, 3]),
+        (EverySeconds(60), timed(100, 40, 160), [1, 2, 3]),
         (MaxAge(60), timed(0, 39, 40, 100), [3, 4]),
         (MaxAge(60), timed(None, 0, 100), [1, 3]),
         (MaxAge(60), timed(None, None), [1, 2]),

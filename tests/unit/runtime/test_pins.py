@@ -6,7 +6,7 @@ import pytest
 
 from stepkeeper.errors import PinFormatError, RestoreError, StorageError, TransientStorageError
 from stepkeeper.log import Claim, CommitRecord, Log, LogState, ManifestRef
-from stepkeeper.pins import Pin, hold, list_pins, pin_path, pinned_slots, put_pin, remove_pin
+from stepkeeper.pins import PIN_PREFIX, Pin, hold, list_pins, pin_path, pinned_slots, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 
@@ -146,6 +146,22 @@ def test_no_answer_is_no_permission_to_read_unpinned(bucket: MemoryBucket, write
     store = MemoryStore(bucket, hook=hook)
     with pytest.raises(TransientStorageError):
         hold(Log(store), store, latest, holder="ml/eval", patience=IMPATIENT)
+
+
+def test_a_pin_is_not_left_where_the_log_says_nothing_after_it(bucket: MemoryBucket, writer: Log) -> None:
+    pinned = False
+
+    def hook(moment: str, operation: str, path: str) -> None:
+        nonlocal pinned
+        if pinned and operation != "delete":
+            raise TransientStorageError("no answer")
+        pinned = pinned or (moment == "after" and path.startswith(PIN_PREFIX))
+
+    store = MemoryStore(bucket, hook=hook)
+    with pytest.raises(TransientStorageError):
+        hold(Log(store, patience=IMPATIENT), store, latest, holder="ml/eval", patience=IMPATIENT)
+    assert pinned
+    assert list_pins(MemoryStore(bucket)) == []
 
 
 def test_where_there_is_nothing_to_choose_nothing_is_pinned(bucket: MemoryBucket) -> None:

@@ -1,9 +1,11 @@
 """What a save that came to nothing is called in each rank."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
+import numpy as np
 import pytest
+import torch
 
 from stepkeeper.companion.client import error_to
 from stepkeeper.companion.supervisor import Companion
@@ -21,6 +23,7 @@ from stepkeeper.persist import SaveJob, persist
 from stepkeeper.progress import Progress
 from stepkeeper.saves import Saves
 from stepkeeper.snapshot import Region, Snapshots
+from stepkeeper.stepping import checked_step
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_planners.layout import Ranks
 
@@ -120,6 +123,47 @@ def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
     with pytest.raises(GangError, match="rank 1 is lost"):
         saves.raise_failure()
     saves.close()
+
+
+def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -> None:
+    companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
+    saves = Saves(MemoryStore(), companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
+    saves.begin(7, {"step": 7})
+    assert saves.wait(10)
+    saves.raise_failure()
+    with pytest.raises(SaveError, match="gone"):
+        saves.raise_failure(newest=True)
+    for step in (8, 9):
+        saves.begin(step, {"step": step})
+        assert saves.wait(10)
+        with pytest.raises(SaveError, match="gone"):
+            saves.raise_failure()
+    saves.close()
+
+
+def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
+    def refuse(error: str | None) -> None:
+        raise TypeError(f"{error} can't be told")
+
+    progress = Progress(lambda _state: None)
+    companion = cast(Companion, FailingCompanion(StorageError("full")))
+    saves = Saves(MemoryStore(), companion, SoloGang(), progress, max_pending=1)
+    begun = saves.begin(7, {"step": 7})
+    assert saves.wait(10)
+    progress.failed = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
+    begun = saves.begin(8, {"step": 8})
+    with pytest.raises(StorageError, match="full"):
+        begun.result(10)
+    saves.close()
+
+
+@pytest.mark.parametrize("step", [np.int64(5), torch.tensor(5), True + 4])
+def test_a_step_is_a_number_of_whatever_library(step: SupportsIndex) -> None:
+    assert type(checked_step(step)) is int
+    with pytest.raises(ValueError, match="at least 0"):
+        checked_step(-1)
+    with pytest.raises(TypeError):
+        checked_step(cast(SupportsIndex, 1.5))
 
 
 def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> None:
