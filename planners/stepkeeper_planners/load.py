@@ -27,7 +27,7 @@ from stepkeeper_planners.reshard import ChunkRead, PieceRead, chunk_reads
 from stepkeeper_planners.selection import LoadRules
 from stepkeeper_planners.state import FlatState, gather_state, scatter_state
 from stepkeeper_planners.stored import stored_in
-from stepkeeper_planners.twins import Twin, check_twins
+from stepkeeper_planners.twins import Twin, check_twins, twins_of
 from stepkeeper_planners.values import decode_value
 
 
@@ -297,17 +297,13 @@ class SPMDLoadPlanner(LoadPlanner):
 
     def _read_twins(self, boxes: Mapping[str, Mapping[int, Box]]) -> Iterator[ReadItem]:
         assert self.metadata is not None
-        loaded_from = {piece.fqn: piece.stored_fqn for piece in self._reads.pieces}
-        twins: dict[str, Twin] = {}
+        stored = self.metadata.state_dict_metadata
+
+        def stored_dtype_of(name: str) -> torch.dtype:
+            return stored[name].properties.dtype  # type: ignore[union-attr]  # pieces are tensors'
+
+        twins = twins_of(self._reads.twins, self._reads.pieces, boxes, stored_dtype_of)
         for piece in self._reads.twins:
-            if piece.stored_fqn not in twins:
-                twins[piece.stored_fqn] = Twin(
-                    fqn=piece.fqn,
-                    loaded_fqn=loaded_from[piece.fqn],
-                    stored_fqn=piece.stored_fqn,
-                    boxes=boxes[piece.fqn],
-                    stored_dtype=self.metadata.state_dict_metadata[piece.stored_fqn].properties.dtype,  # type: ignore[union-attr]  # pieces are tensors'
-                )
             item = tensor_read(ChunkRead(box=piece.wanted_box, pieces=(piece,)), boxes[piece.fqn])
             self._twin_reads[_place_of(item)] = twins[piece.stored_fqn], piece
             yield item

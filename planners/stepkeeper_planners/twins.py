@@ -1,7 +1,7 @@
 """One tensor in the state, stored under several names with bytes of their own: whether these are the same."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.landing import converted
 from stepkeeper_planners.reshard import PieceRead
 
-__all__ = ["Twin", "check_twins"]
+__all__ = ["Twin", "check_twins", "twins_of"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +45,26 @@ class Twin:
             _bits(converted(self.fqn, shard, tensor.dtype)).equal(_bits(loaded[index]))
             for index, shard in self._shards.items()
         )
+
+
+def twins_of(
+    pieces: Iterable[PieceRead],
+    loaded: Iterable[PieceRead],
+    boxes: Mapping[str, Mapping[int, Box]],
+    stored_dtype_of: Callable[[str], torch.dtype],
+) -> dict[str, Twin]:
+    """One for each stored name of which `pieces` are to be read; `loaded` are those that the tensors get."""
+    loaded_from = {piece.fqn: piece.stored_fqn for piece in loaded}
+    return {
+        piece.stored_fqn: Twin(
+            fqn=piece.fqn,
+            loaded_fqn=loaded_from[piece.fqn],
+            stored_fqn=piece.stored_fqn,
+            boxes=boxes[piece.fqn],
+            stored_dtype=stored_dtype_of(piece.stored_fqn),
+        )
+        for piece in pieces
+    }
 
 
 def check_twins(twins: Iterable[Twin], tensors: Mapping[str, torch.Tensor], *, strict: bool) -> None:

@@ -21,6 +21,7 @@ from stepkeeper.cli.app import app
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import Begin, Commit, Log
 from stepkeeper.storage import open_store
+from stepkeeper_planners.errors import LoadMismatchError
 
 SCRIPTS = Path(__file__).parent / "legacy_roots"
 
@@ -164,6 +165,20 @@ def test_when_our_only_commit_is_bad_theirs_is_loaded(root: Path) -> None:
         assert result.step == state["step"] == 300
         manager.save(302, state)
         assert manager.all_steps() == [100, 200, 300, 302]
+
+
+def test_what_is_one_tensor_in_the_state_is_one_there(tmp_path: Path) -> None:
+    both = {"embed": torch.arange(6.0).view(2, 3), "head": torch.arange(6.0).view(2, 3)}
+    save(both, checkpoint_id=tmp_path / "1", no_dist=True)
+    save({**both, "head": both["head"] + 1}, checkpoint_id=tmp_path / "2", no_dist=True)
+    tied = torch.zeros(2, 3)
+    state = {"embed": tied, "head": tied}
+    manager = manager_of(tmp_path)
+    manager.restore(1, state)
+    assert tied.equal(both["embed"])
+    with pytest.raises(LoadMismatchError, match=r"embed and head are one tensor in the state"):
+        manager.restore(2, state)
+    manager.close()
 
 
 def test_the_command_lists_them(root: Path) -> None:

@@ -23,6 +23,7 @@ from stepkeeper_planners.matching import StateReads, Stored, Wanted, compare
 from stepkeeper_planners.reshard import PieceRead
 from stepkeeper_planners.selection import LoadRules
 from stepkeeper_planners.state import FlatState, gather_state, scatter_state
+from stepkeeper_planners.twins import check_twins, twins_of
 
 __all__ = ["LegacyLoading"]
 
@@ -99,6 +100,7 @@ class LegacyLoading:
 
         Raises:
             TornCheckpointError: bytes of the step are bad. The tensors are part old, part new then.
+            LoadMismatchError: tensors that are one in the state have different elements there.
             CastError: elements don't fit the state's dtype.
             ValueDecodeError: a value is of a type that isn't read.
             StorageError: the store gave no answer, or refused.
@@ -107,9 +109,21 @@ class LegacyLoading:
         assert self._content is not None
         for load, shards in _read_ahead(self._content, self._loads()):
             adapters.fill(self._flat.tensors[load.layout.fqn], shards)
+        self._check_twins(self._content)
         names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
         self._values = {name: self._content.value(name) for name in names}
         return {}
+
+    def _check_twins(self, content: LegacyContent) -> None:
+        reads = self._reads
+        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in self._wanted.layouts}
+        twins = twins_of(reads.twins, reads.pieces, boxes, lambda name: dtype_of(content.tensors[name].dtype))
+        for piece in reads.twins:
+            part = piece.wanted_box.shifted(piece.stored_box.offsets)
+            chunk = content.chunk(piece.stored_fqn, piece.stored_index)
+            twins[piece.stored_fqn].resolve(piece).copy_(chunk[part.slices])
+        strict = self._rules is None or self._rules.strict
+        check_twins(twins.values(), self._flat.tensors, strict=strict)
 
     def give(self) -> dict[str, Any]:
         """The values are in the state, and every Stateful got its part by load_state_dict()."""
