@@ -85,16 +85,20 @@ class DropIn:
     ) -> None:
         """`state_dict` is what the newest commit of `step` on HEAD's line holds. The log is left alone. Ranks: all.
 
+        Waits for saves in flight.
         `items` and `exclude` are patterns of flat names, which select what is below them too: "model" is all of
         "model.…". With `strict=False` what both have is filled and the rest stays as it is; `cast=True` converts
         dtypes.
 
         Raises:
+            FencedError: this process has claimed the root, and another claim owns it now.
             LoadMismatchError: `state_dict` asks for other things than the commit holds. Nothing was changed.
             RestoreError: there is no such commit; it lists those that there are.
             TornCheckpointError: bytes of it are bad.
 
         """
+        # A commit that comes meanwhile may delete what is being read.
+        self._saves.wait()
         self._leaving.raise_failure()
         record = self._restorer.step(
             step, state_dict, rules=LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)

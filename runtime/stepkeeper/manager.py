@@ -234,13 +234,16 @@ class CheckpointManager(DropIn):
     def verify(self, step: int) -> Verification:
         """Every byte of the newest commit of `step` on HEAD's line is right, each read by one of the ranks. Ranks: all.
 
-        Nothing is appended to the log, nor condemned.
+        Nothing is appended to the log, nor condemned. Waits for saves in flight.
 
         Raises:
             RestoreError: there is no such commit; it lists those that there are.
             TornCheckpointError: bytes of it are bad.
+            FencedError: this process has claimed the root, and another claim owns it now.
 
         """
+        # A commit that comes meanwhile may delete what is being read.
+        self._saves.wait()
         return self._restorer.verify(step)
 
     def wait(self, timeout_s: float | None = None) -> bool:

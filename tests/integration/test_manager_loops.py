@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager
-from stepkeeper.errors import NotInPodError
+from stepkeeper.errors import NotInPodError, RestoreError
 
 
 @pytest.fixture
@@ -52,3 +52,29 @@ def test_a_step_with_nothing_due_touches_nothing(uri: str) -> None:
 def test_without_an_operator_from_env_says_what_to_write() -> None:
     with pytest.raises(NotInPodError, match=r"CheckpointManager\('gs://"):
         CheckpointManager.from_env()
+
+
+def test_what_a_save_in_flight_is_about_to_delete_is_not_restored(uri: str) -> None:
+    """One commit is kept: once the next is there the first is gone, and that is no damage."""
+    with CheckpointManager(uri, 1, max_to_keep=1, chkpt_on_preemption=False) as manager:
+        for step in range(2, 7, 2):
+            manager.save(step, {"w": torch.full((1000,), float(step))})
+            manager.save_async(step + 1, {"w": torch.full((1000,), step + 1.0)})
+            state = {"w": torch.zeros(1000)}
+            with pytest.raises(RestoreError, match=rf"no commit of step {step}; its steps: {step + 1}$"):
+                manager.restore(step, state)
+            assert not state["w"].any()
+            assert manager.verify(step + 1).step == step + 1
+
+
+def test_a_notice_after_going_back_saves_the_step_all_the_same(uri: str) -> None:
+    manager = CheckpointManager(uri, 1000)
+    state = {"w": torch.zeros(10)}
+    for step in (5, 100):
+        manager.save(step, state, force=True)
+    manager.restore(5, state)
+    manager.request_stop()
+    saved = [step for step in range(6, 12) if manager.save_async(step, state)]
+    manager.join()
+    assert saved == [6]
+    manager.close()

@@ -107,7 +107,7 @@ class Restorer:
             BadNodeError: one node reads bad bytes where another one reads good ones.
 
         """
-        record = self._agreement.on(partial(self.find, step))
+        record = self._agreement.on(partial(self._settled, step))
         assert record is not None
         self.record(record, state, rules=rules)
         return record
@@ -130,7 +130,7 @@ class Restorer:
             BadNodeError: one node reads bad bytes where another one reads good ones.
 
         """
-        record = self._agreement.on(partial(self.find, step))
+        record = self._agreement.on(partial(self._settled, step))
         assert record is not None
         if isinstance(record, LegacyRecord):
             raise RestoreError(
@@ -166,6 +166,13 @@ class Restorer:
         there = {record.step for record in state.line} | {each.step for each in found if each.finished}
         steps = ", ".join(map(str, sorted(there))) or "none"
         raise RestoreError(f"{self._store.uri} has no commit of step {step}; its steps: {steps}")
+
+    def _settled(self, step: int) -> Restorable:
+        """As `find`, once the deletions that this process's own commits entail have been made."""
+        if self._companion.begun is not None:
+            # Answered after whatever follows the last commit.
+            self._companion.latest()
+        return self.find(step)
 
     def steps(self) -> list[int]:
         """The steps of HEAD's line, and of the other writer that it goes on from."""
