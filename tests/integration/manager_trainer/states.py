@@ -59,6 +59,9 @@ def join() -> None:
             time.sleep(0.01)
         store = TCPStore("localhost", int(port_file.read_text()), WORLD_SIZE, is_master=False)
     dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD_SIZE)
+    if RANK == 0:
+        # All have come. Who is started next in this folder must not find it: it would wait at a port that is closed.
+        port_file.unlink()
 
 
 def train(manager: CheckpointManager) -> None:
