@@ -53,7 +53,9 @@ def main() -> int:
 
 def beyond_limits(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of ours, of the largest size, that took too long or too much memory."""
-    ours = (row for row in results if row["planner"].startswith("ours") and row["n_chunks"] >= SIZES[-1])
+    # A state of whole tensors has a few chunks less than were asked for.
+    largest = SIZES[-1] * 0.98
+    ours = (row for row in results if row["planner"].startswith("ours") and row["n_chunks"] >= largest)
     return [
         row
         for row in ours
