@@ -1,6 +1,7 @@
 """How a process ends: its exit code, and its last word in the termination-message file."""
 
 import logging
+import os
 import time
 import traceback
 from pathlib import Path
@@ -113,8 +114,19 @@ class Ending:
 
 
 def _write(path: Path, termination: Termination) -> None:
-    """A file that can't be written is logged, no more: the process ends either way, and its code says most of it."""
+    """A file that can't be written is logged, no more: the process ends either way, and its code says most of it.
+
+    Whenever the process is killed, an earlier word or this one can be read: the file is the kubelet's, so it can't be
+    replaced by another one, and it is never emptied first.
+    """
+    said = termination.to_json()
     try:
-        path.write_bytes(termination.to_json())
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # Blanks behind a JSON text are part of none.
+            os.pwrite(fd, said.ljust(os.fstat(fd).st_size), 0)
+            os.ftruncate(fd, len(said))
+        finally:
+            os.close(fd)
     except OSError as error:
         _log.warning("the termination message can't be written to %s: %s", path, error)

@@ -123,7 +123,9 @@ def test_a_blocked_trainer_that_is_told_and_killed_leaves_the_reason_behind(tmp_
         blocked.hear("step")
         blocked.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 10
-        while not (tmp_path / "pod" / "termination").exists():
+        message = tmp_path / "pod" / "termination"
+        # It is there a moment before it says something, the first time.
+        while not message.exists() or not message.stat().st_size:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         blocked.process.kill()

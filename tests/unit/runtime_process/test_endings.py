@@ -1,9 +1,11 @@
 """The exit code and the words that an exception leads to."""
 
+from pathlib import Path
+
 import pytest
 
-from stepkeeper.contract import ExitCode
-from stepkeeper.ending import exit_code_of, traceback_of
+from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.ending import _write, exit_code_of, traceback_of
 from stepkeeper.errors import FencedError, ForeignRootError, GangError, SaveError
 
 
@@ -32,3 +34,24 @@ def test_a_chosen_end_has_no_traceback() -> None:
     text = traceback_of(ValueError("the loss is no number"))
     assert text is not None
     assert text.endswith("ValueError: the loss is no number\n")
+
+
+def test_a_last_word_can_be_read_whenever_the_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "termination"
+    first = Termination(code=75, step=7, notice="sigterm", error="a long story, which ends well")
+    second = Termination(code=0, step=8)
+    _write(path, first)
+    assert Termination.from_json(path.read_bytes()) == first
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for moment, left in (("pwrite", first), ("ftruncate", second)):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(f"os.{moment}", killed)
+            _write(path, second)
+        assert Termination.from_json(path.read_bytes()) == left
+    _write(path, second)
+    assert path.read_bytes() == second.to_json()
