@@ -27,6 +27,15 @@ def cluster() -> Iterator[Cluster]:
         yield started
 
 
+@pytest.fixture(autouse=True)
+def all_nodes_on(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that failed with a node off takes no other test with it."""
+    yield
+    if "cluster" in request.fixturenames:
+        started: Cluster = request.getfixturevalue("cluster")
+        started.faults.power_on_all()
+
+
 @pytest.fixture(scope="session")
 def operator(cluster: Cluster) -> Cluster:
     """The cluster with the operator, installed by the chart from the wheel of this tree."""

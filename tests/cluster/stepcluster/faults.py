@@ -55,6 +55,12 @@ class Faults:
         runner.start(known)
         self.parts.wait_ready(known)
 
+    def power_on_all(self) -> None:
+        """Every node is Ready: one that was off is a new machine."""
+        for name in (node.name for node in self.parts.record.nodes):
+            if not self.parts.runner.is_on(name):
+                self.power_on(name, fresh=True)
+
     def signal_pod(
         self,
         pod: str,

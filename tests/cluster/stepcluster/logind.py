@@ -24,8 +24,12 @@ BUS_CONFIGURATION = f"""\
 </busconfig>
 """
 LONGEST_DELAY_S = 600
-STOP_SERVICES_S = 1.0
-"""A machine takes a moment more after the last one that it waited for: the kubelet's last status gets out."""
+STOP_SERVICES_S = 5.0
+"""A machine stops its services after the last one that it waited for, which takes seconds.
+
+The kubelet lets go in the moment in which it kills what has not ended. It needs those seconds: it sees what became of
+it a second later, and a busy machine takes longer to write it down.
+"""
 
 
 class LoginManager(ServiceInterface):

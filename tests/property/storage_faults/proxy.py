@@ -4,7 +4,7 @@ import http.client
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, Literal
@@ -44,6 +44,8 @@ class Proxy:
     address: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
     unstuck: threading.Event = field(default_factory=threading.Event)
+    late: list[threading.Timer] = field(default_factory=list)
+    """Requests that were refused and are passed on all the same."""
 
     def next_fault(self, method: str, about: str) -> Fault:
         with self.lock:
@@ -77,6 +79,9 @@ def faulty(target: str) -> Iterator[Proxy]:
             proxy.mend()
             server.shutdown()
             thread.join()
+            # While the emulator still runs: to one that is gone nothing can be passed on.
+            for late in proxy.late:
+                late.join()
 
 
 def _handler_of(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
@@ -104,8 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.proxy.unstuck.wait(STUCK_S)
                 self.close_connection = True
             case "503, then applied":
-                late = threading.Timer(LATE_S, lambda: self._forwarded(body, {}))
-                late.daemon = True
+                late = threading.Timer(LATE_S, self._forwarded_late, (body,))
+                self.proxy.late.append(late)
                 late.start()
                 self._refuse(503)
             case "cut":
@@ -132,6 +137,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(503)
         else:
             self._answer(status, data, headers)
+
+    def _forwarded_late(self, body: bytes) -> None:
+        # An upload that was ended or resumed meanwhile isn't taken; nobody waits for the answer.
+        with suppress(OSError, http.client.HTTPException):
+            self._forwarded(body, {})
 
     def _forwarded(self, body: bytes, changed: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
         connection = http.client.HTTPConnection(self.proxy.target, timeout=30)
