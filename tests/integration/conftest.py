@@ -1,5 +1,6 @@
 """What several of these tests share: a script run as all ranks of a small world."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,29 @@ import pytest
 
 Launch = Callable[..., None]
 """launch(script, world_size, folder, *arguments): every rank ended well."""
+
+
+OnDevices = Callable[..., str]
+"""run_on_devices(script, *arguments): what the script has said, which ended well."""
+
+
+@pytest.fixture(scope="session")
+def run_on_devices() -> OnDevices:
+    return _run_on_devices
+
+
+def _run_on_devices(script: Path, *arguments: object, timeout_s: float = 280) -> str:
+    """In a process of its own, in which torch_xla has 4 devices: these are set before it is imported."""
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
 
 
 @pytest.fixture

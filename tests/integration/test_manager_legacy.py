@@ -2,11 +2,8 @@
 
 import json
 import logging
-import os
 import shutil
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -196,8 +193,16 @@ def test_the_command_lists_them(root: Path) -> None:
     assert run("path", root.as_uri(), "100").strip() == str(root / "100")
 
 
+@pytest.fixture
+def on_xla(run_on_devices: Callable[..., str]) -> Callable[[str, Path], dict[str, Any]]:
+    def run(mode: str, root: Path) -> dict[str, Any]:
+        return dict(json.loads(run_on_devices(SCRIPTS / "xla.py", mode, root).splitlines()[-1]))
+
+    return run
+
+
 def test_stock_ranks_are_resumed_on_fewer_and_more_and_on_xla(
-    launch: Callable[..., None], tmp_path: Path
+    launch: Callable[..., None], on_xla: Callable[[str, Path], dict[str, Any]], tmp_path: Path
 ) -> None:
     launch(SCRIPTS / "gloo.py", 2, tmp_path, "save")
     for world_size in (1, 3):
@@ -209,7 +214,9 @@ def test_stock_ranks_are_resumed_on_fewer_and_more_and_on_xla(
     assert "devices=[2,2]" in found["spec"]
 
 
-def test_a_root_of_torch_xlas_manager_is_resumed_on_another_mesh(tmp_path: Path) -> None:
+def test_a_root_of_torch_xlas_manager_is_resumed_on_another_mesh(
+    on_xla: Callable[[str, Path], dict[str, Any]], tmp_path: Path
+) -> None:
     theirs = on_xla("save", tmp_path / "root")
     assert theirs["steps"] == [2, 4]
     ours = on_xla("resume", tmp_path / "root")
@@ -219,16 +226,3 @@ def test_a_root_of_torch_xlas_manager_is_resumed_on_another_mesh(tmp_path: Path)
     assert ours["steps_after"] == [2, 4, 5]
     (begin, *_) = entries(tmp_path / "root")
     assert (begin.legacy.step, begin.legacy.folder) == (4, "4")
-
-
-def on_xla(mode: str, root: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "xla.py", mode, root],
-        env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))

@@ -1,32 +1,27 @@
 """Snapshots hold the state as it was, whatever becomes of it at once; and nothing is compiled twice for them."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FOLDER = Path(__file__).parent / "snapshots"
-DEVICES = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
+Said = Callable[..., dict[str, Any]]
 
 
-def said_by(script: str, *arguments: str | Path | int) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / script), *map(str, arguments)],
-        env={**os.environ, **DEVICES},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return said
+@pytest.fixture
+def said_by(run_on_devices: Callable[..., str]) -> Said:
+    def run(script: str, *arguments: object) -> dict[str, Any]:
+        return dict(json.loads(run_on_devices(FOLDER / script, *arguments).splitlines()[-1]))
+
+    return run
 
 
-def test_sharded_tensors_are_saved_as_they_were_at_any_device_budget(tmp_path: Path) -> None:
+def test_sharded_tensors_are_saved_as_they_were_at_any_device_budget(said_by: Said, tmp_path: Path) -> None:
     for budget, found in said_by("intact_xla.py", tmp_path).items():
         assert found["wrong"] == [], budget
         assert found["tensors"] > 30
@@ -38,14 +33,16 @@ def test_host_tensors_and_dtensors_are_saved_as_they_were(
     launch(FOLDER / "intact_host.py", 2, tmp_path)
 
 
-def test_one_small_program_is_compiled_for_all_saves_and_ahead_of_the_first(tmp_path: Path) -> None:
+def test_one_small_program_is_compiled_for_all_saves_and_ahead_of_the_first(
+    said_by: Said, tmp_path: Path
+) -> None:
     counts = said_by("compiling.py", tmp_path)
     assert counts["with"] == counts["without"] + 1
     assert counts["with, before the loop's own sync"] == counts["with"]
     assert counts["for a notice"] == 0
 
 
-def test_torch_xlas_own_example_runs_word_for_word_beside_a_reader(tmp_path: Path) -> None:
+def test_torch_xlas_own_example_runs_word_for_word_beside_a_reader(said_by: Said, tmp_path: Path) -> None:
     reader = subprocess.Popen([sys.executable, str(FOLDER / "reader.py"), str(tmp_path / "root")])
     try:
         for start in (1, 2):

@@ -2,9 +2,7 @@
 
 import inspect
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,12 @@ SCRIPT = Path(__file__).parent / "torch_xla_dropin" / "user.py"
 THEIRS = "torch_xla.experimental.distributed_checkpoint"
 
 
-def seen_with(module: str, folder: Path) -> Any:
-    folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, SCRIPT, module, folder],
-        env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads((folder / "seen.json").read_text())
+def test_same_code_sees_the_same(run_on_devices: Callable[..., str], tmp_path: Path) -> None:
+    def seen_with(module: str, folder: Path) -> Any:
+        folder.mkdir()
+        run_on_devices(SCRIPT, module, folder)
+        return json.loads((folder / "seen.json").read_text())
 
-
-def test_same_code_sees_the_same(tmp_path: Path) -> None:
     ours = seen_with("stepkeeper", tmp_path / "ours")
     theirs = seen_with(THEIRS, tmp_path / "theirs")
     assert len(ours["by hand"]["items"]) > 10

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +68,11 @@ ON_RANKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def on_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def on_devices(
+    run_on_devices: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, str]]:
     folder = tmp_path_factory.mktemp("devices")
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / "devices.py", folder],
-        env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_on_devices(SCRIPTS / "devices.py", folder)
     results: dict[str, dict[str, str]] = json.loads((folder / "results.json").read_text())
     return results
 
