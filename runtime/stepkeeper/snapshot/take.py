@@ -1,6 +1,6 @@
 """Taking a snapshot: all that the train loop waits for."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,9 @@ class Snapshot:
     on_device: list["Piece"] = field(default_factory=list)
     """Copies of XLA tensors: nothing that happens to the state changes them."""
 
+    copied: tuple[str, ...] = ()
+    """The tensors that these are copies of: all of them have to come."""
+
     copies: device.DeviceCopies | None = None
     """Who made them."""
 
@@ -56,11 +59,11 @@ class Snapshot:
 
         Called from a background thread. The GIL is held while a piece moves, not while its copy isn't made yet.
         """
-        if not self.on_device:
+        if not self.copied:
             return
         from stepkeeper_planners.adapters import xla_pieces
 
-        arrivals = _Arrivals(self.plan, region)
+        arrivals = _Arrivals(self.plan, region, self.copied)
         made_bytes = sum(piece.size_bytes for piece in self.on_device)
         batches = list(device.batches(self.on_device))[::-1]
         xla_pieces.wait_until_there(self.on_device)
@@ -116,16 +119,18 @@ class Snapshots:
         adapters.materialize(flat.tensors)
         plan = self._planner.plan(flat)
         blobs = self._blobs(flat, plan)
-        pieces, rest = self._copies.make(flat.tensors, plan.cuts, device.to_copy(plan.cuts, plan.mine))
+        wanted = device.to_copy(plan.cuts, plan.mine)
+        pieces, rest = self._copies.make(flat.tensors, plan.cuts, wanted)
         values, size_bytes = laid_out_behind(plan, blobs)
         region.reserve(size_bytes)
         for order in values:
             region.write(order.start, blobs[order.fqn])
         self._copy_host_tensors(flat, plan, region)
-        arrivals = _Arrivals(plan, region)
+        arrivals = _Arrivals(plan, region, rest)
         for fqn, parts in device.moved(flat.tensors, plan.cuts, rest):
             arrivals.put(fqn, parts)
         arrivals.check()
+        on_host = frozenset(rest)
         return Snapshot(
             plan=plan,
             values=values,
@@ -133,6 +138,7 @@ class Snapshots:
             key_paths=flat.paths | notes(flat.tree),
             summary=_summary(flat, plan, self._ranks),
             on_device=pieces,
+            copied=tuple(fqn for fqn in wanted if fqn not in on_host),
             copies=self._copies,
         )
 
@@ -178,28 +184,25 @@ def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
 class _Arrivals:
     """Elements of XLA tensors as they come into the region, counted: what is missing would be an older save's."""
 
-    def __init__(self, plan: SnapshotPlan, region: Region) -> None:
+    def __init__(self, plan: SnapshotPlan, region: Region, fqns: Iterable[str]) -> None:
+        """All that this rank writes of these tensors is to come."""
         self._plan = plan
         self._region = region
-        self._missing: dict[str, int] = {}
+        self._missing = {fqn: sum(write.box.volume for _, write in plan.mine.get(fqn, ())) for fqn in fqns}
 
     def put(self, fqn: str, parts: list["Part"]) -> None:
         """What this rank writes of these elements is in the region."""
         mine = self._plan.mine.get(fqn, [])
         places = self._region.places(self._plan.orders)
-        missing = self._missing.get(fqn)
-        if missing is None:
-            missing = sum(write.box.volume for _, write in mine)
         for index, write in mine:
             for box, data in parts:
                 common = box.intersect(write.box)
                 if common is not None:
                     places[index][_within(common, write.box)].copy_(data[_within(common, box)])
-                    missing -= common.volume
-        self._missing[fqn] = missing
+                    self._missing[fqn] -= common.volume
 
     def check(self) -> None:
-        """Of every tensor of which something came, all came that this rank writes.
+        """All that this rank writes of these tensors came.
 
         Raises:
             SaveError: elements are lacking.

@@ -1,14 +1,17 @@
 """A state that is built like the last one is not planned again; one that differs in anything is."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from stepkeeper.errors import SaveError
+from stepkeeper.same_state import StateSummary
 from stepkeeper.snapshot import Region, Snapshots
 from stepkeeper.snapshot.plan import Planner
-from stepkeeper.snapshot.take import _Arrivals
+from stepkeeper.snapshot.take import Snapshot, _Arrivals
+from stepkeeper_planners import adapters
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.state import gather_state
@@ -77,7 +80,9 @@ def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
     region = Region()
     region.reserve(plan.tensor_bytes)
     upper, lower = (Box(offsets=(start, 0), sizes=(2, 3)) for start in (0, 2))
-    arrivals = _Arrivals(plan, region)
+    arrivals = _Arrivals(plan, region, ["w"])
+    with pytest.raises(SaveError, match="w: 12 elements"):
+        arrivals.check()
     arrivals.put("w", [(upper, torch.full((2, 3), 1.0))])
     with pytest.raises(SaveError, match="w: 6 elements"):
         arrivals.check()
@@ -85,4 +90,16 @@ def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
     arrivals.check()
     (place,) = region.places(plan.orders)
     assert place[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
+    region.close()
+
+
+def test_copies_of_which_nothing_came_fail_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = SimpleNamespace(wait_until_there=lambda pieces: None, move=lambda batch: iter(()))
+    monkeypatch.setattr(adapters, "xla_pieces", nothing, raising=False)
+    plan = Planner(ONE).plan(gather_state({"w": torch.ones(4, 3)}))
+    region = Region()
+    region.reserve(plan.tensor_bytes)
+    snapshot = Snapshot(plan=plan, values=(), aliases={}, key_paths={}, summary=StateSummary(), copied=("w",))
+    with pytest.raises(SaveError, match="w: 12 elements"):
+        snapshot.transfer(region)
     region.close()
