@@ -6,27 +6,13 @@ import pytest
 
 from stepkeeper.errors import FencedError, LogFormatError, RestoreError
 from stepkeeper.legacy import below, found_in
-from stepkeeper.log import Begin, Claim, Commit, LegacyBase, Log, ManifestRef
+from stepkeeper.log import Begin, Commit, LegacyBase, Log, ManifestRef
 from stepkeeper.storage import ObjectStat
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 
+CommitStep = Callable[..., int]
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 BASE = LegacyBase(step=300, folder="step-300", reason="step 400 has no .metadata")
-
-
-@pytest.fixture
-def bucket() -> MemoryBucket:
-    return MemoryBucket()
-
-
-@pytest.fixture
-def log(bucket: MemoryBucket) -> Log:
-    return Log(MemoryStore(bucket))
-
-
-def commit(log: Log, claim: Claim, step: int) -> int:
-    folder = f"{step}/{claim.slot}-{log.state.tail:032x}"
-    return log.commit(claim, step=step, folder=folder, size_bytes=10, manifest=REF).slot
 
 
 def offer() -> LegacyBase:
@@ -37,7 +23,9 @@ def never() -> LegacyBase:
     raise AssertionError("there is something to go on from")
 
 
-def test_the_first_commit_has_no_parent_and_says_what_it_goes_on_from(log: Log, bucket: MemoryBucket) -> None:
+def test_the_first_commit_has_no_parent_and_says_what_it_goes_on_from(
+    log: Log, bucket: MemoryBucket, commit: CommitStep
+) -> None:
     claim = log.begin(offer=offer)
     assert (log.state.head, log.state.legacy) == (None, BASE)
     first, second = commit(log, claim, 301), commit(log, claim, 302)
@@ -53,7 +41,9 @@ def test_the_first_commit_has_no_parent_and_says_what_it_goes_on_from(log: Log, 
     assert (body.parent, body.legacy) == (None, BASE)
 
 
-def test_a_start_before_the_first_commit_chooses_again_and_one_after_it_does_not(log: Log) -> None:
+def test_a_start_before_the_first_commit_chooses_again_and_one_after_it_does_not(
+    log: Log, commit: CommitStep
+) -> None:
     log.begin(offer=offer)
     newer = LegacyBase(step=400, folder="step-400")
     claim = log.begin(offer=lambda: newer)
@@ -67,7 +57,7 @@ def test_a_start_before_the_first_commit_chooses_again_and_one_after_it_does_not
 
 
 def test_when_the_first_commit_is_condemned_what_lies_below_it_is_the_latest_again(
-    log: Log, bucket: MemoryBucket
+    log: Log, bucket: MemoryBucket, commit: CommitStep
 ) -> None:
     claim = log.begin(offer=offer)
     first, second = commit(log, claim, 301), commit(log, claim, 302)
@@ -82,7 +72,7 @@ def test_when_the_first_commit_is_condemned_what_lies_below_it_is_the_latest_aga
     assert (later.state.head, later.state.legacy) == (None, BASE)
 
 
-def test_deleted_commits_leave_what_lies_below(log: Log) -> None:
+def test_deleted_commits_leave_what_lies_below(log: Log, commit: CommitStep) -> None:
     claim = log.begin(offer=offer)
     first, second = commit(log, claim, 301), commit(log, claim, 302)
     log.delete(claim, lambda _: (first,))
@@ -91,7 +81,7 @@ def test_deleted_commits_leave_what_lies_below(log: Log) -> None:
     assert (log.state.head, log.state.legacy, dict(log.state.commits)) == (None, BASE, {})
 
 
-def test_a_process_that_restored_an_older_step_goes_on_from_it(log: Log) -> None:
+def test_a_process_that_restored_an_older_step_goes_on_from_it(log: Log, commit: CommitStep) -> None:
     claim = log.begin(offer=offer)
     abandoned = commit(log, claim, 301)
     older = LegacyBase(step=100, folder="100")
@@ -102,7 +92,7 @@ def test_a_process_that_restored_an_older_step_goes_on_from_it(log: Log) -> None
     assert abandoned in log.state.commits
 
 
-def test_from_scratch_is_said_and_holds_until_there_is_a_commit(log: Log) -> None:
+def test_from_scratch_is_said_and_holds_until_there_is_a_commit(log: Log, commit: CommitStep) -> None:
     log.begin(offer=offer)
     log.begin(scratch=True, offer=never)
     assert log.state.legacy is None
@@ -116,7 +106,9 @@ def test_from_scratch_is_said_and_holds_until_there_is_a_commit(log: Log) -> Non
     assert begun.scratch is None
 
 
-def test_a_claim_is_followed_by_another_only_while_it_holds(log: Log, bucket: MemoryBucket) -> None:
+def test_a_claim_is_followed_by_another_only_while_it_holds(
+    log: Log, bucket: MemoryBucket, commit: CommitStep
+) -> None:
     claim = log.begin(offer=offer)
     older = LegacyBase(step=100, folder="100", reason="step 300 was read bad")
     again = log.begin(base=older, after=claim)
@@ -137,7 +129,7 @@ def test_a_claim_is_followed_by_another_only_while_it_holds(log: Log, bucket: Me
     ids=["none below", "both"],
 )
 def test_a_commit_that_says_another_base_than_the_log_is_refused(
-    log: Log, bucket: MemoryBucket, forged: Callable[[int], Commit]
+    log: Log, bucket: MemoryBucket, forged: Callable[[int], Commit], commit: CommitStep
 ) -> None:
     claim = log.begin(offer=offer)
     slot = log.state.tail + 1
@@ -150,7 +142,9 @@ def test_a_commit_that_says_another_base_than_the_log_is_refused(
         Log(MemoryStore(bucket)).open()
 
 
-def test_nothing_is_begun_on_condemned_commits_alone_without_a_step_below(log: Log) -> None:
+def test_nothing_is_begun_on_condemned_commits_alone_without_a_step_below(
+    log: Log, commit: CommitStep
+) -> None:
     claim = log.begin()
     log.quarantine(claim, commit(log, claim, 1), "bad")
     with pytest.raises(RestoreError, match="no latest one"):
@@ -199,7 +193,9 @@ def test_steps_are_found_by_the_names_that_writers_give_them() -> None:
     assert found[0].writer == "torch_xla"
 
 
-def test_what_lies_below_a_line_is_what_it_went_on_from_and_all_that_is_older(log: Log) -> None:
+def test_what_lies_below_a_line_is_what_it_went_on_from_and_all_that_is_older(
+    log: Log, commit: CommitStep
+) -> None:
     found = found_in(stats(*(f"step-{step}/.metadata" for step in (100, 200, 300, 400))))
     assert len(below(log.open(), lambda: found)) == 4
     claim = log.begin(offer=offer)

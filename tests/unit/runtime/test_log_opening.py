@@ -1,30 +1,17 @@
 """Opening the log: what it costs, and what is not taken for a log."""
 
+from collections.abc import Callable
+
 import pytest
 
 from stepkeeper.errors import LogFormatError, LogGapError
-from stepkeeper.log import Claim, Log, ManifestRef, tail
+from stepkeeper.log import Log, tail
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import DEFAULT_PATIENCE
 
-REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
-
-
-@pytest.fixture
-def bucket() -> MemoryBucket:
-    return MemoryBucket()
-
-
-@pytest.fixture
-def log(bucket: MemoryBucket) -> Log:
-    return Log(MemoryStore(bucket))
-
-
-def commit(log: Log, claim: Claim, step: int) -> None:
-    folder = f"{step}/{claim.slot}-{log.state.tail:032x}"
-    log.commit(claim, step=step, folder=folder, size_bytes=10, manifest=REF)
+CommitStep = Callable[..., int]
 
 
 class Calls:
@@ -38,7 +25,9 @@ class Calls:
             self.names.append(operation)
 
 
-def test_opening_reads_a_bounded_number_of_entries(log: Log, bucket: MemoryBucket) -> None:
+def test_opening_reads_a_bounded_number_of_entries(
+    log: Log, bucket: MemoryBucket, commit: CommitStep
+) -> None:
     claim = log.begin()
     for step in range(100):
         commit(log, claim, step)
@@ -106,7 +95,7 @@ def test_a_gap_before_the_tail_or_at_the_start_is_refused_page_by_page(
             tail.find_tail(MemoryStore(bucket), DEFAULT_PATIENCE)
 
 
-def test_a_gap_is_refused_and_named(log: Log, bucket: MemoryBucket) -> None:
+def test_a_gap_is_refused_and_named(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
     for step in range(5):
         commit(log, claim, step)
@@ -115,7 +104,9 @@ def test_a_gap_is_refused_and_named(log: Log, bucket: MemoryBucket) -> None:
         Log(MemoryStore(bucket)).open()
 
 
-def test_a_slot_that_came_during_the_listing_is_no_gap(log: Log, bucket: MemoryBucket) -> None:
+def test_a_slot_that_came_during_the_listing_is_no_gap(
+    log: Log, bucket: MemoryBucket, commit: CommitStep
+) -> None:
     claim = log.begin()
     for step in range(3):
         commit(log, claim, step)
@@ -162,7 +153,9 @@ def test_an_entry_that_says_something_else_is_refused(
         Log(MemoryStore(bucket)).open()
 
 
-def test_an_entry_of_a_stale_claim_in_the_log_is_refused(log: Log, bucket: MemoryBucket) -> None:
+def test_an_entry_of_a_stale_claim_in_the_log_is_refused(
+    log: Log, bucket: MemoryBucket, commit: CommitStep
+) -> None:
     claim = log.begin()
     commit(log, claim, 10)
     early = bucket.objects.pop(slot_path(1))

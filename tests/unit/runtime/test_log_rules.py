@@ -13,30 +13,15 @@ from stepkeeper.errors import (
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import Claim, Log, ManifestRef
+from stepkeeper.log import Claim, Log
 from stepkeeper.log.tail import slot_path
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.pod import pod_identity
 
-REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+CommitStep = Callable[..., int]
 NO_PATIENCE = Patience(total_s=0, sleep=lambda _: None)
 IMPATIENT = Patience(total_s=0.2, sleep=lambda _: None)
-
-
-@pytest.fixture
-def bucket() -> MemoryBucket:
-    return MemoryBucket()
-
-
-@pytest.fixture
-def log(bucket: MemoryBucket) -> Log:
-    return Log(MemoryStore(bucket))
-
-
-def commit(log: Log, claim: Claim, step: int, folder: str = "") -> int:
-    folder = folder or f"{step}/{claim.slot}-{log.state.tail:032x}"
-    return log.commit(claim, step=step, folder=folder, size_bytes=10, manifest=REF).slot
 
 
 def identity(job: str = "llm", uid: str = "u1", ordinal: tuple[int, int] = (0, 0)) -> Identity:
@@ -63,7 +48,7 @@ def test_an_empty_root_has_no_latest(log: Log) -> None:
     assert (state.tail, state.latest, state.line, state.root) == (-1, None, (), None)
 
 
-def test_commits_move_head_and_make_a_line(log: Log, bucket: MemoryBucket) -> None:
+def test_commits_move_head_and_make_a_line(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
     slots = [commit(log, claim, step) for step in (10, 20, 30)]
     state = Log(MemoryStore(bucket)).open()
@@ -74,7 +59,7 @@ def test_commits_move_head_and_make_a_line(log: Log, bucket: MemoryBucket) -> No
     assert state.root == claim.nonce
 
 
-def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket) -> None:
+def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
     commit(log, claim, 10)
     other = Log(MemoryStore(bucket))
@@ -91,7 +76,7 @@ def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket) 
     assert other.refresh().tail == later.slot
 
 
-def test_a_begin_goes_on_from_head_unless_told(log: Log) -> None:
+def test_a_begin_goes_on_from_head_unless_told(log: Log, commit: CommitStep) -> None:
     claim = log.begin()
     first, second = commit(log, claim, 10), commit(log, claim, 20)
     log.begin()
@@ -104,7 +89,7 @@ def test_a_begin_goes_on_from_head_unless_told(log: Log) -> None:
 
 
 def test_a_root_whose_commits_were_all_condemned_is_begun_anew_only_when_told(
-    log: Log, bucket: MemoryBucket
+    log: Log, bucket: MemoryBucket, commit: CommitStep
 ) -> None:
     claim = log.begin()
     condemned = commit(log, claim, 10)
@@ -126,7 +111,9 @@ def test_a_root_whose_commits_were_all_condemned_is_begun_anew_only_when_told(
         again.begin()
 
 
-def test_a_begin_that_goes_on_from_a_condemned_commit_is_no_answer_to_begin_anew(log: Log) -> None:
+def test_a_begin_that_goes_on_from_a_condemned_commit_is_no_answer_to_begin_anew(
+    log: Log, commit: CommitStep
+) -> None:
     claim = log.begin()
     condemned = commit(log, claim, 10)
     log.quarantine(log.begin(), condemned, "block 3 of 9")
@@ -134,7 +121,7 @@ def test_a_begin_that_goes_on_from_a_condemned_commit_is_no_answer_to_begin_anew
         log.begin()
 
 
-def test_the_latest_of_a_stale_claim_is_not_told(log: Log, bucket: MemoryBucket) -> None:
+def test_the_latest_of_a_stale_claim_is_not_told(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
     assert log.latest(claim) is None
     first = commit(log, claim, 10)
@@ -146,7 +133,7 @@ def test_the_latest_of_a_stale_claim_is_not_told(log: Log, bucket: MemoryBucket)
         log.latest(claim)
 
 
-def test_a_base_that_is_no_live_commit_is_refused(log: Log) -> None:
+def test_a_base_that_is_no_live_commit_is_refused(log: Log, commit: CommitStep) -> None:
     claim = log.begin()
     slot = commit(log, claim, 10)
     with pytest.raises(RestoreError, match=r"commit 0 doesn't exist.* live commits: 1 \(step 10\)"):
@@ -156,7 +143,7 @@ def test_a_base_that_is_no_live_commit_is_refused(log: Log) -> None:
         log.begin(base=slot)
 
 
-def test_a_branch_after_a_rollback_leaves_the_abandoned_one_out(log: Log) -> None:
+def test_a_branch_after_a_rollback_leaves_the_abandoned_one_out(log: Log, commit: CommitStep) -> None:
     claim = log.begin()
     first, abandoned = commit(log, claim, 10), commit(log, claim, 20)
     later = log.begin(base=first)
@@ -165,7 +152,7 @@ def test_a_branch_after_a_rollback_leaves_the_abandoned_one_out(log: Log) -> Non
     assert abandoned in log.state.commits
 
 
-def test_deleting_relinks_the_line(log: Log, bucket: MemoryBucket) -> None:
+def test_deleting_relinks_the_line(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
     slots = [commit(log, claim, step) for step in (10, 20, 30, 40)]
     deleted = log.delete(claim, lambda state: slots[1:3])
@@ -180,7 +167,9 @@ def test_deleting_nothing_appends_nothing(log: Log) -> None:
     assert log.state.tail == claim.slot
 
 
-def test_quarantine_moves_head_to_the_nearest_live_ancestor_and_keeps_the_record(log: Log) -> None:
+def test_quarantine_moves_head_to_the_nearest_live_ancestor_and_keeps_the_record(
+    log: Log, commit: CommitStep
+) -> None:
     claim = log.begin()
     slots = [commit(log, claim, step) for step in (10, 20, 30)]
     log.delete(claim, lambda state: [slots[1]])
@@ -191,7 +180,7 @@ def test_quarantine_moves_head_to_the_nearest_live_ancestor_and_keeps_the_record
     assert log.state.live == (head,)
 
 
-def test_a_restored_commit_is_marked_verified_and_head_stays(log: Log) -> None:
+def test_a_restored_commit_is_marked_verified_and_head_stays(log: Log, commit: CommitStep) -> None:
     claim = log.begin()
     first, second = commit(log, claim, 10), commit(log, claim, 20)
     log.restored(claim, first)
@@ -231,7 +220,7 @@ def test_a_root_begun_by_hand_belongs_to_no_job(log: Log) -> None:
     assert log.state.claim == 1
 
 
-def test_a_resumed_claim_learns_what_went_in(log: Log, bucket: MemoryBucket) -> None:
+def test_a_resumed_claim_learns_what_went_in(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
     slot = commit(log, claim, 10)
     again = Log(MemoryStore(bucket))
@@ -260,7 +249,9 @@ def test_a_put_without_an_answer_is_put_again(bucket: MemoryBucket, applied: boo
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_an_unknown_outcome_is_settled(log: Log, bucket: MemoryBucket, applied: bool) -> None:
+def test_an_unknown_outcome_is_settled(
+    log: Log, bucket: MemoryBucket, applied: bool, commit: CommitStep
+) -> None:
     claim = log.begin()
     lossy = Log(MemoryStore(bucket, hook=failing(1, applied=applied)), patience=NO_PATIENCE)
     lossy.resume(claim)
@@ -273,7 +264,7 @@ def test_an_unknown_outcome_is_settled(log: Log, bucket: MemoryBucket, applied: 
 
 
 def test_nothing_else_is_appended_before_an_unknown_outcome_is_settled(
-    log: Log, bucket: MemoryBucket
+    log: Log, bucket: MemoryBucket, commit: CommitStep
 ) -> None:
     claim = log.begin()
     lossy = Log(MemoryStore(bucket, hook=failing(1, applied=False)), patience=NO_PATIENCE)
@@ -286,7 +277,7 @@ def test_nothing_else_is_appended_before_an_unknown_outcome_is_settled(
 
 
 def test_a_save_given_up_is_void_and_its_late_put_finds_the_slot_taken(
-    log: Log, bucket: MemoryBucket
+    log: Log, bucket: MemoryBucket, commit: CommitStep
 ) -> None:
     claim = log.begin()
     lossy = Log(MemoryStore(bucket, hook=failing(1, applied=False)), patience=NO_PATIENCE)
@@ -300,7 +291,7 @@ def test_a_save_given_up_is_void_and_its_late_put_finds_the_slot_taken(
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_save_given_up_that_went_in_is_said_to_be_committed(
-    log: Log, bucket: MemoryBucket, restarted: bool
+    log: Log, bucket: MemoryBucket, restarted: bool, commit: CommitStep
 ) -> None:
     claim = log.begin()
     lossy = Log(MemoryStore(bucket, hook=failing(1, applied=True)), patience=NO_PATIENCE)
@@ -316,7 +307,7 @@ def test_a_save_given_up_that_went_in_is_said_to_be_committed(
 
 
 def test_what_a_dead_process_put_comes_too_late_after_its_successors_void(
-    log: Log, bucket: MemoryBucket
+    log: Log, bucket: MemoryBucket, commit: CommitStep
 ) -> None:
     claim = log.begin()
     late = MemoryBucket()
@@ -329,7 +320,7 @@ def test_what_a_dead_process_put_comes_too_late_after_its_successors_void(
     assert Log(MemoryStore(bucket)).open().head is None
 
 
-def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket) -> None:
+def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit: CommitStep) -> None:
     claim = log.begin()
 
     def hook(moment: str, operation: str, path: str) -> None:

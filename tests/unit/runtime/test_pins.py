@@ -1,31 +1,26 @@
 """Who reads a commit keeps its data; who comes too late learns it."""
 
 import logging
+from collections.abc import Callable
 
 import pytest
 
 from stepkeeper.errors import PinFormatError, RestoreError, StorageError, TransientStorageError
-from stepkeeper.log import Claim, CommitRecord, Log, LogState, ManifestRef
+from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.pins import PIN_PREFIX, Pin, hold, list_pins, pin_path, pinned_slots, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 
-REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+CommitStep = Callable[..., int]
 IMPATIENT = Patience(total_s=0.0)
 NONCE = "0123456789abcdef" * 2
 
 
 @pytest.fixture
-def bucket() -> MemoryBucket:
-    return MemoryBucket()
-
-
-@pytest.fixture
-def writer(bucket: MemoryBucket) -> Log:
-    log = Log(MemoryStore(bucket))
+def writer(log: Log, commit: CommitStep) -> Log:
     claim = log.begin()
     for step in (10, 20):
-        log.commit(claim, step=step, folder=f"{step}/x", size_bytes=1, manifest=REF)
+        commit(log, claim, step)
     return log
 
 

@@ -2,12 +2,9 @@
 
 from collections.abc import Sequence
 
-import pytest
-
 from stepkeeper.log import Claim, Log, ManifestRef
 from stepkeeper.policy.keep import AnyOf, BestN, EveryNSteps, LastN, MaxAge
 from stepkeeper.retention import deletable
-from stepkeeper.storage.memory import MemoryStore
 
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 
@@ -16,11 +13,6 @@ def commits(log: Log, claim: Claim, steps: Sequence[int]) -> list[int]:
     return [
         log.commit(claim, step=step, folder=f"{step}/f", size_bytes=1, manifest=REF).slot for step in steps
     ]
-
-
-@pytest.fixture
-def log() -> Log:
-    return Log(MemoryStore())
 
 
 def steps_of(log: Log, slots: Sequence[int]) -> list[int]:

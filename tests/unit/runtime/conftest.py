@@ -1,0 +1,32 @@
+"""A log in memory, and commits in it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from stepkeeper.log import Claim, Log, ManifestRef
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+
+CommitStep = Callable[..., int]
+"""commit(log, claim, step, folder): the slot. Without a folder it is one that no other commit has."""
+
+
+@pytest.fixture
+def bucket() -> MemoryBucket:
+    return MemoryBucket()
+
+
+@pytest.fixture
+def log(bucket: MemoryBucket) -> Log:
+    return Log(MemoryStore(bucket))
+
+
+@pytest.fixture
+def commit() -> CommitStep:
+    return _commit
+
+
+def _commit(log: Log, claim: Claim, step: int, folder: str = "") -> int:
+    folder = folder or f"{step}/{claim.slot}-{log.state.tail:032x}"
+    manifest = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+    return log.commit(claim, step=step, folder=folder, size_bytes=10, manifest=manifest).slot
