@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hostile_bytes.changes import Changes, changed, changes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
@@ -49,22 +50,8 @@ WORDS = [
     b"\xff",
 ]
 WORDS += [json.dumps(name).encode() for name in ("a", "b", "dtype", "shape", "data_offsets", "__metadata__")]
-CHANGES = st.lists(
-    st.tuples(
-        st.integers(0, 10**6), st.integers(0, 4), st.one_of(st.binary(max_size=4), st.sampled_from(WORDS))
-    ),
-    min_size=1,
-    max_size=4,
-)
+CHANGES = changes(WORDS)
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
-
-
-def changed(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
-    """Some bytes taken out at each place, others put in."""
-    for place, n_bytes, instead in changes:
-        at = place % (len(data) + 1)
-        data = data[:at] + instead + data[at + n_bytes :]
-    return data
 
 
 def read_whole(state: Any) -> None:
@@ -76,15 +63,15 @@ def read_whole(state: Any) -> None:
 
 @QUICK
 @given(CHANGES, st.booleans())
-def test_safetensors_changed_anywhere(changes: list[tuple[int, int, bytes]], whole: bool) -> None:
+def test_safetensors_changed_anywhere(chosen: Changes, whole: bool) -> None:
     data = save(STATE, {"format": "pt"})
     n_header = 8 + int.from_bytes(data[:8], "little")
     if not whole:
         # The header alone, with the length that it then has.
-        header = changed(data[8:n_header], changes)
+        header = changed(data[8:n_header], chosen)
         data = len(header).to_bytes(8, "little") + header + data[n_header:]
     else:
-        data = changed(data, changes)
+        data = changed(data, chosen)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.safetensors"
         path.write_bytes(data)
@@ -94,37 +81,35 @@ def test_safetensors_changed_anywhere(changes: list[tuple[int, int, bytes]], who
 
 @QUICK
 @given(CHANGES)
-def test_an_index_changed_anywhere(changes: list[tuple[int, int, bytes]]) -> None:
+def test_an_index_changed_anywhere(chosen: Changes) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "x.safetensors").write_bytes(save(STATE))
         index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(STATE, "x.safetensors")}
-        (folder / "x.safetensors.index.json").write_bytes(changed(json.dumps(index).encode(), changes))
+        (folder / "x.safetensors.index.json").write_bytes(changed(json.dumps(index).encode(), chosen))
         with suppress(SourceError):
             assert open_safetensors(folder).keys() == STATE.keys()
 
 
 @QUICK
 @given(CHANGES)
-def test_a_torch_save_file_changed_anywhere(changes: list[tuple[int, int, bytes]]) -> None:
+def test_a_torch_save_file_changed_anywhere(chosen: Changes) -> None:
     file = io.BytesIO()
     torch.save({**STATE, "n": np.arange(3)}, file)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.pt"
-        path.write_bytes(changed(file.getvalue(), changes))
+        path.write_bytes(changed(file.getvalue(), chosen))
         with suppress(SourceError):
             read_whole(open_torch_save(path))
 
 
 @QUICK
 @given(CHANGES, st.sampled_from([".metadata", "__0_0.distcp"]))
-def test_a_checkpoint_changed_anywhere(
-    checkpoint: dict[str, bytes], changes: list[tuple[int, int, bytes]], name: str
-) -> None:
+def test_a_checkpoint_changed_anywhere(checkpoint: dict[str, bytes], chosen: Changes, name: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for each, data in checkpoint.items():
-            (folder / each).write_bytes(changed(data, changes) if each == name else data)
+            (folder / each).write_bytes(changed(data, chosen) if each == name else data)
         with suppress(SourceError, MetadataDecodeError, ValueDecodeError, UnsupportedValueError):
             checkpoint_to_torch_save(folder, folder / "x.pt")
         assert len(list(folder.iterdir())) == len(checkpoint) + (folder / "x.pt").exists()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hostile_bytes.changes import Changes, changed, changes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -45,42 +46,28 @@ OPCODES = [
     for name, value in vars(pickle).items()
     if name.isupper() and type(value) is bytes and len(value) == 1
 ]
-CHANGES = st.lists(
-    st.tuples(
-        st.integers(0, 10**6), st.integers(0, 3), st.one_of(st.binary(max_size=4), st.sampled_from(OPCODES))
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
-def changed(data: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
-    """Some bytes taken out at each place, others put in."""
-    for place, n_bytes, instead in changes:
-        at = place % (len(data) + 1)
-        data = data[:at] + instead + data[at + n_bytes :]
-    return data
+CHANGES = changes(OPCODES)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=300)
 @given(CHANGES, st.integers(2, 5))
-def test_metadata_changed_anywhere(changes: list[tuple[int, int, bytes]], protocol: int) -> None:
+def test_metadata_changed_anywhere(chosen: Changes, protocol: int) -> None:
     with suppress(MetadataDecodeError):
-        metadata = read_metadata(changed(pickle.dumps(SAMPLE, protocol), changes), name="m")
+        metadata = read_metadata(changed(pickle.dumps(SAMPLE, protocol), chosen), name="m")
         assert type(metadata) is Metadata
         check_metadata(metadata, name="m")
 
 
 @settings(deadline=None, max_examples=300)
 @given(CHANGES)
-def test_a_value_changed_anywhere(changes: list[tuple[int, int, bytes]]) -> None:
+def test_a_value_changed_anywhere(chosen: Changes) -> None:
     with suppress(ValueDecodeError):
-        encode_value("k", decode_value("k", changed(encode_value("k", VALUE), changes)))
+        encode_value("k", decode_value("k", changed(encode_value("k", VALUE), chosen)))
 
 
 @settings(deadline=None, max_examples=300)
 @given(CHANGES)
-def test_the_pickle_in_a_value_changed_anywhere(changes: list[tuple[int, int, bytes]]) -> None:
+def test_the_pickle_in_a_value_changed_anywhere(chosen: Changes) -> None:
     """The archive's checksums are right: what is wrong is for the unpickler to find."""
     source = zipfile.ZipFile(io.BytesIO(encode_value("k", VALUE)))
     buffer = io.BytesIO()
@@ -88,7 +75,7 @@ def test_the_pickle_in_a_value_changed_anywhere(changes: list[tuple[int, int, by
         for entry in source.infolist():
             content = source.read(entry)
             target.writestr(
-                entry.filename, changed(content, changes) if "data.pkl" in entry.filename else content
+                entry.filename, changed(content, chosen) if "data.pkl" in entry.filename else content
             )
     with suppress(ValueDecodeError):
         value: Any = decode_value("k", buffer.getvalue())
