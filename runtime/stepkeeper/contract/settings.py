@@ -13,6 +13,12 @@ class IntervalType(StrEnum):
     FIXED = "Fixed"
     """After that many steps, or seconds, whichever is first."""
 
+    CONTINUOUS = "Continuous"
+    """Whenever no save is in flight, `seconds` apart at least."""
+
+    AUTO = "Auto"
+    """By what a save costs and how often the job is disrupted, `seconds` apart at most."""
+
 
 class OnDisruption(StrEnum):
     SAVE = "Save"
@@ -29,7 +35,10 @@ class Interval:
     seconds: int | None = None
 
     def __post_init__(self) -> None:
-        if self.steps is None and self.seconds is None:
+        if self.type is not IntervalType.FIXED:
+            if self.steps is not None:
+                raise ContractError(f"interval {self.type} has no steps")
+        elif self.steps is None and self.seconds is None:
             raise ContractError("interval needs steps or seconds")
 
 

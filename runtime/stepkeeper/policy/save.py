@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from stepkeeper.contract import Interval
+from stepkeeper.contract import Interval, IntervalType
 
 __all__ = [
     "AnyOf",
@@ -208,14 +208,26 @@ def parts_of(policy: SavePolicy) -> Iterator[SavePolicy]:
 
 def from_interval(interval: Interval, *, total_steps: int | None = None) -> SavePolicy:
     """The policy that a job's settings ask for; the last of `total_steps` is saved whatever the interval."""
-    policies: list[SavePolicy] = []
-    if interval.steps is not None:
-        policies.append(EveryNSteps(interval.steps))
-    if interval.seconds is not None:
-        policies.append(EverySeconds(interval.seconds))
+    policies = _of_type(interval)
     if total_steps is not None:
         policies.append(AtSteps((total_steps,)))
     return policies[0] if len(policies) == 1 else AnyOf(tuple(policies))
+
+
+def _of_type(interval: Interval) -> list[SavePolicy]:
+    match interval.type:
+        case IntervalType.AUTO:
+            most_s = Auto().most_s if interval.seconds is None else interval.seconds
+            return [Auto(least_s=min(Auto().least_s, most_s), most_s=most_s)]
+        case IntervalType.CONTINUOUS:
+            return [Continuous(interval.seconds or 0)]
+        case IntervalType.FIXED:
+            policies: list[SavePolicy] = []
+            if interval.steps is not None:
+                policies.append(EveryNSteps(interval.steps))
+            if interval.seconds is not None:
+                policies.append(EverySeconds(interval.seconds))
+            return policies
 
 
 def _daly_s(cost_s: float, between_s: float) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stepkeeper.contract import Interval
+from stepkeeper.contract import ContractError, Interval, IntervalType
 from stepkeeper.policy.save import (
     AnyOf,
     AtSteps,
@@ -78,6 +78,13 @@ def test_settings_become_policies() -> None:
     assert from_interval(Interval(steps=3)) == EveryNSteps(3)
     assert from_interval(Interval(seconds=3)) == EverySeconds(3)
     assert from_interval(Interval(steps=3, seconds=9)) == AnyOf((EveryNSteps(3), EverySeconds(9)))
+    assert from_interval(Interval(type=IntervalType.CONTINUOUS)) == Continuous()
+    assert from_interval(Interval(type=IntervalType.CONTINUOUS, seconds=9)) == Continuous(minimum_s=9)
+    assert from_interval(Interval(type=IntervalType.AUTO)) == Auto()
+    assert from_interval(Interval(type=IntervalType.AUTO, seconds=900)) == Auto(most_s=900)
+    assert from_interval(Interval(type=IntervalType.AUTO, seconds=9)) == Auto(least_s=9, most_s=9)
+    with pytest.raises(ContractError, match="Auto has no steps"):
+        Interval(type=IntervalType.AUTO, steps=3)
 
 
 def test_the_last_step_is_saved_whatever_the_interval() -> None:

@@ -128,8 +128,13 @@ _POLICIES: Final = (
     ),
     Rule(
         at="spec.checkpoint.interval",
-        cel="has(self.steps) || has(self.seconds)",
+        cel="self.type != 'Fixed' || has(self.steps) || has(self.seconds)",
         message="interval: set steps, seconds or both",
+    ),
+    Rule(
+        at="spec.checkpoint.interval",
+        cel="self.type == 'Fixed' || !has(self.steps)",
+        message="interval: steps goes with type Fixed only; leave it out, or use seconds",
     ),
     Rule(
         at="spec.restarts.fatalExitCodes",

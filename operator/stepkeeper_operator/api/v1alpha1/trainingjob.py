@@ -124,13 +124,14 @@ class IntervalSpec(SpecPart):
     """How often a checkpoint is saved. With steps and seconds, whichever comes first."""
 
     type: IntervalType = IntervalType.FIXED
-    """Fixed: as steps and seconds say."""
+    """Fixed: as steps and seconds say. Continuous: whenever no save is in flight. Auto: so often that saving and
+    repeating lost steps cost least together, by the measured cost of a save and how often the job was disrupted."""
 
     steps: Steps | None = None
-    """Save after that many steps."""
+    """Fixed: save after that many steps."""
 
     seconds: PositiveInt | None = None
-    """Save after that many seconds."""
+    """Fixed: save after that many seconds. Continuous: not sooner than that after the last one. Auto: not later."""
 
 
 class RetentionSpec(SpecPart):
