@@ -2,6 +2,7 @@
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,7 @@ __all__ = ["WAYS", "Way"]
 State = dict[str, torch.Tensor]
 
 
-class Way:
+class Way(ABC):
     """One way to save. `begin` returns when the state may change again, `finish` when the bytes are durable."""
 
     def __init__(self, folder: Path) -> None:
@@ -28,12 +29,15 @@ class Way:
 
     def prepare(self, state: State) -> None:
         """What a training has done before its first save."""
+        return
 
+    @abstractmethod
     def begin(self, step: int, state: State) -> None:
-        raise NotImplementedError
+        """The state may change again."""
 
     def finish(self) -> None:
         """Nothing, if `begin` did all."""
+        return
 
     def others_bytes(self) -> int:
         """The memory of helpers."""
@@ -41,6 +45,7 @@ class Way:
 
     def close(self) -> None:
         """Nothing of it runs any more."""
+        return
 
 
 class Stepkeeper(Way):
