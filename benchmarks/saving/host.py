@@ -29,7 +29,7 @@ class Way(ABC):
 
     def prepare(self, state: State) -> None:
         """What a training has done before its first save."""
-        return
+        del state
 
     @abstractmethod
     def begin(self, step: int, state: State) -> None:
