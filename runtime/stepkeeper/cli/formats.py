@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Final, Literal
@@ -33,8 +34,25 @@ Kind = Literal["torch", "safetensors"]
 Convert = Callable[[Any, Callable[[int, int], None]], Any]
 """Source and progress → what was done."""
 
-Prefix = Annotated[
+Source = Annotated[
+    str, typer.Argument(metavar="URL", help="The root; or the path of a checkpoint's folder, without ://.")
+]
+Destination = Annotated[Path, typer.Argument(metavar="PATH", help="A file; or a folder, of safetensors.")]
+Step = Annotated[
+    int | None, typer.Option("--step", metavar="STEP", min=0, help="Default: the latest commit.")
+]
+ToKind = Annotated[
+    Kind | None, typer.Option("--as", help="Default: safetensors if PATH ends so, else torch.")
+]
+FromPrefix = Annotated[
     str, typer.Option("--prefix", metavar="NAME", help="Names below NAME, without it; safetensors.")
+]
+LeaveOutValues = Annotated[
+    bool, typer.Option("--leave-out-values", help="Leave out what is no tensor; safetensors.")
+]
+MaxShardMib = Annotated[
+    int | None,
+    typer.Option("--max-shard", metavar="MIB", min=1, help="Of a file in a folder; safetensors."),
 ]
 Overwrite = Annotated[
     bool,
@@ -46,74 +64,58 @@ Overwrite = Annotated[
 
 def export(
     context: typer.Context,
-    source: Annotated[
-        str,
-        typer.Argument(metavar="URL", help="The root; or the path of a checkpoint's folder, without ://."),
-    ],
-    destination: Annotated[Path, typer.Argument(metavar="PATH", help="A file; or a folder, of safetensors.")],
+    source: Source,
+    destination: Destination,
     *,
-    step: Annotated[
-        int | None, typer.Option("--step", metavar="STEP", min=0, help="Default: the latest commit.")
-    ] = None,
+    step: Step = None,
     sequence: OfSequence = None,
-    kind: Annotated[
-        Kind | None, typer.Option("--as", help="Default: safetensors if PATH ends so, else torch.")
-    ] = None,
-    prefix: Prefix = "",
-    leave_out_values: Annotated[
-        bool, typer.Option("--leave-out-values", help="Leave out what is no tensor; safetensors.")
-    ] = False,
-    max_shard_mib: Annotated[
-        int | None,
-        typer.Option("--max-shard", metavar="MIB", min=1, help="Of a file in a folder; safetensors."),
-    ] = None,
+    kind: ToKind = None,
+    prefix: FromPrefix = "",
+    leave_out_values: LeaveOutValues = False,
+    max_shard_mib: MaxShardMib = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a commit as a torch.save file or as safetensors, every block checked on its way. Needs torch."""
-    safetensors = (
-        kind or ("safetensors" if destination.suffix == _SAFETENSORS else "torch")
-    ) == "safetensors"
-    if not safetensors and (prefix or leave_out_values or max_shard_mib):
-        raise typer.BadParameter("--prefix, --leave-out-values and --max-shard are for safetensors")
-    if max_shard_mib and destination.suffix == _SAFETENSORS:
-        raise typer.BadParameter(f"--max-shard makes a folder of files, {destination} names one")
-    formats = _formats()
-
-    def convert(files: Any, progress: Callable[[int, int], None]) -> Any:
-        if not safetensors:
-            return formats.checkpoint_to_torch_save(
-                files, destination, overwrite=overwrite, progress=progress
-            )
-        return formats.checkpoint_to_safetensors(
-            files,
-            destination,
+    one_file = destination.suffix == _SAFETENSORS
+    if _is_safetensors(kind, looks_so=one_file):
+        if max_shard_mib and one_file:
+            raise typer.BadParameter(f"--max-shard makes a folder of files, {destination} names one")
+        write = partial(
+            _formats().checkpoint_to_safetensors,
             prefix=prefix,
             values="leave_out" if leave_out_values else "refuse",
             max_shard_bytes=max_shard_mib and max_shard_mib * _MIB,
-            overwrite=overwrite,
-            progress=progress,
         )
-
-    if "://" not in source:
-        if step is not None or sequence is not None:
-            raise typer.BadParameter(
-                f"{source} is a path: a checkpoint's folder has no steps; a root is file:///…"
-            )
-        done = _converted(convert, Path(source), f"export {source}")
-        _show(Path(source).absolute().as_uri(), done, destination, {}, f"exported {source}", as_json=as_json)
+    else:
+        if prefix or leave_out_values or max_shard_mib:
+            raise typer.BadParameter("--prefix, --leave-out-values and --max-shard are for safetensors")
+        write = _formats().checkpoint_to_torch_save
+    convert = _into(write, destination, overwrite=overwrite)
+    if "://" in source:
+        with opened(context, source) as root:
+            _export_commit(root, one_commit(root.log.open(), step, sequence), destination, convert, as_json)
         return
-    with opened(context, source) as root:
-        record = one_commit(root.log.open(), step, sequence)
-        _check_outside(root, destination)
-        done = _exported(root, record, convert)
-        document = {
-            "sequence": record.slot,
-            "step": record.step,
-            "commit_uri": f"{root.uri}/{record.folder}",
-        }
-        what = f"exported step {record.step} (sequence {record.slot})"
-        _show(root.uri, done, destination, document, what, as_json=as_json)
+    if step is not None or sequence is not None:
+        raise typer.BadParameter(
+            f"{source} is a path: a checkpoint's folder has no steps; a root is file:///…"
+        )
+    done = _converted(convert, Path(source), f"export {source}")
+    _show(Path(source).absolute().as_uri(), done, destination, {}, f"exported {source}", as_json=as_json)
+
+
+def _export_commit(
+    root: Root, record: CommitRecord, destination: Path, convert: Convert, as_json: bool
+) -> None:
+    _check_outside(root, destination)
+    done = _exported(root, record, convert)
+    document = {
+        "sequence": record.slot,
+        "step": record.step,
+        "commit_uri": f"{root.uri}/{record.folder}",
+    }
+    what = f"exported step {record.step} (sequence {record.slot})"
+    _show(root.uri, done, destination, document, what, as_json=as_json)
 
 
 def import_(
@@ -135,20 +137,22 @@ def import_(
 ) -> None:
     """Make a checkpoint's folder of a torch.save file or of safetensors. Nothing in them is run. Needs torch."""
     looks_so = source.is_dir() or source.name.endswith((_SAFETENSORS, ".json"))
-    safetensors = (kind or ("safetensors" if looks_so else "torch")) == "safetensors"
-    if not safetensors and prefix:
+    if _is_safetensors(kind, looks_so=looks_so):
+        write = partial(_formats().safetensors_to_checkpoint, prefix=prefix)
+    elif prefix:
         raise typer.BadParameter("--prefix is for safetensors")
-    formats = _formats()
-
-    def convert(path: Any, progress: Callable[[int, int], None]) -> Any:
-        if not safetensors:
-            return formats.torch_save_to_checkpoint(path, destination, overwrite=overwrite, progress=progress)
-        return formats.safetensors_to_checkpoint(
-            path, destination, prefix=prefix, overwrite=overwrite, progress=progress
-        )
-
-    done = _converted(convert, source, f"import {source}")
+    else:
+        write = _formats().torch_save_to_checkpoint
+    done = _converted(_into(write, destination, overwrite=overwrite), source, f"import {source}")
     _show(source.absolute().as_uri(), done, destination, {}, f"imported {source}", as_json=as_json)
+
+
+def _is_safetensors(kind: Kind | None, *, looks_so: bool) -> bool:
+    return looks_so if kind is None else kind == "safetensors"
+
+
+def _into(write: Callable[..., Any], destination: Path, *, overwrite: bool) -> Convert:
+    return lambda source, progress: write(source, destination, overwrite=overwrite, progress=progress)
 
 
 def _formats() -> ModuleType:
