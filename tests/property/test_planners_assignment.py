@@ -1,12 +1,13 @@
 """Who writes what: every element once, the same on every rank, and as even as the layout allows."""
 
 from collections.abc import Sequence
-from itertools import combinations, pairwise, product
+from itertools import combinations
 from random import Random
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planners_parts.layouts import cut_anywhere
 
 from stepkeeper_planners.assign import Assignment, assign, plan_save
 from stepkeeper_planners.balance import Group, level_shares
@@ -20,21 +21,9 @@ GRAIN_BYTES = 8
 
 @st.composite
 def layouts(draw: st.DrawFn, fqn: str, world_size: int) -> TensorLayout:
-    """Cut anywhere along each dimension; each part held by any ranks, on some of them more than once."""
     shape = tuple(draw(st.lists(st.integers(0, 12), max_size=3)))
-    cuts = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=2))}) for size in shape]
-    spans = [list(pairwise(points)) or [(0, 0)] for points in cuts]
-    counts = dict.fromkeys(range(world_size), 0)
-    chunks = []
-    for cell in product(*spans):
-        owners = []
-        for rank in draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size + 1)):
-            owners.append(Owner(rank=rank, local_index=counts[rank]))
-            counts[rank] += 1
-        box = Box(offsets=tuple(a for a, _ in cell), sizes=tuple(b - a for a, b in cell))
-        chunks.append(Chunk(box=box, owners=tuple(owners)))
     dtype = draw(st.sampled_from(["int8", "bfloat16", "float32", "complex128"]))
-    return TensorLayout(fqn=fqn, dtype=dtype, global_shape=shape, chunks=tuple(chunks))
+    return draw(cut_anywhere(fqn, dtype, shape, world_size, most_cuts=2))
 
 
 @st.composite

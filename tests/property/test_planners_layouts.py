@@ -1,15 +1,15 @@
 """For any two layouts: what is written covers every element once, and reading it into the other is the identity."""
 
-from itertools import pairwise, product
 from math import prod
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from planners_parts.layouts import cut_anywhere
 
 from stepkeeper_planners.assign import plan_save
 from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
+from stepkeeper_planners.layout import Owner, Ranks, TensorLayout
 from stepkeeper_planners.reshard import StoredTensor, pieces_of
 
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
@@ -17,27 +17,14 @@ WORLDS = st.integers(1, 5)
 
 
 @st.composite
-def layouts(draw: st.DrawFn, shape: tuple[int, ...], world_size: int) -> TensorLayout:
-    """Cut anywhere along each dimension; each part held by any ranks, on some of them more than once."""
-    cuts = [sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=3))}) for size in shape]
-    spans = [list(pairwise(points)) or [(0, 0)] for points in cuts]
-    counts = dict.fromkeys(range(world_size), 0)
-    chunks = []
-    for cell in product(*spans):
-        owners = []
-        for rank in draw(st.lists(st.integers(0, world_size - 1), min_size=1, max_size=world_size + 2)):
-            owners.append(Owner(rank=rank, local_index=counts[rank]))
-            counts[rank] += 1
-        box = Box(offsets=tuple(a for a, _ in cell), sizes=tuple(b - a for a, b in cell))
-        chunks.append(Chunk(box=box, owners=tuple(owners)))
-    return TensorLayout(fqn="w", dtype="int64", global_shape=shape, chunks=tuple(chunks))
-
-
-@st.composite
 def two_layouts(draw: st.DrawFn) -> tuple[TensorLayout, int, TensorLayout, int]:
     shape = draw(SHAPES)
     saved_by, loaded_by = draw(WORLDS), draw(WORLDS)
     return draw(layouts(shape, saved_by)), saved_by, draw(layouts(shape, loaded_by)), loaded_by
+
+
+def layouts(shape: tuple[int, ...], world_size: int) -> st.SearchStrategy[TensorLayout]:
+    return cut_anywhere("w", "int64", shape, world_size, most_cuts=3)
 
 
 @given(two_layouts())

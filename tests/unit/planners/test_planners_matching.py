@@ -5,28 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from planners_parts.layouts import rows
 
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.differences import Differences, mismatch
 from stepkeeper_planners.errors import LoadMismatchError, PatternError
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.layout import Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.matching import Stored, ValueRead, Wanted, compare, plan_load
 from stepkeeper_planners.reshard import StoredTensor, chunk_reads
 from stepkeeper_planners.selection import LoadRules
 
 ALONE = Ranks(rank=0, world_size=1)
-
-
-def rows(fqn: str, *pieces: tuple[int, int, tuple[int, ...]]) -> TensorLayout:
-    """A 1-dim tensor cut into (start, size, ranks that hold it)."""
-    chunks = tuple(
-        Chunk(
-            box=Box(offsets=(start,), sizes=(size,)),
-            owners=tuple(Owner(rank=r, local_index=i) for r in ranks),
-        )
-        for i, (start, size, ranks) in enumerate(pieces)
-    )
-    return TensorLayout(fqn=fqn, dtype="float32", global_shape=(sum(s for _, s, _ in pieces),), chunks=chunks)
 
 
 def rows_boxes(*pieces: tuple[int, int]) -> tuple[Box, ...]:

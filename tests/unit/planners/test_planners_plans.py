@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from planners_parts.layouts import rows
 
 from stepkeeper_planners.adapters import describe, fill, local_shard
 from stepkeeper_planners.assign import SavePlan, plan_save
@@ -20,18 +21,6 @@ def plans(layouts: Sequence[TensorLayout], world_size: int) -> list[SavePlan]:
     return [
         plan_save(layouts, {"step": 1}, Ranks(rank=rank, world_size=world_size)) for rank in range(world_size)
     ]
-
-
-def rows(fqn: str, *pieces: tuple[int, int, tuple[int, ...]]) -> TensorLayout:
-    """A 1-dim tensor cut into (start, size, ranks that hold it)."""
-    chunks = tuple(
-        Chunk(
-            box=Box(offsets=(start,), sizes=(size,)),
-            owners=tuple(Owner(rank=r, local_index=i) for r in ranks),
-        )
-        for i, (start, size, ranks) in enumerate(pieces)
-    )
-    return TensorLayout(fqn=fqn, dtype="float32", global_shape=(sum(s for _, s, _ in pieces),), chunks=chunks)
 
 
 def test_what_all_hold_is_spread_by_bytes() -> None:
