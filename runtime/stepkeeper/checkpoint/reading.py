@@ -11,7 +11,7 @@ from stepkeeper.checkpoint.suspect import BadBytes, read_there
 from stepkeeper.errors import ManifestError, TornCheckpointError
 from stepkeeper.log.entries import CommitRecord, ManifestRef
 from stepkeeper.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
-from stepkeeper.storage.base import Store
+from stepkeeper.storage.base import CopiedStore, Store
 from stepkeeper.storage.crc import block_crcs, crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -85,7 +85,7 @@ def _manifest_bytes(store: Store, folder: str, ref: ManifestRef, *, patience: Pa
         said = _differs(data, ref)
         return None if said is None else (said, whole)
 
-    return _until_good(lambda: read_there(store, path), bad, f"{store.uri}/{path}", whole, patience)
+    return _until_good(store, path, lambda: read_there(store, path), bad, missing=whole, patience=patience)
 
 
 def _proven(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:
@@ -116,11 +116,13 @@ class CheckpointReader:
         *,
         patience: Patience = DEFAULT_PATIENCE,
         kept_blocks: int = _KEPT_BLOCKS,
+        folder: str | None = None,
     ) -> None:
+        """`folder` has the objects, if they aren't where the manifests say that they were written."""
         self._kept_blocks = kept_blocks
         self._store = store
         self._patience = patience
-        self._folder = manifests[0].folder
+        self._folder = manifests[0].folder if folder is None else folder
         self._objects = {record.path: record for m in manifests for record in m.objects}
         self._lock = threading.Lock()
         self._blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
@@ -194,7 +196,7 @@ class CheckpointReader:
 
         path = f"{self._folder}/{record.path}"
         missing = _block(path, record, run.start)
-        data = _until_good(read, bad, f"{self._store.uri}/{path}", missing, self._patience)
+        data = _until_good(self._store, path, read, bad, missing=missing, patience=self._patience)
         for place, future in enumerate(futures):
             future.set_result(data[place * BLOCK_BYTES : (place + 1) * BLOCK_BYTES])
 
@@ -228,18 +230,22 @@ def _block(path: str, record: ObjectRecord, block: int) -> BadBytes:
 
 
 def _until_good(
+    store: Store,
+    path: str,
     read: Callable[[], bytes | None],
     bad: Callable[[bytes], tuple[str, BadBytes] | None],
-    where: str,
+    *,
     missing: BadBytes,
     patience: Patience,
 ) -> bytes:
-    """Bytes that `bad` finds nothing wrong with. Raises TornCheckpointError when it found something each time.
+    """Bytes of the object that `bad` finds nothing wrong with. Raises TornCheckpointError when it did each time.
 
     `missing` is what is said to be bad where there is no object.
     """
+    where = f"{store.uri}/{path}"
     found, bytes_found = "", missing
-    for _ in range(_READS):
+    n_left = _READS
+    while n_left:
         data = patience.retry(read)
         if data is None:
             raise TornCheckpointError(f"{where} is missing", missing)
@@ -247,4 +253,6 @@ def _until_good(
         if complaint is None:
             return data
         found, bytes_found = complaint
+        # A bad copy counts for nothing.
+        n_left -= not (isinstance(store, CopiedStore) and store.distrust(path))
     raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)", bytes_found)

@@ -9,6 +9,7 @@ __all__ = [
     "LOG_PREFIX",
     "PROBE_PREFIX",
     "Buffer",
+    "CopiedStore",
     "LeavingStore",
     "Leftover",
     "ObjectStat",
@@ -128,6 +129,15 @@ class StreamedStore(Store, Protocol):
     @property
     def streams(self) -> int:
         """How many uploads at once a writer should keep up."""
+        ...
+
+
+@runtime_checkable
+class CopiedStore(Store, Protocol):
+    """A store that reads from copies where it has them: nothing that is wrong with one says anything of the object."""
+
+    def distrust(self, path: str) -> bool:
+        """That object is read itself from here on. True: until now a copy of it was read."""
         ...
 
 
