@@ -30,6 +30,10 @@ class PickleRefusedError(PlannerError, ValueError):
     """A pickle names something that data has no use for, or is damaged. Nothing of it was run."""
 
 
+class UnknownNameError(PickleRefusedError):
+    """A pickle names something that has no place in it: it may be whole, and of a kind that isn't read."""
+
+
 class MetadataDecodeError(PlannerError, ValueError):
     """A checkpoint's metadata file is damaged, contradicts itself, or would run code. Nothing of it was run."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, final
 
-from stepkeeper_planners.errors import PickleRefusedError
+from stepkeeper_planners.errors import PickleRefusedError, UnknownNameError
 
 __all__ = ["Named", "Unknown", "Vocabulary", "unpickled"]
 
@@ -224,9 +224,7 @@ class _Machine:
             elif words.keeps_unknown:
                 self._globals[name] = Unknown(name)
             else:
-                raise PickleRefusedError(
-                    f"it names {'.'.join(name)}, which has no place in it; it was not run"
-                )
+                raise UnknownNameError(f"it names {'.'.join(name)}, which has no place in it; it was not run")
         self.stack.append(self._globals[name])
 
     def call(self) -> None:

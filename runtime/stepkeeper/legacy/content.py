@@ -3,8 +3,9 @@
 import io
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final, final
 
 import torch
@@ -20,15 +21,26 @@ from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.legacy.finding import METADATA
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-from stepkeeper_planners.blobs import read_blob
+from stepkeeper_planners.blobs import Archive, vocabulary_of
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.dtypes import dtype_name
-from stepkeeper_planners.errors import MetadataDecodeError, PickleRefusedError
+from stepkeeper_planners.errors import (
+    MetadataDecodeError,
+    PickleRefusedError,
+    UnknownNameError,
+    ValueDecodeError,
+)
 from stepkeeper_planners.metadata import check_metadata, read_metadata
 from stepkeeper_planners.reshard import StoredTensor
+from stepkeeper_planners.unpickling import unpickled
 from stepkeeper_planners.values import decode_value
 
 __all__ = ["LegacyContent", "open_content"]
+
+_INSTEAD: Final = "load it with torch.distributed.checkpoint's dcp.load and save it again"
+
+_Key = tuple[str, tuple[int, ...] | None]
+"""A name, and where in the tensor the chunk begins; None: of a value."""
 
 _BROKEN_ZIP: Final = (
     zipfile.BadZipFile,
@@ -48,6 +60,8 @@ class _Place:
     path: str
     offset_bytes: int
     length_bytes: int
+    unread: str | None = None
+    """What it is of, if that is a kind that isn't read here."""
 
 
 @final
@@ -73,19 +87,34 @@ class LegacyContent:
                 return f"{place.path} is cut short: {size_bytes} bytes"
         return None
 
+    def check_kinds(self, chunks: Iterable[tuple[str, int]], values: Iterable[str]) -> None:
+        """None of these is, by `.metadata`, of a kind that isn't read here. Raises RestoreError, naming it."""
+        places = [(fqn, self._places[fqn, self.tensors[fqn].boxes[number].offsets]) for fqn, number in chunks]
+        for name, place in (*places, *((name, self._places[name, None]) for name in values)):
+            if place.unread is not None:
+                raise RestoreError(self._unread(name, place.unread))
+
     def chunk(self, fqn: str, number: int) -> torch.Tensor:
         """The stored chunk of a tensor, on the CPU.
 
-        Raises TornCheckpointError if its bytes aren't what was written, by the checksums in the blob or by its form.
+        Raises:
+            TornCheckpointError: its bytes aren't what was written, by the checksums in the blob or by its form.
+            RestoreError: they are, and it is of a kind that isn't read here.
+
         """
         stored = self.tensors[fqn]
         box = stored.boxes[number]
         item = BadItem(folder=self._folder, name=fqn, chunk=number)
         data = self._blob(self._places[fqn, box.offsets], item)
         try:
-            tensor = read_blob(data)
+            archive = Archive(io.BytesIO(data), len(data))
         except PickleRefusedError as error:
             raise self._torn(item, f"it is no tensor: {error}") from error
+        try:
+            tensor = unpickled(archive.record("data.pkl"), vocabulary_of(archive))
+        except PickleRefusedError as error:
+            # The checksums of its records are right: so it was written.
+            raise RestoreError(self._unread(fqn, str(error))) from error
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != box.sizes:
             raise self._torn(item, f"it isn't the chunk of shape {box.sizes} that {METADATA} says it is")
         if dtype_name(tensor.dtype) != stored.dtype:
@@ -95,7 +124,16 @@ class LegacyContent:
     def value(self, name: str) -> object:
         """Raises TornCheckpointError as `chunk` does, ValueDecodeError if its type isn't one that is read."""
         data = self._blob(self._places[name, None], BadItem(folder=self._folder, name=name))
-        return decode_value(name, data)
+        try:
+            return decode_value(name, data)
+        except ValueDecodeError as error:
+            raise ValueDecodeError(self._unread(name, str(error))) from error
+
+    def _unread(self, name: str, said: str) -> str:
+        return (
+            f"{self._store.uri}/{self._folder}: {name} can't be read by stepkeeper: {said}. Nothing is wrong with the "
+            f"checkpoint: leave it out with exclude=[{name!r}], or {_INSTEAD}"
+        )
 
     def _blob(self, place: _Place, item: BadItem) -> bytes:
         path = f"{self._folder}/{place.path}"
@@ -119,7 +157,7 @@ def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATI
 
     Raises:
         TornCheckpointError: it is missing, damaged, or contradicts itself.
-        RestoreError: its data is stored in a way that isn't read here.
+        RestoreError: it, or all of its data, is of a kind that isn't read here.
         StorageError: the store gave no answer, or refused.
 
     """
@@ -132,31 +170,55 @@ def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATI
         metadata = read_metadata(data, name=f"{store.uri}/{path}")
         check_metadata(metadata, name=f"{store.uri}/{path}")
     except MetadataDecodeError as error:
+        if isinstance(error.__cause__, UnknownNameError):
+            raise RestoreError(
+                f"{store.uri}/{path} can't be read by stepkeeper: {error.__cause__}. Unless it is damaged, "
+                f"{_INSTEAD} without that; else take {folder} away"
+            ) from error
         raise TornCheckpointError(str(error), item) from error
     return LegacyContent(store, folder, metadata, patience)
 
 
-def _places(metadata: Metadata, where: str) -> Iterator[tuple[tuple[str, tuple[int, ...] | None], _Place]]:
+def _places(metadata: Metadata, where: str) -> Iterator[tuple[_Key, _Place]]:
     storage = metadata.storage_data
     if not isinstance(storage, Mapping):
         raise RestoreError(
             f"{where} doesn't say in which files things are: convert it with its own writer's reader"
         )
+    n_bytes = dict(_sizes(metadata))
     for index, info in storage.items():
         if not isinstance(index, MetadataIndex) or not hasattr(info, "relative_path"):
             raise RestoreError(
                 f"{where} is of a writer that keeps its data otherwise than torch's FileSystemWriter"
             )
-        if getattr(info, "transform_descriptors", None):
-            raise RestoreError(
-                f"{where}: {index.fqn} was stored compressed or otherwise changed: load it with "
-                "torch.distributed.checkpoint and save it again"
-            )
         offsets = None if index.offset is None else tuple(index.offset)
-        yield (
-            (index.fqn, offsets),
-            _Place(path=info.relative_path, offset_bytes=info.offset, length_bytes=info.length),
+        place = _Place(
+            path=info.relative_path,
+            offset_bytes=info.offset,
+            length_bytes=info.length,
+            unread=_kind_unread(info, n_bytes.get((index.fqn, offsets))),
         )
+        yield (index.fqn, offsets), place
+
+
+def _sizes(metadata: Metadata) -> Iterator[tuple[_Key, int]]:
+    """Of the chunks' elements, in bytes."""
+    for fqn, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            itemsize = entry.properties.dtype.itemsize
+            for chunk in entry.chunks:
+                yield (fqn, tuple(chunk.offsets)), prod(chunk.sizes) * itemsize
+
+
+def _kind_unread(info: Any, n_bytes: int | None) -> str | None:
+    """What this blob is, if it is none of torch.save's as such; `n_bytes` are a tensor's elements."""
+    transforms = getattr(info, "transform_descriptors", None)
+    if transforms:
+        return f"it was stored compressed or otherwise changed ({transforms})"
+    if n_bytes is not None and info.length <= n_bytes:
+        # An archive of torch.save's is longer than the elements in it.
+        return f"its {info.length} bytes are no archive of torch.save's (of safetensors, perhaps)"
+    return None
 
 
 def _stored(entry: Any) -> StoredTensor:

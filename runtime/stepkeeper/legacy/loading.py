@@ -81,6 +81,7 @@ class LegacyLoading:
         Raises:
             TornCheckpointError: `.metadata` is missing, damaged, or contradicts itself.
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+            RestoreError: something that is to be loaded is of a kind that isn't read.
             StorageError: the store gave no answer, or refused.
 
         """
@@ -90,6 +91,10 @@ class LegacyLoading:
         stored = Stored(tensors=self._content.tensors, values=self._content.values)
         self._reads, differences = compare(self._wanted, stored, self._ranks, self._rules)
         check_refilled(self._half_filled, self.names)
+        self._content.check_kinds(
+            dict.fromkeys((piece.stored_fqn, piece.stored_index) for piece in self._reads.pieces),
+            dict.fromkeys(name for read in self._reads.values for name in read.stored_names),
+        )
         if not differences:
             return {}
         findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
@@ -102,6 +107,7 @@ class LegacyLoading:
             TornCheckpointError: bytes of the step are bad. The tensors are part old, part new then.
             LoadMismatchError: tensors that are one in the state have different elements there.
             CastError: elements don't fit the state's dtype.
+            RestoreError: a tensor is of a kind that isn't read.
             ValueDecodeError: a value is of a type that isn't read.
             StorageError: the store gave no answer, or refused.
 

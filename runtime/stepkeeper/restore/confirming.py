@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from stepkeeper.checkpoint.suspect import BadBytes, BadItem, still_bad
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.errors import BadNodeError, TornCheckpointError
+from stepkeeper.errors import BadNodeError, RestoreError, TornCheckpointError
 from stepkeeper.fitting import error_said, first_error, raised_from
 from stepkeeper.gang import Gang
 from stepkeeper.legacy.content import open_content
@@ -175,8 +175,8 @@ def _wrong(store: Store, bad: Bad) -> str | None:
             content.value(bad.name)
     except TornCheckpointError as error:
         return str(error)
-    except ValueDecodeError:
-        # Bytes as they were written, of a type that isn't read.
+    except (RestoreError, ValueDecodeError):
+        # Bytes as they were written, of a kind that isn't read.
         return None
     return None
 
