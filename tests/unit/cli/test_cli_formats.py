@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from planners_parts.pickles import Reduced
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -245,16 +246,9 @@ def test_files_become_checkpoints_and_checkpoints_files(run: Run, tmp_path: Path
     assert torch.equal(torch.load(tmp_path / "two.pt")["model"]["a.w"], weights["a.w"])
 
 
-class Touches:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:  # type: ignore[explicit-override]  # typing has it from 3.12 on
-        return Path.touch, (self.path,)
-
-
 def test_nothing_in_a_file_is_run(run: Run, tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(2), "hook": Touches(tmp_path / "touched")}, tmp_path / "in.pt")
+    hook = Reduced(Path.touch, (tmp_path / "touched",))
+    torch.save({"w": torch.ones(2), "hook": hook}, tmp_path / "in.pt")
     result = run("import", tmp_path / "in.pt", tmp_path / "c")
     assert result.exit_code == 1
     assert "at hook" in result.stderr

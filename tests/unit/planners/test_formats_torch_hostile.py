@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typing_extensions import override
+from planners_parts.pickles import Reduced
 
 from stepkeeper_planners.errors import SourceError
 from stepkeeper_planners.formats import checkpoint_to_torch_save, torch_save_to_checkpoint
@@ -18,17 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserW
 
 class Stranger:
     """Of no class that anybody knows."""
-
-
-class Reduced:
-    """Is pickled as this call."""
-
-    def __init__(self, *call: Any) -> None:
-        self.call = call
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.call
 
 
 def test_numpy_data_that_claims_more_bytes_than_it_has_is_refused(tmp_path: Path) -> None:

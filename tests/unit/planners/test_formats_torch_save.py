@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planners_parts.pickles import Reduced
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.format_utils import DynamicMetaLoadPlanner, dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from typing_extensions import override
 
 from stepkeeper_planners import SPMDLoadPlanner
 from stepkeeper_planners.errors import (
@@ -269,21 +269,11 @@ def test_a_wrong_source_is_named_and_nothing_written(kind: str, message: str, tm
     assert set(tmp_path.iterdir()) == before
 
 
-class Runs:
-    """What a hostile file has in it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @override
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
 def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
     touched = tmp_path / "touched"
-    torch.save({"a": [Runs(touched)]}, tmp_path / "hostile.pt")
-    pickle.loads(pickle.dumps(Runs(touched)))
+    hostile = Reduced(Path.touch, (touched,))
+    torch.save({"a": [hostile]}, tmp_path / "hostile.pt")
+    pickle.loads(pickle.dumps(hostile))
     assert touched.exists(), "it would run"
     touched.unlink()
     with pytest.raises(SourceError, match=r"at a\.0"):
@@ -321,7 +311,7 @@ def test_damaged_checkpoints_are_refused_and_nothing_written(tmp_path: Path) -> 
     data.unlink()
     with pytest.raises(SourceError, match="missing"):
         checkpoint_to_torch_save(folder, tmp_path / "b.pt")
-    (folder / ".metadata").write_bytes(pickle.dumps(Runs(tmp_path / "touched")))
+    (folder / ".metadata").write_bytes(pickle.dumps(Reduced(Path.touch, (tmp_path / "touched",))))
     with pytest.raises(MetadataDecodeError):
         checkpoint_to_torch_save(folder, tmp_path / "b.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "checkpoint"]

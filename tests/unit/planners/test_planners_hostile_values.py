@@ -12,21 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typing_extensions import override
+from planners_parts.pickles import Reduced
 
 from stepkeeper_planners.errors import ValueDecodeError
 from stepkeeper_planners.values import decode_value, encode_value
-
-
-class Reduced:
-    """Whatever a pickle may say."""
-
-    def __init__(self, *parts: Any) -> None:
-        self.parts = parts
-
-    @override
-    def __reduce__(self) -> Any:
-        return self.parts
 
 
 class Mine:

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from planners_parts.pickles import Reduced
 from torch.distributed._shard.sharded_tensor import metadata as before_2_3
 from torch.distributed.checkpoint import metadata as stock
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from typing_extensions import override
 
 from stepkeeper_planners.errors import MetadataDecodeError
 from stepkeeper_planners.metadata import check_metadata, read_metadata
@@ -108,17 +108,6 @@ def test_members_of_an_enum_by_name() -> None:
     entry = read_metadata(buffer.getvalue(), name="f").state_dict_metadata["w"]
     assert isinstance(entry, stock.TensorStorageMetadata)
     assert entry.properties == properties
-
-
-class Reduced:
-    """Whatever a pickle may say."""
-
-    def __init__(self, *parts: Any) -> None:
-        self.parts = parts
-
-    @override
-    def __reduce__(self) -> Any:
-        return self.parts
 
 
 # Each would make the folder "ran", or change a class, if anything of it was run.

@@ -1,0 +1,18 @@
+"""What a pickle may say."""
+
+from typing import Any
+
+from typing_extensions import override
+
+__all__ = ["Reduced"]
+
+
+class Reduced:
+    """Is pickled as this call, with what may follow it."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    @override
+    def __reduce__(self) -> Any:
+        return self.parts
