@@ -15,13 +15,15 @@ from typing import Final, final
 import pytest
 from storage_disk.companions import Gang, check_root
 from storage_disk.disk import Answered, Contents, Disk, Killed, Op, Recorder, write_out
+from store_parts.behind import Behind
+from typing_extensions import override
 
 from stepkeeper.collect import gc
 from stepkeeper.errors import FencedError, StepkeeperError, StorageError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import LOG_PREFIX
 from stepkeeper.storage import posix
-from stepkeeper.storage.base import Buffer, ObjectStat, Store
+from stepkeeper.storage.base import Buffer, Store
 from stepkeeper.storage.posix import PosixStore
 
 ROOT: Final = "runs/x"
@@ -29,39 +31,29 @@ SEED: Final = 20261121
 
 
 @final
-class Told:
+class Told(Behind):
     """A store, and a record of what it has answered."""
 
     def __init__(self, inner: Store, recorder: Recorder) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._recorder = recorder
 
-    @property
-    def uri(self) -> str:
-        return self._inner.uri
-
+    @override
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        won = self._inner.put_if_absent(path, data)
+        won = super().put_if_absent(path, data)
         # Who lost acts on what is there: that has to last as well.
-        self._recorder.note(Answered(path, data if won else self._inner.read(path)))
+        self._recorder.note(Answered(path, data if won else self.read(path)))
         return won
 
+    @override
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        self._inner.write(path, parts)
+        super().write(path, parts)
         self._recorder.note(Answered(path, b"".join(parts)))
 
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self._inner.read(path, offset, length)
-
-    def list(self, prefix: str) -> list[ObjectStat]:
-        return self._inner.list(prefix)
-
+    @override
     def delete(self, path: str) -> None:
         self._recorder.note(Answered(path, None))
-        self._inner.delete(path)
-
-    def close(self) -> None:
-        """Nothing is open."""
+        super().delete(path)
 
 
 @final

@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from store_parts.behind import Behind
+from typing_extensions import override
 
 from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, write_checkpoint
 from stepkeeper.checkpoint.packing import File, packed
 from stepkeeper.dcp.blob import blob_layout
 from stepkeeper.dcp.dtypes import size_in_bytes
-from stepkeeper.storage.base import Buffer, ObjectStat
+from stepkeeper.storage.base import Buffer
 from stepkeeper.storage.memory import MemoryStore
 
 MIB = 1024 * 1024
@@ -139,37 +141,19 @@ def test_no_element_is_lost(shapes: list[tuple[int, ...]], values: list[int], st
     assert len(files) <= streams * 2 + len(values)
 
 
-class Streamed:
+class Streamed(Behind):
     """A store whose writes end only once as many are going on as it wants."""
 
     streams = 6
 
     def __init__(self) -> None:
-        self.store = MemoryStore()
+        super().__init__(MemoryStore())
         self.together = threading.Barrier(self.streams)
 
-    @property
-    def uri(self) -> str:
-        return self.store.uri
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        return self.store.put_if_absent(path, data)
-
+    @override
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
         self.together.wait(20)
         self.store.write(path, parts)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self.store.read(path, offset, length)
-
-    def list(self, prefix: str) -> list[ObjectStat]:
-        return self.store.list(prefix)
-
-    def delete(self, path: str) -> None:
-        self.store.delete(path)
-
-    def close(self) -> None:
-        self.store.close()
 
 
 def test_one_tensor_is_sent_in_as_many_streams_as_the_store_wants() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, final
 
 import pytest
+from store_parts.behind import Behind
+from typing_extensions import override
 
 from stepkeeper.collect import gc
 from stepkeeper.errors import (
@@ -19,7 +21,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Log
 from stepkeeper.probe import RootProof, prove_shared
-from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, Buffer, ObjectStat, Store
+from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, ObjectStat, Store
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.retry import Patience
@@ -76,35 +78,22 @@ class RankIn:
 
 
 @final
-class LateStore:
+class LateStore(Behind):
     """As NFS may show things: a put is decided at once by the server, and seen by others after a while."""
 
     def __init__(self, store: Store, clock: Clock, seen_after_s: float) -> None:
-        self.store, self.clock, self.seen_after_s = store, clock, seen_after_s
+        super().__init__(store)
+        self.clock, self.seen_after_s = clock, seen_after_s
 
-    @property
-    def uri(self) -> str:
-        return self.store.uri
-
-    def put_if_absent(self, path: str, data: bytes) -> bool:
-        return self.store.put_if_absent(path, data)
-
-    def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        self.store.write(path, parts)
-
+    @override
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if self.clock.now_s < self.seen_after_s:
             raise MissingObjectError(f"{path} isn't seen yet")
         return self.store.read(path, offset, length)
 
+    @override
     def list(self, prefix: str) -> list[ObjectStat]:
         return self.store.list(prefix) if self.clock.now_s >= self.seen_after_s else []
-
-    def delete(self, path: str) -> None:
-        self.store.delete(path)
-
-    def close(self) -> None:
-        self.store.close()
 
 
 def outcomes(

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 import pytest
+from store_parts.behind import Behind
+from typing_extensions import override
 
 from stepkeeper.checkpoint import (
     FinishedCheckpoint,
@@ -44,40 +46,34 @@ class World:
 
 
 @final
-class Host:
+class Host(Behind):
     """A put is decided by the server at once; what another host has put is shown here after a while."""
 
     def __init__(self, world: World, number: int) -> None:
+        super().__init__(MemoryStore(world.bucket))
         self._world, self._number = world, number
-        self._store = MemoryStore(world.bucket)
 
-    @property
-    def uri(self) -> str:
-        return self._store.uri
-
+    @override
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        won = self._store.put_if_absent(path, data)
+        won = super().put_if_absent(path, data)
         if won:
             self._world.written[path] = self._number, self._world.now_s
         return won
 
+    @override
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
         self._world.written.setdefault(path, (self._number, self._world.now_s))
-        self._store.write(path, parts)
+        super().write(path, parts)
 
+    @override
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if not self._shown(path):
             raise MissingObjectError(f"{path} isn't shown yet")
-        return self._store.read(path, offset, length)
+        return super().read(path, offset, length)
 
+    @override
     def list(self, prefix: str) -> list[ObjectStat]:
-        return [stat for stat in self._store.list(prefix) if self._shown(stat.path)]
-
-    def delete(self, path: str) -> None:
-        self._store.delete(path)
-
-    def close(self) -> None:
-        self._store.close()
+        return [stat for stat in super().list(prefix) if self._shown(stat.path)]
 
     def _shown(self, path: str) -> bool:
         number, put_s = self._world.written.get(path, (self._number, 0.0))
