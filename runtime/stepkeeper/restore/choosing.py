@@ -1,9 +1,9 @@
 """Which commit is restored, and whether it was: the ranks agree on both."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from stepkeeper.checkpoint import read_manifests
 from stepkeeper.companion.messages import Begun, Kind, Quarantine, Restored
@@ -24,6 +24,7 @@ from stepkeeper.restore.loading import Loading, agreed_mismatch
 from stepkeeper.restore.verifying import Verification, Verifying
 from stepkeeper.results import CheckpointInfo, RestoreResult, TensorInfo
 from stepkeeper.storage import Store, open_store
+from stepkeeper.tier import NearStore
 from stepkeeper_planners.selection import LoadRules
 
 __all__ = ["Restorer"]
@@ -43,9 +44,14 @@ class Restorer:
         *,
         host: Host | None = None,
         reopen: Callable[[], Store] | None = None,
+        near: NearStore | None = None,
     ) -> None:
-        """`reopen` opens the same root over a connection of its own."""
+        """`reopen` opens the same root over a connection of its own; `near` is it with copies on a local disk."""
         self._store = store
+        self._near = near
+        self._read_near = False
+        """In rank 0: whether any rank had something of the present load from its local disk."""
+
         self._companion = companion
         self._gang = gang
         self._host = host or this_host()
@@ -230,6 +236,7 @@ class Restorer:
 
         """
         name, together = self._agreement.name(), self._agreement.together
+        self._take_near()
         with exchange_among(self._gang, name) as exchange:
             loading = self._loading(record, state, rules, exchange)
             torn = together(f"{name}/fit", loading.compare, partial(agreed_mismatch, loading))
@@ -241,7 +248,7 @@ class Restorer:
                     self._half_filled = loading.names
             if torn is None:
                 # Objects get nothing of a commit before all ranks have all of it.
-                given = together(f"{name}/given", loading.give)
+                given = together(f"{name}/given", lambda: loading.give() | self._take_near(), self._note_near)
                 if given is not None:
                     raise TornCheckpointError(given.said)
                 return None
@@ -260,7 +267,7 @@ class Restorer:
                 half_filled=self._half_filled,
             )
         return Loading(
-            self._store,
+            self._store if self._near is None else self._near,
             record,
             state,
             self._gang.ranks,
@@ -268,6 +275,13 @@ class Restorer:
             rules=rules,
             half_filled=self._half_filled,
         )
+
+    def _take_near(self) -> dict[str, Any]:
+        """What this rank has to say of where it read since it was last asked."""
+        return {} if self._near is None else {"near_bytes": self._near.take_n_bytes()}
+
+    def _note_near(self, said: Sequence[dict[str, Any]]) -> None:
+        self._read_near = any(each.get("near_bytes") for each in said)
 
     def _head(self, take_over: str | None) -> Restorable | None:
         base = self._companion.latest(take_over=take_over)
@@ -294,7 +308,8 @@ class Restorer:
         return self._restorable(self._companion.begin_again(legacy).legacy)
 
     def _note_restored(self, commit: Restorable) -> Restorable:
-        if isinstance(commit, CommitRecord):
+        # Copies say nothing of what the root holds.
+        if isinstance(commit, CommitRecord) and not self._read_near:
             self._companion.process().ask(Kind.RESTORED, encode(Restored(commit=commit.slot)))
         return commit
 

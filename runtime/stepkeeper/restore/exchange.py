@@ -54,23 +54,40 @@ class Exchange:
         self.links.send_manifests(found)
         return prove(found)
 
-    def duties(self, name: str, needs: Collection[int], contents: Contents, filling: Filling) -> Duties:
+    def duties(
+        self,
+        name: str,
+        needs: Collection[int],
+        contents: Contents,
+        filling: Filling,
+        *,
+        at_hand: Collection[int] = (),
+    ) -> Duties:
         """What this rank, which needs these blocks, reads, for whom, and what it is sent: that goes to `filling`.
 
-        Raises GangError. Ranks: all.
+        Of those `at_hand` it has copies. Raises GangError. Ranks: all.
         """
         self.meets = True
-        duties = self._duties(name, needs, contents, filling)
+        duties = self._duties(name, needs, contents, filling, at_hand)
         self.meets = False
         return duties
 
-    def _duties(self, name: str, needs: Collection[int], contents: Contents, filling: Filling) -> Duties:
+    def _duties(
+        self,
+        name: str,
+        needs: Collection[int],
+        contents: Contents,
+        filling: Filling,
+        at_hand: Collection[int],
+    ) -> Duties:
         order = contents.in_reading_order(needs)
         alone = Duties(reads=dict.fromkeys(order, ()), receives={})
         if self.links is None:
             return alone
-        by_rank = self._gang.gather(f"{name}/needs", {"runs": runs_of(needs)}, _TIMEOUT_S)
-        said = Sharing.of([each["runs"] for each in by_rank], contents.table).said() if by_rank else None
+        own = {"runs": runs_of(needs), "at_hand": runs_of(at_hand)}
+        by_rank = self._gang.gather(f"{name}/needs", own, _TIMEOUT_S)
+        runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
+        said = Sharing.of(runs, contents.table, copied).said() if by_rank else None
         sharing = Sharing.heard(self._gang.broadcast(f"{name}/sharing", said, _TIMEOUT_S))
         if not sharing.groups:
             return alone

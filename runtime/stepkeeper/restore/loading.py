@@ -14,6 +14,7 @@ from stepkeeper.restore.placing import Places, stored_tensor
 from stepkeeper.restore.sharing import Duties
 from stepkeeper.snapshot import run_pending
 from stepkeeper.storage import Store
+from stepkeeper.storage.base import CopiedStore
 from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.differences import Findings, mismatch, unexpected_everywhere
 from stepkeeper_planners.layout import Ranks
@@ -99,7 +100,17 @@ class Loading:
         """It is known who reads what for whom; the states of all ranks fit. Raises GangError. Ranks: all."""
         assert self._filling is not None
         needs = self._places.by_block
-        self._duties = self._exchange.duties(name, needs, self._contents, self._filling)
+        self._duties = self._exchange.duties(
+            name, needs, self._contents, self._filling, at_hand=self._at_hand(needs)
+        )
+
+    def _at_hand(self, needs: Collection[int]) -> Sequence[int]:
+        """Of these blocks, those that this rank has copies of."""
+        if not isinstance(self._store, CopiedStore):
+            return ()
+        folder = f"{self._record.folder}/"
+        copied, blocks = self._store.copied(folder), self._contents.table.blocks
+        return [number for number in needs if folder + blocks[number].path in copied]
 
     def fill(self) -> dict[str, Any]:
         """This rank's tensors are what the commit holds, in place; its values are here, not yet in the state.

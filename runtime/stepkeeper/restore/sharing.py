@@ -1,7 +1,8 @@
 """Who reads which block: each is read once, by one of those that need it, and sent to the others. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ class Group:
 
     ranks: tuple[int, ...]
     blocks: Runs
+    readers: tuple[int, ...]
+    """Those of the ranks that have copies at hand, or all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +48,18 @@ class Sharing:
     """By rank, what only it needs."""
 
     @classmethod
-    def of(cls, needs: Sequence[Runs], table: BlockTable) -> Self:
-        """`needs` are the blocks that each rank needs, by rank."""
-        blocks_of: dict[tuple[int, ...], list[int]] = {}
+    def of(cls, needs: Sequence[Runs], table: BlockTable, at_hand: Sequence[Runs] = ()) -> Self:
+        """`needs` are the blocks that each rank needs, by rank; `at_hand` those of them that it has copies of."""
+        blocks_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         alone_bytes = [0] * len(needs)
-        for first, end, ranks in _stretches(needs):
+        for first, end, ranks, readers in _stretches(needs, at_hand):
             if len(ranks) == 1:
                 alone_bytes[ranks[0]] += table.size_bytes(range(first, end))
             elif ranks:
-                blocks_of.setdefault(ranks, []).extend(range(first, end))
+                blocks_of.setdefault((ranks, readers or ranks), []).extend(range(first, end))
         groups = tuple(
-            Group(ranks=ranks, blocks=runs_of(blocks)) for ranks, blocks in sorted(blocks_of.items())
+            Group(ranks=ranks, blocks=runs_of(blocks), readers=readers)
+            for (ranks, readers), blocks in sorted(blocks_of.items())
         )
         return cls(groups=groups, alone_bytes=tuple(alone_bytes))
 
@@ -64,23 +68,23 @@ class Sharing:
 
         Ranks that have least to read by themselves read most of what several need.
         """
-        ranks_of = {number: group.ranks for group in self.groups for number in numbers_of(group.blocks)}
-        arrays = {group.ranks: np.array(group.ranks) for group in self.groups}
+        group_of = {number: group for group in self.groups for number in numbers_of(group.blocks)}
+        arrays = {group.readers: np.array(group.readers) for group in self.groups}
         loads = np.array(self.alone_bytes, dtype=np.int64)
         reads: dict[int, tuple[int, ...]] = {}
         receives: dict[int, int] = {}
         own = set(needs)
         for number in order:
-            ranks = ranks_of.get(number)
-            if ranks is None:
+            group = group_of.get(number)
+            if group is None:
                 if number in own:
                     reads[number] = ()
                 continue
-            candidates = arrays[ranks]
+            candidates = arrays[group.readers]
             reader = int(candidates[loads[candidates].argmin()])
             loads[reader] += table.blocks[number].size_bytes
             if reader == rank:
-                reads[number] = tuple(other for other in ranks if other != rank)
+                reads[number] = tuple(other for other in group.ranks if other != rank)
             elif number in own:
                 receives[number] = reader
         return Duties(reads=reads, receives=receives)
@@ -88,7 +92,7 @@ class Sharing:
     def said(self) -> dict[str, Any]:
         """As other ranks can be told it."""
         return {
-            "groups": [{"ranks": runs_of(group.ranks), "blocks": group.blocks} for group in self.groups],
+            "groups": [_said(group) for group in self.groups],
             "alone_bytes": list(self.alone_bytes),
         }
 
@@ -96,26 +100,38 @@ class Sharing:
     def heard(cls, said: Mapping[str, Any]) -> Self:
         """What `said` was made of."""
         return cls(
-            groups=tuple(
-                Group(ranks=tuple(numbers_of(group["ranks"])), blocks=group["blocks"])
-                for group in said["groups"]
-            ),
+            groups=tuple(map(_heard, said["groups"])),
             alone_bytes=tuple(said["alone_bytes"]),
         )
 
 
-def _stretches(needs: Sequence[Runs]) -> list[tuple[int, int, tuple[int, ...]]]:
-    """Neighbouring blocks that the same ranks need: first, the one behind the last, and those ranks."""
-    changes: dict[int, list[tuple[int, bool]]] = {}
-    for rank, runs in enumerate(needs):
-        for first, end in runs:
-            changes.setdefault(first, []).append((rank, True))
-            changes.setdefault(end, []).append((rank, False))
-    stretches = []
-    present: set[int] = set()
-    places = sorted(changes)
-    for place, following in pairwise(places):
-        for rank, comes in changes[place]:
-            (present.add if comes else present.discard)(rank)
-        stretches.append((place, following, tuple(sorted(present))))
-    return stretches
+def _said(group: Group) -> dict[str, Any]:
+    said: dict[str, Any] = {"ranks": runs_of(group.ranks), "blocks": group.blocks}
+    return said if group.readers == group.ranks else said | {"readers": runs_of(group.readers)}
+
+
+def _heard(said: Mapping[str, Any]) -> Group:
+    ranks = tuple(numbers_of(said["ranks"]))
+    readers = tuple(numbers_of(said["readers"])) if "readers" in said else ranks
+    return Group(ranks=ranks, blocks=said["blocks"], readers=readers)
+
+
+def _stretches(
+    needs: Sequence[Runs], at_hand: Sequence[Runs]
+) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+    """Neighbouring blocks that the same ranks need: first, the one behind the last, and those ranks;
+
+    and which of these ranks have copies.
+    """
+    needing: set[int] = set()
+    having: set[int] = set()
+    changes: dict[int, list[Callable[[], None]]] = {}
+    for present, by_rank in ((needing, needs), (having, at_hand)):
+        for rank, runs in enumerate(by_rank):
+            for first, end in runs:
+                changes.setdefault(first, []).append(partial(present.add, rank))
+                changes.setdefault(end, []).append(partial(present.discard, rank))
+    for place, following in pairwise(sorted(changes)):
+        for change in changes[place]:
+            change()
+        yield place, following, tuple(sorted(needing)), tuple(sorted(needing & having))

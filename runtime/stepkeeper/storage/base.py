@@ -1,7 +1,7 @@
 """What the log and the checkpoints need of a store, and nothing more."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
@@ -135,6 +135,10 @@ class StreamedStore(Store, Protocol):
 @runtime_checkable
 class CopiedStore(Store, Protocol):
     """A store that reads from copies where it has them: nothing that is wrong with one says anything of the object."""
+
+    def copied(self, prefix: str) -> Collection[str]:
+        """The paths with this prefix that there are copies of, good or bad."""
+        ...
 
     def distrust(self, path: str) -> bool:
         """That object is read itself from here on. True: until now a copy of it was read."""

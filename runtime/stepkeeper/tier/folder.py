@@ -99,6 +99,15 @@ class LocalTier:
             self.forget(path)
             return None
 
+    def held(self, prefix: str) -> set[str]:
+        """The objects with this prefix that there are copies of."""
+        if not self._may_be_read():
+            return set()
+        try:
+            return {each.path for each in self._files.list(prefix)}
+        except StorageError:
+            return set()
+
     def mapped(self, path: str) -> memoryview:
         """All of a copy that this process has put, to be verified. Raises OSError."""
         with (self._folder / check_path(path)).open("rb") as file:

@@ -1,7 +1,7 @@
 """A root that is read from a local disk where that has a copy. Whoever reads has to verify."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from stepkeeper.storage.base import Buffer, ObjectStat, Store
 from stepkeeper.tier.folder import LocalTier
@@ -52,6 +52,10 @@ class NearStore:
         if is_first:
             self._tier.used(folder)
         return data
+
+    def copied(self, prefix: str) -> Collection[str]:
+        """The objects with this prefix that are read from the local disk."""
+        return self._tier.held(prefix) - self._distrusted
 
     def distrust(self, path: str) -> bool:
         """That object is read at the root from here on, and its copy is gone. True: it was read from that until now."""

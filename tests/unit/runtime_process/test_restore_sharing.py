@@ -67,6 +67,19 @@ def test_what_nobody_shares_needs_no_words() -> None:
     assert Sharing.heard(json.loads(json.dumps(sharing.said()))) == sharing
 
 
+def test_what_several_need_is_read_by_those_that_have_copies() -> None:
+    table = table_of(*[2 * BLOCK_BYTES] * 4)
+    needs, at_hand = [runs_of(range(8))] * 3, [[[0, 2]], [], [[0, 1], [4, 6]]]
+    sharing = Sharing.heard(json.loads(json.dumps(Sharing.of(needs, table, at_hand).said())))
+    duties = [sharing.duties(rank, range(8), table, range(8)) for rank in range(3)]
+    readers = {number: rank for rank, each in enumerate(duties) for number in each.reads}
+    assert (readers[1], readers[4], readers[5]) == (0, 2, 2)
+    assert readers[0] in (0, 2)
+    # What nobody has is read by who has least to read.
+    assert [readers[number] for number in (2, 3, 6, 7)].count(1) >= 2
+    assert all(each.receives[n] == readers[n] for each in duties for n in range(8) if n not in each.reads)
+
+
 def test_what_a_thousand_ranks_share_is_told_in_few_words() -> None:
     table = table_of(*[4 * BLOCK_BYTES] * 1000)
     sharing = Sharing.of([[[0, 4000]]] * 1000, table)
