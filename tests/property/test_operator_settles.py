@@ -92,6 +92,13 @@ async def play(world: World, story: list[tuple[str, int, int]]) -> None:
         check_invariants(world)
 
 
+async def come_to_rest(world: World) -> None:
+    """Back-offs, grace periods and the time of a guess are over."""
+    for _ in range(12):
+        await world.settle(rounds=4)
+        world.now += 60
+
+
 def check_invariants(world: World) -> None:
     status = world.status
     numbers = [attempt.number for attempt in status.attempts]
@@ -111,10 +118,7 @@ def test_the_operator_comes_to_rest_and_then_writes_nothing(story: list[tuple[st
     async def run() -> None:
         world = World()
         await play(world, story)
-        # Back-offs, grace periods and the time of a guess are over after this.
-        for _ in range(12):
-            await world.settle(rounds=4)
-            world.now += 60
+        await come_to_rest(world)
         check_invariants(world)
         assert await world.writes_of(rounds=3) == []
         if world.status.phase is Phase.FAILED:
@@ -131,9 +135,7 @@ def test_a_restarted_operator_decides_as_the_old_one_would_have(story: list[tupl
     async def run() -> None:
         world = World()
         await play(world, story)
-        for _ in range(12):
-            await world.settle(rounds=4)
-            world.now += 60
+        await come_to_rest(world)
         world.restart_operator()
         assert await world.writes_of(rounds=2) == []
 

@@ -43,6 +43,13 @@ def failing(times: int, *, applied: bool, operation: str = "put_if_absent") -> C
     return hook
 
 
+def unanswered_once(bucket: MemoryBucket, claim: Claim, *, applied: bool) -> Log:
+    """A log that goes on with the claim, and whose next put gets no answer."""
+    log = Log(MemoryStore(bucket, hook=failing(1, applied=applied)), patience=NO_PATIENCE)
+    log.resume(claim)
+    return log
+
+
 def test_an_empty_root_has_no_latest(log: Log) -> None:
     state = log.open()
     assert (state.tail, state.latest, state.line, state.root) == (-1, None, (), None)
@@ -253,8 +260,7 @@ def test_an_unknown_outcome_is_settled(
     log: Log, bucket: MemoryBucket, applied: bool, commit: CommitStep
 ) -> None:
     claim = log.begin()
-    lossy = Log(MemoryStore(bucket, hook=failing(1, applied=applied)), patience=NO_PATIENCE)
-    lossy.resume(claim)
+    lossy = unanswered_once(bucket, claim, applied=applied)
     with pytest.raises(UnknownOutcomeError, match=r"00000001\.json: no answer"):
         commit(lossy, claim, 10)
     record = lossy.settle()
@@ -267,8 +273,7 @@ def test_nothing_else_is_appended_before_an_unknown_outcome_is_settled(
     log: Log, bucket: MemoryBucket, commit: CommitStep
 ) -> None:
     claim = log.begin()
-    lossy = Log(MemoryStore(bucket, hook=failing(1, applied=False)), patience=NO_PATIENCE)
-    lossy.resume(claim)
+    lossy = unanswered_once(bucket, claim, applied=False)
     with pytest.raises(UnknownOutcomeError):
         commit(lossy, claim, 10)
     assert lossy.pending_slot == 1
@@ -280,8 +285,7 @@ def test_a_save_given_up_is_void_and_its_late_put_finds_the_slot_taken(
     log: Log, bucket: MemoryBucket, commit: CommitStep
 ) -> None:
     claim = log.begin()
-    lossy = Log(MemoryStore(bucket, hook=failing(1, applied=False)), patience=NO_PATIENCE)
-    lossy.resume(claim)
+    lossy = unanswered_once(bucket, claim, applied=False)
     with pytest.raises(UnknownOutcomeError):
         commit(lossy, claim, 10)
     assert lossy.void(claim, "took too long", "10/0-x") is None
@@ -294,8 +298,7 @@ def test_a_save_given_up_that_went_in_is_said_to_be_committed(
     log: Log, bucket: MemoryBucket, restarted: bool, commit: CommitStep
 ) -> None:
     claim = log.begin()
-    lossy = Log(MemoryStore(bucket, hook=failing(1, applied=True)), patience=NO_PATIENCE)
-    lossy.resume(claim)
+    lossy = unanswered_once(bucket, claim, applied=True)
     with pytest.raises(UnknownOutcomeError):
         commit(lossy, claim, 10, "10/0-x")
     if restarted:
