@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from stepkeeper import CheckpointManager
 from stepkeeper.cli.app import app
-from stepkeeper.errors import RestoreError, TornCheckpointError
+from stepkeeper.errors import RestoreError, SaveError, TornCheckpointError
 from stepkeeper.log import Begin, Commit, Log
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError
@@ -137,6 +137,19 @@ def test_a_save_before_any_restore_goes_on_from_the_newest_too(root: Path) -> No
         assert manager.all_steps() == [1, 100, 200, 300]
     (begin, *_) = entries(root)
     assert begin.legacy.step == 300
+
+
+def test_steps_further_down_are_not_taken_for_an_empty_root(root: Path) -> None:
+    with manager_of(root.parent) as manager:
+        with pytest.raises(RestoreError, match=r"but root in it does: give"):
+            manager.restore_latest(state_at(0))
+        saving = manager.step(1, state_at(1)).in_flight
+        assert saving is not None
+        with pytest.raises(RestoreError, match=r"but root in it does: give"):
+            saving.result(60)
+        assert not manager.all_steps()
+        with pytest.raises(SaveError):
+            manager.wait()
 
 
 def test_the_step_that_a_process_restored_is_what_its_saves_go_on_from(root: Path) -> None:

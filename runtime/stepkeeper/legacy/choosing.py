@@ -7,7 +7,7 @@ from typing import Final
 
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.legacy.content import open_content
-from stepkeeper.legacy.finding import METADATA, LegacyStep, found_in, unnamed_in
+from stepkeeper.legacy.finding import METADATA, LegacyStep, found_in, root_of, unnamed_in
 from stepkeeper.log import LegacyBase
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -81,8 +81,18 @@ def _refuse_unnamed(store: Store, folders: Sequence[str]) -> None:
         raise RestoreError(
             f"{store.uri} is a checkpoint itself: give the folder above, in which it has the name of its step"
         )
+    roots = sorted({root for root in map(root_of, folders) if root is not None})
+    if roots:
+        raise RestoreError(
+            f"{store.uri} holds no steps, but {_some(roots)} in it {'does' if len(roots) == 1 else 'do'}: give that "
+            "as the root; or, for the training to start from scratch, give it another one"
+        )
     if folders:
         raise RestoreError(
-            f"{store.uri} holds checkpoints whose names tell no step: {', '.join(folders[:_NAMED])}. Rename them "
-            "(step-100), or give another root"
+            f"{store.uri} holds checkpoints whose names tell no step: {_some(folders)}. Rename them "
+            "(step-100, right in the root), or give another root"
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

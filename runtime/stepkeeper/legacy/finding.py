@@ -9,7 +9,16 @@ from stepkeeper.log import LegacyBase, LogState
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["METADATA", "LegacyRecord", "LegacyStep", "below", "find_steps", "found_in", "unnamed_in"]
+__all__ = [
+    "METADATA",
+    "LegacyRecord",
+    "LegacyStep",
+    "below",
+    "find_steps",
+    "found_in",
+    "root_of",
+    "unnamed_in",
+]
 
 METADATA: Final = ".metadata"
 """Stock DCP writes it last: without it nothing is complete."""
@@ -19,6 +28,8 @@ _TRACKED: Final = ".manager_metadata"
 
 _NAME: Final = re.compile(r"(?:(?:global_?)?(?:step|checkpoint|ckpt|iter)[-_]?)?([0-9]{1,15})")
 _OURS: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.*")
+_COMMIT: Final = re.compile(r"(?:(.*)/)?[0-9]+/[0-9]+-[0-9a-f]{32}")
+"""A folder of ours, in a root that may be below this one."""
 _DATA: Final = ".distcp"
 
 
@@ -89,10 +100,22 @@ def found_in(listed: Collection[ObjectStat]) -> tuple[LegacyStep, ...]:
 
 
 def unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
-    """The folders with a checkpoint whose names tell no step; "" is the root itself."""
+    """The folders with a checkpoint that is no step here, by their names or because they are further down.
+
+    "" is the root itself. Our own commits are none of them; those of a root that is below this one are.
+    """
     paths = (stat.path.rpartition("/") for stat in listed)
-    folders = {folder for folder, _, name in paths if name == METADATA and "/" not in folder}
-    return tuple(sorted(folder for folder in folders if not _NAME.fullmatch(folder)))
+    folders = {folder for folder, _, name in paths if name == METADATA}
+    return tuple(sorted(each for each in folders if root_of(each) != ""))
+
+
+def root_of(folder: str) -> str | None:
+    """The folder that has this checkpoint as a step's or as a commit; None if its name is that of neither."""
+    ours = _COMMIT.fullmatch(folder)
+    if ours is not None:
+        return ours[1] or ""
+    above, _, name = folder.rpartition("/")
+    return above if _NAME.fullmatch(name) else None
 
 
 def below(state: LogState, find: Callable[[], Collection[LegacyStep]]) -> tuple[LegacyStep, ...]:

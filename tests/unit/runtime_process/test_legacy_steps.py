@@ -109,6 +109,10 @@ def test_where_none_is_complete_nothing_is_begun(bucket: MemoryBucket) -> None:
     [
         (".metadata", "is a checkpoint itself: give the folder above"),
         ("final/.metadata", "tell no step: final"),
+        ("step_100/model/.metadata", "tell no step: step_100/model"),
+        ("run1/step_100/.metadata", "holds no steps, but run1 in it does: give that as the root"),
+        ("a/b/100/.metadata", "holds no steps, but a/b in it does"),
+        (f"run1/100/3-{'0' * 32}/.metadata", "holds no steps, but run1 in it does"),
     ],
 )
 def test_a_checkpoint_without_a_step_in_its_name_is_not_taken_for_nothing(path: str, said: str) -> None:
