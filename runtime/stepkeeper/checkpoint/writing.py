@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
-from stepkeeper.checkpoint.packing import File, packed
+from stepkeeper.checkpoint.packing import File, Item, packed
 from stepkeeper.checkpoint.reading import read_manifest
 from stepkeeper.dcp.blob import blob_layout, encode_blob
 from stepkeeper.dcp.dtypes import size_in_bytes
@@ -28,9 +28,14 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
     "FinishedCheckpoint",
+    "RankData",
+    "files_for",
     "finish_checkpoint",
+    "manifest_of",
+    "record_of",
     "verify_objects",
     "write_checkpoint",
+    "write_files",
 ]
 
 _STREAMS: Final = 8
@@ -49,10 +54,40 @@ class FinishedCheckpoint:
     """By rank."""
 
 
+class RankData(Protocol):
+    """The bytes that a rank's orders are about, as one range; any thread may ask for a part."""
+
+    def __getitem__(self, span: slice, /) -> memoryview: ...
+
+
+def files_for(store: Store, order: SaveOrder) -> tuple[File, ...]:
+    """Which objects a rank's share becomes in this store."""
+    streams, least_bytes = _streams(store)
+    return packed(order, streams=streams, least_bytes=least_bytes)
+
+
+def write_files(
+    store: Store,
+    folder: str,
+    files: Sequence[File],
+    data: RankData,
+    *,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> tuple[ObjectRecord, ...]:
+    """They are durable in the folder; as many are written at a time as the store takes. Raises StorageError."""
+    with ThreadPoolExecutor(_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:
+        writes = [pool.submit(_write_file, store, folder, file, data, patience) for file in files]
+        try:
+            return tuple(write.result() for write in writes)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
 def write_checkpoint(
     store: Store,
     order: SaveOrder,
-    data: memoryview,
+    data: RankData,
     *,
     aliases: Mapping[str, str] | None = None,
     patience: Patience = DEFAULT_PATIENCE,
@@ -61,20 +96,23 @@ def write_checkpoint(
 
     `aliases` gives tied tensors further names. Raises StorageError.
     """
-    streams, least_bytes = _STREAMS, _LEAST_BYTES
-    if isinstance(store, StreamedStore):
-        streams, least_bytes = store.streams, _LEAST_STREAMED_BYTES
-    files = packed(order, streams=streams, least_bytes=least_bytes)
-    objects: list[ObjectRecord] = []
-    with ThreadPoolExecutor(streams, thread_name_prefix="stepkeeper-write") as pool:
-        writes = [pool.submit(_write_file, store, order.folder, file, data, patience) for file in files]
-        try:
-            objects.extend(write.result() for write in writes)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    files = files_for(store, order)
+    objects = write_files(store, order.folder, files, data, patience=patience)
+    manifest = manifest_of(order, files, objects, aliases or {})
+    if order.rank != 0:
+        _write_object(store, order.folder, manifest_name(order.rank), [manifest.to_json()], patience)
+    return manifest
+
+
+def manifest_of(
+    order: SaveOrder,
+    files: Sequence[File],
+    objects: Sequence[ObjectRecord],
+    aliases: Mapping[str, str],
+) -> Manifest:
+    """What the rank wrote, if its share became these files, and they these objects."""
     tensors, values = _records(files)
-    manifest = Manifest(
+    return Manifest(
         rank=order.rank,
         world_size=order.world_size,
         step=order.step,
@@ -83,11 +121,8 @@ def write_checkpoint(
         objects=tuple(objects),
         tensors=tensors,
         values=values,
-        aliases=dict(aliases or {}),
+        aliases=dict(aliases),
     )
-    if order.rank != 0:
-        _write_object(store, order.folder, manifest_name(order.rank), [manifest.to_json()], patience)
-    return manifest
 
 
 def finish_checkpoint(
@@ -186,7 +221,14 @@ def _check_one_save(manifests: Sequence[Manifest]) -> None:
         )
 
 
-def _write_file(store: Store, folder: str, file: File, data: memoryview, patience: Patience) -> ObjectRecord:
+def _streams(store: Store) -> tuple[int, int]:
+    """How many objects are written at a time, and how small they may be for that."""
+    if isinstance(store, StreamedStore):
+        return store.streams, _LEAST_STREAMED_BYTES
+    return _STREAMS, _LEAST_BYTES
+
+
+def _write_file(store: Store, folder: str, file: File, data: RankData, patience: Patience) -> ObjectRecord:
     parts: list[Buffer] = []
     for item in file.items:
         match item.order:
@@ -208,26 +250,13 @@ def _write_object(
     return record
 
 
-def _records(files: Sequence[File]) -> tuple[tuple[TensorRecord, ...], tuple[ValueRecord, ...]]:
-    chunks: dict[str, list[ChunkRecord]] = {}
-    first: dict[str, TensorOrder] = {}
-    values: list[ValueRecord] = []
-    for file in files:
-        for item in file.items:
-            if isinstance(item.order, ValueOrder):
-                values.append(_value_record(file.name, item.order, item.offset_bytes))
-            else:
-                first.setdefault(item.order.fqn, item.order)
-                chunk = _chunk_record(file.name, item.order, item.offset_bytes)
-                chunks.setdefault(item.order.fqn, []).append(chunk)
-    tensors = (
-        TensorRecord(fqn=fqn, dtype=order.dtype, global_shape=order.global_shape, chunks=tuple(chunks[fqn]))
-        for fqn, order in first.items()
-    )
-    return tuple(tensors), tuple(values)
-
-
-def _chunk_record(path: str, order: TensorOrder, offset_bytes: int) -> ChunkRecord:
+def record_of(path: str, item: Item) -> ChunkRecord | ValueRecord:
+    """Where what was ordered is, in the object at `path`."""
+    order, offset_bytes = item.order, item.offset_bytes
+    if isinstance(order, ValueOrder):
+        return ValueRecord(
+            fqn=order.fqn, path=path, offset_bytes=offset_bytes, length_bytes=order.length_bytes
+        )
     layout = blob_layout(order.dtype, order.sizes)
     return ChunkRecord(
         offsets=order.offsets,
@@ -239,5 +268,21 @@ def _chunk_record(path: str, order: TensorOrder, offset_bytes: int) -> ChunkReco
     )
 
 
-def _value_record(path: str, order: ValueOrder, offset_bytes: int) -> ValueRecord:
-    return ValueRecord(fqn=order.fqn, path=path, offset_bytes=offset_bytes, length_bytes=order.length_bytes)
+def _records(files: Sequence[File]) -> tuple[tuple[TensorRecord, ...], tuple[ValueRecord, ...]]:
+    chunks: dict[str, list[ChunkRecord]] = {}
+    first: dict[str, TensorOrder] = {}
+    values: list[ValueRecord] = []
+    for file in files:
+        for item in file.items:
+            record = record_of(file.name, item)
+            if isinstance(record, ValueRecord):
+                values.append(record)
+            else:
+                assert isinstance(item.order, TensorOrder)
+                first.setdefault(item.order.fqn, item.order)
+                chunks.setdefault(item.order.fqn, []).append(record)
+    tensors = (
+        TensorRecord(fqn=fqn, dtype=order.dtype, global_shape=order.global_shape, chunks=tuple(chunks[fqn]))
+        for fqn, order in first.items()
+    )
+    return tuple(tensors), tuple(values)

@@ -1,8 +1,9 @@
 """Where the bytes of blocks belong in this rank's state, and how they get there."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Self
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from stepkeeper.manifest import TensorRecord, ValueRecord
-from stepkeeper.restore.blocks import Block
+from stepkeeper.restore.blocks import Block, BlockTable
 from stepkeeper.restore.contents import Contents
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.boxes import Box
@@ -43,8 +44,12 @@ class Piece:
     """Of the chunk's elements, in the object."""
 
     array: Array
-    landing: Landing
-    read: ChunkRead
+    resolve: Callable[[], torch.Tensor]
+    """CPU memory of the box's shape, of the stored dtype."""
+
+    commit: Callable[[], bool]
+    """Told that all elements are there; whether those of the whole tensor are."""
+
     n_lacking: int
     """Bytes that are still to come."""
 
@@ -83,14 +88,14 @@ class Piece:
         """All bytes of it have come: they are where they belong. True if those of the whole tensor are."""
         with self.lock:
             if self._aside is not None:
-                self.landing.resolve(self.read).copy_(self._aside)
+                self.resolve().copy_(self._aside)
             self._memory = self._aside = None
-            return self.landing.commit(self.read)
+            return self.commit()
 
     def _place(self) -> Bytes:
         with self.lock:
             if self._memory is None:
-                place = self.landing.resolve(self.read)
+                place = self.resolve()
                 if place.is_conj() or place.is_neg():
                     place = self._aside = torch.empty(place.shape, dtype=place.dtype)
                 self._memory = place.unsqueeze(-1).view(torch.uint8).numpy()
@@ -137,21 +142,28 @@ class Places:
         ranks: Ranks,
     ) -> Self:
         """For what this rank reads into its tensors, which are `state`, and into its values."""
-        places, table = cls(), contents.table
+        places = cls()
         for piece in _pieces(reads, wanted, contents.tensors, state, ranks):
-            places.pieces.append(piece)
-            span = piece.array.span
-            for number in table.covering(piece.path, piece.start + span.start, len(span)):
-                if _holds(piece, table.blocks[number]):
-                    places.by_block.setdefault(number, []).append(piece)
+            places.add_piece(piece, contents.table)
         for name in dict.fromkeys(name for read in reads.values for name in read.stored_names):
-            record = contents.values[name]
-            data = np.empty(record.length_bytes, dtype=np.uint8)
-            value = StoredValue(record=record, data=data, n_lacking=record.length_bytes)
-            places.values[name] = value
-            for number in table.covering(record.path, record.offset_bytes, record.length_bytes):
-                places.by_block.setdefault(number, []).append(value)
+            places.add_value(contents.values[name], contents.table)
         return places
+
+    def add_piece(self, piece: Piece, table: BlockTable) -> None:
+        """It gets its bytes from the blocks that hold some."""
+        self.pieces.append(piece)
+        span = piece.array.span
+        for number in table.covering(piece.path, piece.start + span.start, len(span)):
+            if _holds(piece, table.blocks[number]):
+                self.by_block.setdefault(number, []).append(piece)
+
+    def add_value(self, record: ValueRecord, table: BlockTable) -> None:
+        """Its blob is going to be here."""
+        data = np.empty(record.length_bytes, dtype=np.uint8)
+        value = StoredValue(record=record, data=data, n_lacking=record.length_bytes)
+        self.values[record.fqn] = value
+        for number in table.covering(record.path, record.offset_bytes, record.length_bytes):
+            self.by_block.setdefault(number, []).append(value)
 
 
 def _pieces(
@@ -186,12 +198,13 @@ def _pieces_of(landing: Landing, stored: TensorRecord, reads: Sequence[PieceRead
         array = Array(
             sizes=(*chunk.sizes, itemsize), offsets=(*cut.offsets, 0), lengths=(*cut.sizes, itemsize)
         )
+        whole = ChunkRead(box=read.wanted_box, pieces=(read,))
         yield Piece(
             path=chunk.path,
             start=chunk.offset_bytes + chunk.data_offset_bytes,
             array=array,
-            landing=landing,
-            read=ChunkRead(box=read.wanted_box, pieces=(read,)),
+            resolve=partial(landing.resolve, whole),
+            commit=partial(landing.commit, whole),
             n_lacking=array.n_bytes,
             lock=lock,
         )
