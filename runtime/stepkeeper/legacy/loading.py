@@ -1,9 +1,11 @@
 """One step of another writer on its way into one rank's state. Each rank reads the chunks that it needs, whole."""
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -16,7 +18,7 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.differences import Findings
-from stepkeeper_planners.dtypes import dtype_of
+from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes
 from stepkeeper_planners.landing import converted
 from stepkeeper_planners.layout import Ranks, TensorLayout
 from stepkeeper_planners.matching import StateReads, Stored, Wanted, compare
@@ -27,8 +29,12 @@ from stepkeeper_planners.twins import check_twins, twins_of
 
 __all__ = ["LegacyLoading"]
 
-_READ_AHEAD: Final = 8
-"""Tensors that are being read while one is filled: bounds host memory."""
+_READ_AHEAD_BYTES: Final = 1 << 30
+"""Of host memory, for the tensors that are being read or are filled: a larger one is read alone."""
+
+_THREADS: Final = 8
+_COPIES: Final = 3
+"""Of a chunk while it is read: as it comes from the store, as its archive gives it, as a tensor's memory."""
 
 Shards = dict[int, torch.Tensor]
 
@@ -40,6 +46,8 @@ class _Load:
     layout: TensorLayout
     boxes: Mapping[int, Box]
     pieces: tuple[PieceRead, ...]
+    size_bytes: int
+    """Of host memory, while it is read."""
 
 
 class LegacyLoading:
@@ -113,8 +121,12 @@ class LegacyLoading:
 
         """
         assert self._content is not None
-        for load, shards in _read_ahead(self._content, self._loads()):
-            adapters.fill(self._flat.tensors[load.layout.fqn], shards)
+        content, tensors = self._content, self._flat.tensors
+        _read_ahead(
+            self._loads(),
+            lambda load: _read_shards(content, load),
+            lambda load, shards: adapters.fill(tensors[load.layout.fqn], shards),
+        )
         self._check_twins(self._content)
         names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
         self._values = {name: self._content.value(name) for name in names}
@@ -149,21 +161,44 @@ class LegacyLoading:
         for layout in self._wanted.layouts:
             if pieces := by_fqn.get(layout.fqn):
                 boxes = layout.local_boxes(self._ranks.rank)
-                yield _Load(layout=layout, boxes=boxes, pieces=tuple(pieces))
+                yield _Load(
+                    layout=layout,
+                    boxes=boxes,
+                    pieces=tuple(pieces),
+                    size_bytes=self._size_bytes(layout, boxes, pieces),
+                )
+
+    def _size_bytes(self, layout: TensorLayout, boxes: Mapping[int, Box], pieces: list[PieceRead]) -> int:
+        """Its shards, and the largest chunk that is read for them."""
+        assert self._content is not None
+        stored = self._content.tensors[pieces[0].stored_fqn]
+        n_local = sum(prod(box.sizes) for box in boxes.values())
+        n_largest = max(prod(piece.stored_box.sizes) for piece in pieces)
+        return n_local * itemsize_bytes(layout.dtype) + _COPIES * n_largest * itemsize_bytes(stored.dtype)
 
 
-def _read_ahead(content: LegacyContent, loads: Iterator[_Load]) -> Iterator[tuple[_Load, Shards]]:
-    """Each tensor's local shards, read by several threads, a bounded number ahead of who takes them."""
+def _read_ahead(
+    loads: Iterator[_Load], read: Callable[[_Load], Shards], fill: Callable[[_Load, Shards], None]
+) -> None:
+    """Each tensor's local shards are filled in the loads' order, and read by several threads before it is their turn.
+
+    As many at a time as there is memory for.
+    """
     waiting: deque[tuple[_Load, Future[Shards]]] = deque()
-    with ThreadPoolExecutor(max_workers=_READ_AHEAD, thread_name_prefix="restore") as threads:
-        for load in loads:
-            waiting.append((load, threads.submit(_read_shards, content, load)))
-            if len(waiting) > _READ_AHEAD:
+    held_bytes = 0
+    threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="restore")
+    try:
+        for load in chain(loads, (None,)):
+            while waiting and (load is None or held_bytes + load.size_bytes > _READ_AHEAD_BYTES):
                 first, shards = waiting.popleft()
-                yield first, shards.result()
-        while waiting:
-            first, shards = waiting.popleft()
-            yield first, shards.result()
+                fill(first, shards.result())
+                del shards
+                held_bytes -= first.size_bytes
+            if load is not None:
+                waiting.append((load, threads.submit(read, load)))
+                held_bytes += load.size_bytes
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _read_shards(content: LegacyContent, load: _Load) -> Shards:

@@ -1,7 +1,8 @@
 """Which of another writer's steps is gone on from, and what of it is bad bytes and what isn't."""
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from stepkeeper.errors import RestoreError, TornCheckpointError, TransientStorageError
+from stepkeeper.legacy import loading as loading_module
 from stepkeeper.legacy.choosing import choose
-from stepkeeper.legacy.content import open_content
+from stepkeeper.legacy.content import LegacyContent, open_content
 from stepkeeper.legacy.loading import LegacyLoading
 from stepkeeper.log import LegacyBase
 from stepkeeper.storage import Store
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
+from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import ValueDecodeError
 from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.selection import LoadRules
@@ -154,6 +157,43 @@ def test_a_part_of_a_step_is_loaded_and_converted_if_that_is_asked_for(bucket: M
     state: dict[str, Any] = {"model": {"w": torch.zeros(6, 4, dtype=torch.float64)}}
     filled(MemoryStore(bucket), state, LoadRules(items=["model.w"], cast=True))
     assert torch.equal(state["model"]["w"], torch.full((6, 4), 200.0, dtype=torch.float64))
+
+
+def test_as_much_is_read_ahead_as_there_is_memory_for(
+    bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """100 float32 in a chunk of as many take 1600 bytes: its own, and three times the chunk."""
+    wanted = {f"w{number}": torch.full((100,), float(number)) for number in range(30)}
+    wanted["large"] = torch.arange(2000.0)
+    save(wanted, checkpoint_id=tmp_path / "step-200", no_dist=True)
+    bucket.objects = {
+        f"step-200/{path.name}": path.read_bytes() for path in (tmp_path / "step-200").iterdir()
+    }
+    monkeypatch.setattr(loading_module, "_READ_AHEAD_BYTES", 5000)
+    ahead: list[int] = []
+    chunk, fill = LegacyContent.chunk, adapters.fill
+    lock = threading.Lock()
+    read: list[str] = []
+    filled_bytes: list[int] = []
+
+    def counting_chunk(content: LegacyContent, fqn: str, number: int) -> torch.Tensor:
+        with lock:
+            read.append(fqn)
+        return chunk(content, fqn, number)
+
+    def counting_fill(tensor: torch.Tensor, shards: Mapping[int, torch.Tensor]) -> None:
+        with lock:
+            ahead.append(len(read) - len(filled_bytes))
+        filled_bytes.append(tensor.nbytes)
+        fill(tensor, shards)
+
+    monkeypatch.setattr(LegacyContent, "chunk", counting_chunk)
+    monkeypatch.setattr(adapters, "fill", counting_fill)
+    state = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+    filled(MemoryStore(bucket), state)
+    assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
+    assert max(ahead) <= 3
+    assert sorted(read) == sorted(wanted)
 
 
 def failure_of(store: Store, state: dict[str, Any]) -> str | None:
