@@ -159,7 +159,7 @@ class Links:
         tried: list[str] = []
         for host in address["hosts"]:
             try:
-                return call(host, address["port"], self._rank, self._secret, _CALL_TIMEOUT_S)
+                return call(host, address["port"], (self._rank, peer), self._secret, _CALL_TIMEOUT_S)
             except OSError as error:
                 tried.append(f"{host}: {error}")
         raise ConnectionError(
@@ -176,7 +176,7 @@ class Links:
 
     def _greet(self, sock: socket.socket) -> None:
         try:
-            rank = greet(sock, self._secret)
+            rank = greet(sock, self._rank, self._secret)
         except OSError as error:
             _log.debug("a connection to the port of a restore was refused: %s", error)
             sock.close()

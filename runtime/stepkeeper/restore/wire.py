@@ -18,10 +18,14 @@ __all__ = ["FRAME_BYTES", "Frame", "Kind", "call", "greet", "listen", "receive",
 FRAME_BYTES: Final = 1024 * 1024
 """The most that one frame carries: what a rank holds of each connection at a time."""
 
-_HEADER: Final = struct.Struct("<BQQII")
+_HEADER: Final = struct.Struct("<BQQI")
+_CRC: Final = struct.Struct("<I")
+"""Behind the header: of it and of the bytes that follow. Bytes in another place are as bad as other bytes."""
+
 _GREETING: Final = struct.Struct("<4sI16s")
-_MAGIC: Final = b"SKR1"
+_MAGIC: Final = b"SKR2"
 _PROOF_BYTES: Final = 32
+_TAKEN: Final = b"\1"
 _GREETING_TIMEOUT_S: Final = 10.0
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6))
 _UNANSWERED_MILLIS: Final = 60_000
@@ -54,23 +58,26 @@ def send(
 ) -> None:
     """The frame is on its way. Raises OSError."""
     view = memoryview(data)
-    sock.sendall(_HEADER.pack(kind, number, first, view.nbytes, crc32c(view)))
+    header = _HEADER.pack(kind, number, first, view.nbytes)
+    sock.sendall(header + _CRC.pack(crc32c(view, crc32c(header))))
     if view.nbytes:
         sock.sendall(view)
 
 
 def receive(sock: socket.socket, buffer: bytearray) -> Frame | None:
     """The next frame, with its bytes in the buffer; None if the connection has ended. Raises OSError."""
-    header = bytearray(_HEADER.size)
-    if not _fill(sock, memoryview(header)):
+    start = bytearray(_HEADER.size + _CRC.size)
+    if not _fill(sock, memoryview(start)):
         return None
-    kind, number, first, length, crc = _HEADER.unpack(header)
+    header = bytes(start[: _HEADER.size])
+    kind, number, first, length = _HEADER.unpack(header)
+    (crc,) = _CRC.unpack_from(start, _HEADER.size)
     if length > len(buffer):
         raise ConnectionError(f"a frame of {length} bytes")
     view = memoryview(buffer)[:length]
     if not _fill(sock, view):
         return None
-    if crc32c(view) != crc:
+    if crc32c(view, crc32c(header)) != crc:
         raise ConnectionError("bytes have changed on the way")
     return Frame(Kind(kind), number, first, np.frombuffer(view, dtype=np.uint8))
 
@@ -86,41 +93,46 @@ def listen() -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def call(host: str, port: int, rank: int, secret: bytes, timeout_s: float) -> socket.socket:
-    """A connection to a rank that listens there and knows the secret. Raises OSError."""
+def call(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout_s: float) -> socket.socket:
+    """A connection from the first of these ranks to the second one, if that listens there. Raises OSError."""
+    rank, peer = ranks
     sock = socket.create_connection((host, port), timeout_s)
     try:
         nonce = secrets.token_bytes(16)
         sock.sendall(_GREETING.pack(_MAGIC, rank, nonce))
         answer = _exactly(sock, 16 + _PROOF_BYTES)
-        if not hmac.compare_digest(answer[16:], _proof(secret, b"listener" + nonce)):
-            raise ConnectionError(f"{host}:{port} is no rank of this restore")
-        sock.sendall(_proof(secret, b"caller" + struct.pack("<I", rank) + answer[:16]))
+        if not hmac.compare_digest(answer[16:], _proof(secret, b"listener", peer, nonce)):
+            raise ConnectionError(f"{host}:{port} isn't rank {peer} of this restore")
+        sock.sendall(_proof(secret, b"caller", rank, answer[:16]))
         _exactly(sock, 1)
+        # Only now the other end counts on this connection: until here this one may give it up, and call anew.
+        sock.sendall(_TAKEN)
     except BaseException:
         sock.close()
         raise
     return _settled(sock)
 
 
-def greet(sock: socket.socket, secret: bytes) -> int:
-    """The rank that has called. Raises OSError if it doesn't know the secret."""
+def greet(sock: socket.socket, own_rank: int, secret: bytes) -> int:
+    """The rank that has called, and goes on with this connection. Raises OSError if it doesn't know the secret."""
     sock.settimeout(_GREETING_TIMEOUT_S)
     magic, rank, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size))
     if magic != _MAGIC:
         raise ConnectionError("the caller is no rank of a restore")
     own = secrets.token_bytes(16)
-    sock.sendall(own + _proof(secret, b"listener" + nonce))
+    sock.sendall(own + _proof(secret, b"listener", own_rank, nonce))
     proof = _exactly(sock, _PROOF_BYTES)
-    if not hmac.compare_digest(proof, _proof(secret, b"caller" + struct.pack("<I", rank) + own)):
+    if not hmac.compare_digest(proof, _proof(secret, b"caller", rank, own)):
         raise ConnectionError("the caller is no rank of this restore")
-    sock.sendall(b"\1")
+    sock.sendall(_TAKEN)
+    _exactly(sock, 1)
     _settled(sock)
     return int(rank)
 
 
-def _proof(secret: bytes, said: bytes) -> bytes:
-    return hmac.digest(secret, said, "sha256")
+def _proof(secret: bytes, part: bytes, rank: int, nonce: bytes) -> bytes:
+    """Only who knows the secret can say that it is this rank; as caller or listener, to who has sent the nonce."""
+    return hmac.digest(secret, part + struct.pack("<I", rank) + nonce, "sha256")
 
 
 def _settled(sock: socket.socket) -> socket.socket:

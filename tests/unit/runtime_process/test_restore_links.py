@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from stepkeeper.errors import GangError
+from stepkeeper.restore import wire
 from stepkeeper.restore.links import Links, PeerStoppedError, addresses_of_host
 from stepkeeper.restore.placing import Bytes
 from stepkeeper.restore.wire import FRAME_BYTES, Kind, receive, send
@@ -42,11 +43,14 @@ def test_a_frame_arrives(pair: Pair) -> None:
     assert receive(pair[1], buffer) is None
 
 
-def test_bytes_that_change_on_the_way_are_refused(pair: Pair) -> None:
+@pytest.mark.parametrize(
+    "place", [-3, 0, 1, 9, 17, 21], ids=["data", "kind", "number", "first", "length", "checksum"]
+)
+def test_what_changes_on_the_way_is_refused_bytes_and_where_they_belong(pair: Pair, place: int) -> None:
     send(pair[0], Kind.BLOCK, 0, 0, b"elements")
     sent = bytearray(pair[1].recv(1000))
-    sent[-3] ^= 1
-    pair[0].sendall(sent)
+    sent[place] ^= 2
+    pair[0].sendall(sent + bytes(8))
     with pytest.raises(ConnectionError, match="changed on the way"):
         receive(pair[1], bytearray(FRAME_BYTES))
 
@@ -76,8 +80,46 @@ def linked(secrets: tuple[bytes, bytes]) -> tuple[Links, Links]:
 
 
 def test_who_does_not_know_the_secret_is_refused() -> None:
-    with pytest.raises(ConnectionError, match=r"can't reach rank 0.*no rank of this restore"):
+    with pytest.raises(ConnectionError, match=r"can't reach rank 0.*isn't rank 0 of this restore"):
         linked((b"one" * 10, b"other" * 6))
+
+
+def test_another_rank_at_the_port_that_one_is_said_to_have_is_not_taken_for_it() -> None:
+    """Hosts give their ports independently: 127.0.0.1 and the other host's port may be a rank of this host."""
+    links = [Links(rank, lambda lost, why: GangError(f"rank {lost} is lost: {why}")) for rank in range(3)]
+    for each in links:
+        each.start(b"s" * 32, relayed_to=())
+    address = {"hosts": ["127.0.0.1"], "port": links[1].port}
+    with pytest.raises(ConnectionError, match=r"isn't rank 0 of this restore"):
+        links[2].call((0,), [address, address])
+    for each in links:
+        each.close()
+
+
+def test_a_call_that_is_given_up_is_no_lost_rank() -> None:
+    """It was answered, and the answer came too late: the caller is on its way over another connection."""
+    lost: Queue[int] = Queue()
+
+    def note(rank: int, why: str) -> Exception:
+        lost.put(rank)
+        return GangError(f"rank {rank} is lost: {why}")
+
+    first, second = Links(0, note), Links(1, note)
+    first.start(b"s" * 32, relayed_to=())
+    second.start(b"s" * 32, relayed_to=())
+    with socket.create_connection(("127.0.0.1", first.port)) as sock:
+        sock.sendall(wire._GREETING.pack(wire._MAGIC, 1, bytes(16)))  # what `call` does, up to its end
+        answer = wire._exactly(sock, 48)
+        sock.sendall(wire._proof(b"s" * 32, b"caller", 1, answer[:16]))
+        assert sock.recv(1) == b"\1"
+    second.call((0,), [{"hosts": ["127.0.0.1"], "port": first.port}])
+    first.meet((1,))
+    heard = Heard(first)
+    second.send(0, 3, np.zeros(5, dtype=np.uint8))
+    second.close()
+    first.close()
+    assert lost.empty()
+    assert heard.failures.empty()
 
 
 class Heard:
