@@ -1,7 +1,7 @@
 """A tree of state, flat and back. Names are those that torch.distributed.checkpoint gives: keys joined with dots."""
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,6 +19,10 @@ _MAX_DEPTH: Final = 100
 _MAX_REPEATED: Final = 50_000
 """Items of containers that stand in a state more than once: each is an entry of its own in a checkpoint."""
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_PLAIN_LEAVES: Final = _SCALARS | {torch.Tensor, torch.nn.Parameter}
+"""Of exactly these types: nothing in them has to be called or copied. A state has thousands of them."""
+_PLAIN_DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
+_NEVER_STATEFUL: Final = _PLAIN_LEAVES | {dict, list, tuple}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,24 @@ def gather_state(state: Mapping[str, object]) -> FlatState:
         DuplicateNameError: two entries get the same name.
         UnsupportedValueError: a Stateful holds itself.
     """
-    tree = _resolve(state, (), _Seen())
+    return flatten(resolve_state(state))
+
+
+def resolve_state(state: Mapping[str, object]) -> Any:
+    """The nested state with what its state_dict() gave in place of every Stateful. Its containers are copies.
+
+    Raises:
+        UnsupportedValueError: a Stateful holds itself.
+    """
+    return _resolve(state, (), _Seen())
+
+
+def flatten(tree: Any) -> FlatState:
+    """The flat form of what `resolve_state` gave.
+
+    Raises:
+        DuplicateNameError: two entries get the same name.
+    """
     flat = FlatState(tensors={}, values={}, tree=tree)
     all_paths: dict[str, Path] = {}
     tied: dict[object, dict[str, torch.Tensor]] = {}
@@ -105,6 +126,16 @@ def has_scalars_only(values: list[Any]) -> bool:
     return _SCALARS.issuperset(map(type, values))
 
 
+def has_plain_leaves_only(values: Iterable[Any]) -> bool:
+    """All are numbers, texts and tensors of torch's own classes."""
+    return _PLAIN_LEAVES.issuperset(map(type, values))
+
+
+def leaves_of(tree: Any) -> list[tuple[str, object]]:
+    """The leaves of what `resolve_state` gave, in its order, with their names."""
+    return [(_name(path), leaf) for path, leaf in _leaves(tree, ())]
+
+
 def _name(path: Path) -> str:
     return ".".join(map(str, path))
 
@@ -146,10 +177,7 @@ def _resolve(node: object, path: Path, seen: _Seen) -> object:
         return PerRank(_resolve(node.value, path, seen), node.resize)
     if isinstance(node, Mapping):
         seen.look_at(node, path)
-        resolved = _empty_like(node)
-        for key, value in node.items():
-            resolved[key] = _resolve(value, (*path, str(key)), seen)
-        return resolved
+        return _resolved_items(node, path, seen)
     if isinstance(node, list):
         seen.look_at(node, path)
         if has_scalars_only(node):
@@ -162,6 +190,16 @@ def _resolve(node: object, path: Path, seen: _Seen) -> object:
             f"{_name(path)}: a lazy parameter has no shape before the model's first run"
         )
     return node
+
+
+def _resolved_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[Any, Any]:
+    resolved = _empty_like(node)
+    if type(node) in _PLAIN_DICTS and has_plain_leaves_only(node.values()):
+        resolved.update(node)
+    else:
+        for key, value in node.items():
+            resolved[key] = _resolve(value, (*path, str(key)), seen)
+    return resolved
 
 
 def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
@@ -185,6 +223,8 @@ def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
 
 def _is_stateful(node: object) -> bool:
     # A class has the methods too, and is no object with a state. Looking for methods takes long: that comes last.
+    if type(node) in _NEVER_STATEFUL:
+        return False
     return not isinstance(node, torch.Tensor | type) and isinstance(node, Stateful)
 
 
@@ -202,7 +242,7 @@ def _leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
     if isinstance(node, Mapping):
         for key, value in node.items():
             yield from _leaves(value, (*path, str(key)))
-    elif _is_leaf(node):
+    elif is_leaf(node):
         yield path, node
     else:
         assert isinstance(node, list)
@@ -210,14 +250,14 @@ def _leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
             yield from _leaves(value, (*path, index))
 
 
-def _is_leaf(node: object) -> bool:
+def is_leaf(node: object) -> bool:
     """As stock: a list is opened only where a tensor or a mapping is in it, or in its lists; a tuple never."""
     if isinstance(node, Mapping):
         return False
     if not isinstance(node, list) or has_scalars_only(node):
         return True
     return not any(
-        isinstance(item, torch.Tensor | PerRank) or (isinstance(item, Mapping | list) and not _is_leaf(item))
+        isinstance(item, torch.Tensor | PerRank) or (isinstance(item, Mapping | list) and not is_leaf(item))
         for item in node
     )
 
@@ -259,7 +299,7 @@ def _places(node: Any, tree: Any, path: Path) -> Iterator[_Place]:
     for key in range(len(node)) if is_list else list(node):
         below = (*path, key if is_list else str(key))
         item, part = node[key], tree[key]
-        if _is_stateful(item) or isinstance(item, PerRank) or _is_leaf(part):
+        if _is_stateful(item) or isinstance(item, PerRank) or is_leaf(part):
             yield _Place(node, key, below, part)
         else:
             yield from _places(item, part, below)
@@ -290,7 +330,7 @@ def _rebuilt(tree: object, path: Path, values: Mapping[str, object]) -> Any:
         return rebuilt
     if isinstance(tree, PerRank):
         return values.get(_name(path), tree.value)
-    if _is_leaf(tree):
+    if is_leaf(tree):
         return values.get(_name(path), tree)
     assert isinstance(tree, list)
     return [_rebuilt(part, (*path, index), values) for index, part in enumerate(tree)]

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from stepkeeper_planners.errors import DuplicateNameError
 from stepkeeper_planners.per_rank import PerRank
+from stepkeeper_planners.regather import Gatherer
 from stepkeeper_planners.state import gather_state, scatter_state
 from stepkeeper_planners.values import decode_value, encode_value
 
@@ -85,6 +86,24 @@ def test_names_do_not_depend_on_what_is_an_object(tree: dict[Any, Any]) -> None:
         plain.values.keys(),
         plain.paths,
     )
+
+
+@settings(deadline=None)
+@given(st.lists(TREES, min_size=2, max_size=3))
+def test_what_was_gathered_before_makes_no_difference(trees: list[dict[Any, Any]]) -> None:
+    gatherer = Gatherer()
+    for tree in (*trees, *map(other, reversed(trees)), *trees):
+        try:
+            fresh = gather_state(tree)
+        except DuplicateNameError:
+            continue
+        again = gatherer.gather(tree).flat
+        assert (again.paths, again.aliases) == (fresh.paths, fresh.aliases)
+        assert (again.values.keys(), [*again.tensors]) == (fresh.values.keys(), [*fresh.tensors])
+        assert all(again.tensors[name] is fresh.tensors[name] for name in fresh.tensors)
+        assert all(
+            again.values[name] is leaf or isinstance(leaf, list) for name, leaf in fresh.values.items()
+        )
 
 
 def other(node: Any) -> Any:

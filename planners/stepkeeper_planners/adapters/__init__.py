@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from operator import attrgetter, eq
+from typing import Final, Protocol, cast
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -11,6 +12,9 @@ from torch.distributed.tensor import DTensor
 from stepkeeper_planners.adapters import checkpointable, dtensor, plain
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks, TensorLayout
+
+_ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_form: Final = attrgetter("dtype", "layout", "shape", "is_cpu", "__dict__")
 
 
 class _Adapter(Protocol):
@@ -71,7 +75,7 @@ def identity(tensor: torch.Tensor) -> object:
 
 def structure(tensor: torch.Tensor) -> object:
     """Equal, and hashable, for tensors that are described alike, whatever their elements are. Cheap."""
-    if _is_ordinary(tensor):
+    if is_ordinary(tensor):
         return (tensor.dtype, tensor.layout, tensor.shape)
     kind: object = None
     if _is_dtensor(tensor):
@@ -83,6 +87,23 @@ def structure(tensor: torch.Tensor) -> object:
 
         kind = xla.structure(tensor)
     return (type(tensor), tensor.dtype, tensor.device.type, tensor.layout, tuple(tensor.shape), kind)
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """On the CPU, of torch's own classes, without attributes of its own: told at once, for there may be thousands."""
+    return type(tensor) in _ORDINARY and tensor.is_cpu and not tensor.__dict__
+
+
+def ordinary_forms(tensors: Sequence[torch.Tensor]) -> list[object] | None:
+    """For `have_forms`; None unless all are ordinary tensors with memory of their own."""
+    if not all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors):
+        return None
+    return [(tensor.dtype, tensor.layout, tensor.shape, True, {}) for tensor in tensors]
+
+
+def have_forms(tensors: Sequence[torch.Tensor], forms: Sequence[object]) -> bool:
+    """Whether they are ordinary tensors too, each of the same structure. Much cheaper than to ask for these."""
+    return _ORDINARY.issuperset(map(type, tensors)) and all(map(eq, map(_form, tensors), forms))
 
 
 def materialize(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -186,14 +207,8 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor) and tensor.device.type != "xla"
 
 
-def _is_ordinary(tensor: torch.Tensor) -> bool:
-    """On the CPU, of torch's own classes, without attributes of its own: told at once, for there may be thousands."""
-    kind = type(tensor)
-    return (kind is torch.Tensor or kind is torch.nn.Parameter) and tensor.is_cpu and not tensor.__dict__
-
-
 def _adapter(tensor: torch.Tensor, fqn: str = "tensor") -> _Adapter:
-    if _is_ordinary(tensor):
+    if is_ordinary(tensor):
         return plain
     if isinstance(tensor, ShardedTensor):
         raise UnsupportedShardingError(

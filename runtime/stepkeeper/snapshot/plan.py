@@ -14,6 +14,7 @@ from stepkeeper_planners.agree import form_digests
 from stepkeeper_planners.assign import SavePlan, TensorWrite, plan_save
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.regather import Gathered
 from stepkeeper_planners.state import FlatState
 from stepkeeper_planners.values import content_bytes
 
@@ -46,12 +47,30 @@ class SnapshotPlan:
     cuts: Mapping[str, "Cut"]
     """How each XLA tensor is copied on its devices."""
 
+    ordinary: frozenset[str]
+    """The tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
+
     @cached_property
     def mine(self) -> dict[str, Mine]:
         """By tensor, in the order of the plan, which has the parts of a tensor together."""
         return {
             fqn: list(mine) for fqn, mine in groupby(enumerate(self.writes), key=lambda pair: pair[1].fqn)
         }
+
+    @cached_property
+    def whole(self) -> list[tuple[int, str]]:
+        """The ordinary tensors that this rank writes whole, each with its place among the orders."""
+        return [
+            (index, write.fqn)
+            for index, write in enumerate(self.writes)
+            if write.fqn in self.ordinary and write.box.sizes == write.global_shape
+        ]
+
+    @cached_property
+    def parts(self) -> dict[str, Mine]:
+        """Of the other ones that are not copied on devices, as `mine`."""
+        whole = {fqn for _, fqn in self.whole}
+        return {fqn: mine for fqn, mine in self.mine.items() if fqn not in self.cuts and fqn not in whole}
 
     @cached_property
     def forms(self) -> dict[str, bytes]:
@@ -67,26 +86,23 @@ class Planner:
         self._key: object = None
         self._plan: SnapshotPlan | None = None
 
-    def plan(self, flat: FlatState) -> SnapshotPlan:
-        """What this rank writes of `flat`, of which no computation is pending.
+    def plan(self, state: Gathered) -> SnapshotPlan:
+        """What this rank writes of a state of which no computation is pending.
 
         Raises:
             UnsupportedValueError: a value is of a type that is not stored; it names the key.
             UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
 
         """
-        sizes = {fqn: content_bytes(value) for fqn, value in flat.values.items()}
-        key = self._key_of(flat, sizes)
-        if self._plan is None or key != self._key:
-            self._plan = self._made(flat, sizes)
-            self._key = key
-        return self._plan
-
-    def _key_of(self, flat: FlatState, sizes: Mapping[str, int]) -> object:
+        sizes = {fqn: content_bytes(value) for fqn, value in state.flat.values.items()}
         # A rank alone writes all values, however large they are.
         alone = self._ranks.world_size == 1
         weights = {fqn: 0 if alone or size < _WEIGHTLESS_BYTES else size for fqn, size in sizes.items()}
-        return ([(fqn, adapters.structure(tensor)) for fqn, tensor in flat.tensors.items()], weights)
+        key = (state.build.structures, weights)
+        if self._plan is None or key != self._key:
+            self._plan = self._made(state.flat, sizes)
+            self._key = key
+        return self._plan
 
     def _made(self, flat: FlatState, sizes: Mapping[str, int]) -> SnapshotPlan:
         cuts = device.cuts_of(flat.tensors)
@@ -106,6 +122,7 @@ class Planner:
             values=plan.values,
             tensor_bytes=tensor_bytes,
             cuts=cuts,
+            ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
         )
 
 

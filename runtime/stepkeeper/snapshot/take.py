@@ -4,21 +4,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.errors import SaveError
 from stepkeeper.same_state import StateSummary
 from stepkeeper.snapshot import device
+from stepkeeper.snapshot.copying import copy_host_tensors
 from stepkeeper.snapshot.plan import Planner, SnapshotPlan, laid_out_behind
 from stepkeeper.snapshot.region import Region
-from stepkeeper_planners import adapters
 from stepkeeper_planners.agree import digest_value, digest_whole_numbers
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.nesting import notes
 from stepkeeper_planners.per_rank import stored_name
-from stepkeeper_planners.state import FlatState, gather_state
+from stepkeeper_planners.regather import Gatherer
+from stepkeeper_planners.state import FlatState
 from stepkeeper_planners.values import encode_value
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ class Snapshot:
     plan: SnapshotPlan
     values: tuple[ValueOrder, ...]
     aliases: dict[str, str]
-    key_paths: dict[str, tuple[str | int, ...]]
+    key_paths: Mapping[str, tuple[str | int, ...]]
     """Name → the keys that lead to it; and what the names don't say of the nesting."""
 
     summary: StateSummary
@@ -85,6 +83,7 @@ class Snapshots:
     def __init__(self, ranks: Ranks, *, device_budget_bytes: int | None = None) -> None:
         """`device_budget_bytes` may be used for copies on this process's devices; None: as much as there is."""
         self._ranks = ranks
+        self._gatherer = Gatherer()
         self._planner = Planner(ranks)
         self._copies = device.DeviceCopies(device_budget_bytes)
 
@@ -96,9 +95,8 @@ class Snapshots:
             UnsupportedShardingError: as `take`.
 
         """
-        flat = gather_state(state)
-        adapters.materialize(flat.tensors)
-        plan = self._planner.plan(flat)
+        gathered = self._gatherer.gather(state)
+        flat, plan = gathered.flat, self._planner.plan(gathered)
         _, rest = self._copies.make(flat.tensors, plan.cuts, device.to_copy(plan.cuts, plan.mine))
         device.compile_moves(flat.tensors, plan.cuts, rest)
         return laid_out_behind(plan, self._blobs(flat, plan))[1]
@@ -115,9 +113,8 @@ class Snapshots:
             UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
 
         """
-        flat = gather_state(state)
-        adapters.materialize(flat.tensors)
-        plan = self._planner.plan(flat)
+        gathered = self._gatherer.gather(state)
+        flat, plan = gathered.flat, self._planner.plan(gathered)
         blobs = self._blobs(flat, plan)
         wanted = device.to_copy(plan.cuts, plan.mine)
         pieces, rest = self._copies.make(flat.tensors, plan.cuts, wanted)
@@ -125,7 +122,7 @@ class Snapshots:
         region.reserve(size_bytes)
         for order in values:
             region.write(order.start, blobs[order.fqn])
-        self._copy_host_tensors(flat, plan, region)
+        copy_host_tensors(flat.tensors, plan, region)
         arrivals = _Arrivals(plan, region, rest)
         for fqn, parts in device.moved(flat.tensors, plan.cuts, rest):
             arrivals.put(fqn, parts)
@@ -135,7 +132,7 @@ class Snapshots:
             plan=plan,
             values=values,
             aliases=dict(flat.aliases),
-            key_paths=flat.paths | notes(flat.tree),
+            key_paths=gathered.build.key_paths,
             summary=_summary(flat, plan, self._ranks),
             on_device=pieces,
             copied=tuple(fqn for fqn in wanted if fqn not in on_host),
@@ -147,24 +144,6 @@ class Snapshots:
         for fqn, value in flat.per_rank.items():
             blobs[stored_name(fqn, self._ranks)] = encode_value(fqn, value)
         return blobs
-
-    def _copy_host_tensors(self, flat: FlatState, plan: SnapshotPlan, region: Region) -> None:
-        """Each by one copy, of large ones by several threads."""
-        places = region.places(plan.orders)
-        sources, destinations = [], []
-        for fqn, mine in plan.mine.items():
-            if fqn in plan.cuts:
-                continue
-            tensor = flat.tensors[fqn]
-            own = adapters.in_place(tensor)
-            shards = [own] if own is not None else adapters.local_shards(tensor)
-            for index, write in mine:
-                shard = shards[write.local_index]
-                place = places[index]
-                sources.append(shard if place.shape == shard.shape else shard[write.shard_box.slices])
-                destinations.append(place)
-        if destinations:
-            torch._foreach_copy_(destinations, sources)  # as torch's optimizers: thousands in one call
 
 
 def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:

@@ -14,7 +14,7 @@ from stepkeeper.snapshot.take import Snapshot, _Arrivals
 from stepkeeper_planners import adapters
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.state import gather_state
+from stepkeeper_planners.regather import Gatherer
 
 ONE = Ranks(rank=0, world_size=1)
 
@@ -35,9 +35,9 @@ def state(**changed: Any) -> dict[str, Any]:
 )
 def test_a_plan_is_kept_until_the_state_is_built_otherwise(changed: dict[str, Any]) -> None:
     planner = Planner(ONE)
-    first = planner.plan(gather_state(state()))
-    assert planner.plan(gather_state(state(w=torch.zeros(4, 3), step=2))) is first
-    other = planner.plan(gather_state(state(**changed)))
+    first = planner.plan(Gatherer().gather(state()))
+    assert planner.plan(Gatherer().gather(state(w=torch.zeros(4, 3), step=2))) is first
+    other = planner.plan(Gatherer().gather(state(**changed)))
     assert other is not first
     assert {write.fqn for write in other.writes} == {
         name for name, value in state(**changed).items() if isinstance(value, torch.Tensor)
@@ -46,9 +46,9 @@ def test_a_plan_is_kept_until_the_state_is_built_otherwise(changed: dict[str, An
 
 def test_values_that_decide_who_writes_what_are_part_of_the_structure() -> None:
     planner = Planner(Ranks(rank=0, world_size=2))
-    first = planner.plan(gather_state(state(text="x")))
-    assert planner.plan(gather_state(state(text="xyz"))) is first
-    assert planner.plan(gather_state(state(text="x" * 100_000))) is not first
+    first = planner.plan(Gatherer().gather(state(text="x")))
+    assert planner.plan(Gatherer().gather(state(text="xyz"))) is first
+    assert planner.plan(Gatherer().gather(state(text="x" * 100_000))) is not first
 
 
 def test_what_grows_is_saved_whole_and_old_places_are_not_used_again() -> None:
@@ -76,7 +76,7 @@ def test_memory_is_there_ahead_of_the_first_save() -> None:
 
 
 def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
-    plan = Planner(ONE).plan(gather_state({"w": torch.ones(4, 3)}))
+    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
     region = Region()
     region.reserve(plan.tensor_bytes)
     upper, lower = (Box(offsets=(start, 0), sizes=(2, 3)) for start in (0, 2))
@@ -96,7 +96,7 @@ def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
 def test_copies_of_which_nothing_came_fail_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = SimpleNamespace(wait_until_there=lambda pieces: None, move=lambda batch: iter(()))
     monkeypatch.setattr(adapters, "xla_pieces", nothing, raising=False)
-    plan = Planner(ONE).plan(gather_state({"w": torch.ones(4, 3)}))
+    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
     region = Region()
     region.reserve(plan.tensor_bytes)
     snapshot = Snapshot(plan=plan, values=(), aliases={}, key_paths={}, summary=StateSummary(), copied=("w",))
