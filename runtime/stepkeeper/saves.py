@@ -23,6 +23,8 @@ from stepkeeper_planners.errors import PlannerError
 __all__ = ["Saves"]
 
 _log: Final = logging.getLogger(__name__)
+_NOTICE: Final = "notice/failed"
+_MEET_S: Final = 3600.0
 _REMEMBERED: Final = 8
 """Saves that the cost of one is estimated from: their median, so that a first one's compilation counts once."""
 
@@ -41,6 +43,7 @@ class Saves:
         device_budget_bytes: int | None = None,
         events: Events | None = None,
     ) -> None:
+        self._gang = gang
         self._progress = progress
         self._events = events or Events(rank=gang.rank, attempt=None)
         self._reports: deque[SaveReport] = deque(maxlen=_REMEMBERED)
@@ -142,11 +145,25 @@ class Saves:
         What is committed by then is what the next process resumes.
         """
         last = self._last_begun
-        if last is None or last.step != step or last.failed:
+        if last is None or last.step != step or self._failed_anywhere(last, timeout_s):
             try:
                 self.begin(step, state, timeout_s, metrics)
             except (StorageError, TimeoutError) as error:
                 _log.error("step %d is not saved for the notice: %s", step, error)
+
+    def _failed_anywhere(self, last: InFlight, timeout_s: float | None) -> bool:
+        """Whether a rank knows that the save failed; false if they can't be asked. Once; ranks: all.
+
+        One may know it before the others do, and a save that only some ranks begin waits for the rest.
+        """
+        limit_s = _MEET_S if timeout_s is None else timeout_s
+        try:
+            by_rank = self._gang.gather(_NOTICE, {"failed": last.failed}, limit_s)
+            found = {"failed": any(each["failed"] for each in by_rank)} if by_rank else None
+            return bool(self._gang.broadcast(f"{_NOTICE}/any", found, limit_s)["failed"])
+        except GangError as error:
+            _log.error("whether step %d is to be saved again isn't agreed: %s", last.step, error)
+            return False
 
     def await_last(self, timeout_s: float | None) -> None:
         """The newest save has ended. That it failed, or didn't end in time, is noted and forgiven.

@@ -1,0 +1,74 @@
+"""Told to stop at a step that is in a save already, all ranks begin another one or none does."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.gang import StoreGang
+from stepkeeper.progress import Progress
+from stepkeeper.saves import Saves
+from stepkeeper.saving import InFlight, SaveState
+from stepkeeper.storage.memory import MemoryStore
+
+WORLD_SIZE = 3
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Saves]:
+    """Those that have begun one."""
+    found: list[Saves] = []
+    monkeypatch.setattr(Saves, "begin", lambda saves, *_: found.append(saves))
+    return found
+
+
+def ranks_in(states: list[SaveState]) -> list[Saves]:
+    """One rank each, whose last save, of step 7, has come so far as it knows."""
+    store = HashStore()
+    ranks = []
+    for rank, state in enumerate(states):
+        gang = StoreGang(store, rank, len(states))
+        saves = Saves(
+            MemoryStore(), cast(Companion, None), gang, Progress(lambda _state: None), max_pending=1
+        )
+        saves._last_begun = InFlight(7)
+        saves._last_begun.state = state
+        ranks.append(saves)
+    return ranks
+
+
+def notice(ranks: list[Saves], step: int, timeout_s: float) -> None:
+    state: dict[str, Any] = {}
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        for done in [threads.submit(each.save_for_notice, step, state, timeout_s) for each in ranks]:
+            done.result(60)
+    for each in ranks:
+        each.close()
+
+
+@pytest.mark.parametrize("knows", range(WORLD_SIZE))
+def test_a_failure_that_one_rank_knows_of_first_is_made_good_by_all(knows: int, begun: list[Saves]) -> None:
+    states = [SaveState.COMMITTING] * WORLD_SIZE
+    states[knows] = SaveState.FAILED
+    ranks = ranks_in(states)
+    notice(ranks, 7, 30)
+    assert set(begun) == set(ranks)
+
+
+def test_what_is_on_its_way_is_not_begun_again(begun: list[Saves]) -> None:
+    notice(ranks_in([SaveState.COMMITTED, SaveState.COMMITTING]), 7, 30)
+    assert not begun
+
+
+def test_another_step_needs_no_agreement(begun: list[Saves]) -> None:
+    ranks = ranks_in([SaveState.FAILED, SaveState.COMMITTED])
+    notice(ranks, 8, 0)
+    assert set(begun) == set(ranks)
+
+
+def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saves]) -> None:
+    ranks = ranks_in([SaveState.FAILED, SaveState.FAILED])
+    notice(ranks[1:], 7, 0.1)
+    assert not begun
