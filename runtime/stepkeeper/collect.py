@@ -1,19 +1,29 @@
 """What the log has deleted, or never had, loses its data, unless it is pinned. Nothing that isn't ours is touched."""
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from stepkeeper.dcp.metadata import METADATA_NAME
 from stepkeeper.errors import MissingObjectError
-from stepkeeper.log import Commit, Log, LogState
+from stepkeeper.log import Commit, Entry, Log, LogState
 from stepkeeper.manifest import is_object_name
 from stepkeeper.pins import PIN_PREFIX, pinned_slots
-from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, LeavingStore, Leftover, ObjectStat, Store
+from stepkeeper.storage.base import (
+    LOG_PREFIX,
+    PROBE_PREFIX,
+    LeavingStore,
+    Leftover,
+    ObjectStat,
+    Store,
+    StreamedStore,
+)
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["Garbage", "GcReport", "gc", "sweep"]
+__all__ = ["Garbage", "GcReport", "collect", "gc", "sweep"]
 
 _PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
 
@@ -73,11 +83,26 @@ def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DE
     may delete objects may call this, with or without a claim, also while another process saves.
     """
     state = log.open() if log.state.tail < 0 else log.refresh()
+    return collect(state, log.entry, store, dry_run=dry_run, patience=patience)
+
+
+def collect(
+    state: LogState,
+    entry: Callable[[int], Entry],
+    store: Store,
+    *,
+    dry_run: bool = False,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> GcReport:
+    """As `gc`, by what the log was at some time after its last begin; `entry` reads one that is gone from the state.
+
+    The log may be appended to meanwhile: what is garbage stays garbage.
+    """
     if state.claim is None:
         return GcReport()
     listed = patience.retry(lambda: store.list(""))
     found = _garbage(state, state.claim, listed)
-    slots = _slots_of_pinned(log, store, state, patience) if found else {}
+    slots = _slots_of_pinned(entry, store, state, patience) if found else {}
     pinned = tuple(
         Garbage(
             folder=each.folder, slot=slots[each.folder], n_objects=each.n_objects, size_bytes=each.size_bytes
@@ -147,12 +172,14 @@ def _is_over(target: str, state: LogState) -> bool:
     return match is not None and int(match[1]) <= state.claim
 
 
-def _slots_of_pinned(log: Log, store: Store, state: LogState, patience: Patience) -> dict[str, int]:
+def _slots_of_pinned(
+    entry: Callable[[int], Entry], store: Store, state: LogState, patience: Patience
+) -> dict[str, int]:
     """By folder, the commits that are pinned though the log has deleted them: what it says of them is read again."""
     slots: dict[str, int] = {}
     for slot in pinned_slots(store, patience=patience) - set(state.commits):
         try:
-            body = log.entry(slot).body
+            body = entry(slot).body
         except MissingObjectError:
             # A pin with a slot of its own making.
             continue
@@ -163,6 +190,25 @@ def _slots_of_pinned(log: Log, store: Store, state: LogState, patience: Patience
 
 def _delete_folder(store: Store, folder: str, patience: Patience) -> None:
     """What a save put there is gone. A file that somebody else put beside it stays, and so does the folder then."""
-    for stat in patience.retry(lambda: store.list(f"{folder}/")):
-        if is_object_name(stat.path.removeprefix(f"{folder}/")):
-            patience.retry(partial(store.delete, stat.path))
+    listed = patience.retry(lambda: store.list(f"{folder}/"))
+    paths = [stat.path for stat in listed if is_object_name(stat.path.removeprefix(f"{folder}/"))]
+    # First what makes it a checkpoint for other readers.
+    first = [path for path in paths if path == f"{folder}/{METADATA_NAME}"]
+    _delete_objects(store, first, patience)
+    _delete_objects(store, [path for path in paths if path not in first], patience)
+
+
+def _delete_objects(store: Store, paths: Sequence[str], patience: Patience) -> None:
+    if not isinstance(store, StreamedStore) or len(paths) < 2:
+        for path in paths:
+            patience.retry(partial(store.delete, path))
+        return
+    # Half of what a save gets, which may be going on.
+    with ThreadPoolExecutor(max(1, store.streams // 2), thread_name_prefix="stepkeeper-delete") as pool:
+        deletions = [pool.submit(patience.retry, partial(store.delete, path)) for path in paths]
+        try:
+            for deletion in deletions:
+                deletion.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

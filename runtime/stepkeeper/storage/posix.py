@@ -138,7 +138,7 @@ class PosixStore:
                 break
             except FileNotFoundError:
                 # The folder is new, or a deletion took it away just now because it was empty.
-                _make_folder(target.parent)
+                _make_folder_beside_deletions(target.parent)
         try:
             try:
                 _write_all(descriptor, parts)
@@ -193,6 +193,15 @@ class PosixStore:
         except OSError as error:
             kind = TransientStorageError if error.errno in _TRANSIENT else StorageError
             raise (always or kind)(error.errno, f"{target}: {error.strerror or error}") from error
+
+
+def _make_folder_beside_deletions(folder: Path) -> None:
+    try:
+        _make_folder(folder)
+    except FileNotFoundError as error:
+        raise TransientStorageError(
+            f"{folder}: a deletion took a folder above it away, which was empty yet"
+        ) from error
 
 
 def _make_folder(folder: Path) -> None:

@@ -1,14 +1,16 @@
 """Deletion and garbage: the log first, pins then, and nothing that isn't ours."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from stepkeeper.collect import Garbage, gc, sweep
 from stepkeeper.log import Claim, CommitRecord, Log, ManifestRef
 from stepkeeper.manifest import checkpoint_folder
 from stepkeeper.pins import Pin, put_pin, remove_pin
-from stepkeeper.storage.base import Store
-from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.storage.base import Store, StreamedStore
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore, Operation
 from stepkeeper.storage.posix import PosixStore
 
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
@@ -256,3 +258,45 @@ def test_what_puts_left_in_a_folder_goes_once_they_could_only_lose(tmp_path: Pat
     assert len(gc(log, store).remnants) == 3
     assert {file: not file.exists() for file in files} == files
     assert alien.exists()
+
+
+class Streamed:
+    """A store in memory that takes four uploads at once, and so two deletions."""
+
+    streams = 4
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.uri = store.uri
+        self.put_if_absent = store.put_if_absent
+        self.write = store.write
+        self.read = store.read
+        self.list = store.list
+        self.delete = store.delete
+        self.close = store.close
+
+
+def test_where_many_requests_at_once_are_fast_objects_are_deleted_so_but_metadata_first() -> None:
+    deleted: list[str] = []
+    both = threading.Barrier(2)
+
+    def hook(moment: Literal["before", "after"], operation: Operation, path: str) -> None:
+        if operation == "delete" and moment == "before" and path.endswith(".distcp"):
+            # One after the other they would wait for ever.
+            both.wait(20)
+        elif operation == "delete" and moment == "after":
+            deleted.append(path.rpartition("/")[2])
+
+    memory = MemoryStore()
+    store = Streamed(memory)
+    assert isinstance(store, StreamedStore)
+    log = Log(store)
+    claim = log.begin()
+    doomed, head = (save(log, store, claim, step) for step in (10, 20))
+    for name in ("__0_1.distcp", "manifest.0.json", "theirs.txt"):
+        store.write(f"{doomed}/{name}", [b"data"])
+    garbage = delete(log, claim, 10)
+    memory.hook = hook
+    assert sweep(store, [garbage]) == ()
+    assert (deleted[0], len(deleted)) == (".metadata", 4)
+    assert folders(memory.bucket) == {doomed, head}
+    assert [path for path in memory.bucket.objects if path.startswith(doomed)] == [f"{doomed}/theirs.txt"]

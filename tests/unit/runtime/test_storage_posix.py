@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from stepkeeper.errors import StorageError, TransientStorageError
+from stepkeeper.storage import posix
 from stepkeeper.storage.base import Leftover
 from stepkeeper.storage.posix import PosixStore
+from stepkeeper.storage.retry import Patience
 
 
 @pytest.fixture
@@ -293,3 +295,22 @@ def test_a_folder_that_may_not_be_entered_is_no_empty_one_but_where_it_is_met_on
     assert [stat.path for stat in store.list("")] == ["1/x"]
     with pytest.raises(StorageError, match="not allowed"):
         store.list("lost+found/")
+
+
+def test_a_folder_that_a_deletion_takes_away_while_another_is_made_in_it_is_made_again(
+    store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is saved again while the last of its earlier data is deleted."""
+    make = posix._make_folder
+    taken: list[Path] = []
+
+    def make_and_lose(folder: Path) -> None:
+        make(folder)
+        if folder == root / "20" and not taken:
+            taken.append(folder)
+            folder.rmdir()
+
+    monkeypatch.setattr(posix, "_make_folder", make_and_lose)
+    Patience(sleep=lambda _: None).retry(lambda: store.write("20/4-new/__0_0.distcp", [b"data"]))
+    assert taken
+    assert store.read("20/4-new/__0_0.distcp") == b"data"
