@@ -17,6 +17,7 @@ from stepkeeper.companion.session import Session
 from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage import open_store
+from stepkeeper.testing.aside import done
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
 
@@ -66,7 +67,7 @@ class Job:
         )
         self.session.write(Write(order=order), self.region)
         _, after = self.session.commit(Commit(folder=order.folder, others=(), duration_millis=1))
-        after()
+        done(after)
         self.steps += 1
 
 

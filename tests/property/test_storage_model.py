@@ -75,6 +75,8 @@ LOST_TOLD = frozenset({"committed", "voided", "fenced"})
 BRANCHES = (attempt(10, 20, 30, last=3),)
 ALL = (attempt(20, 30), attempt(20, 30), reader(), collector())
 FEWER_SAVES = (attempt(20, restores=False), attempt(20, restores=False), reader(), collector())
+LAGGING = (attempt(20, 30, restores=False, lags=True), reader())
+LAGGING_LONGER = (attempt(20, 30, 40, restores=False, lags=True), reader())
 GOING_BACK = (attempt(25, 35, rewinds=True), attempt(40), reader())
 REMOVING = (attempt(40, last=3), remover(10), reader(oldest=True))
 REMOVING_TOLD = READ_TOLD | {"committed", "removed", "kept", "fenced"}
@@ -108,6 +110,10 @@ QUICK = {
         switches=2,
         told=TWO_TOLD | READ_TOLD,
     ),
+    "saves-before-what-comes-after-commits": Scenario(processes=LAGGING, switches=1, told=READ_TOLD),
+    "saves-before-what-comes-after-commits-and-a-fault": Scenario(
+        processes=LAGGING[:1], faults=1, told=frozenset({"committed", "voided"})
+    ),
     "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, switches=2, told=TWO_TOLD),
     "a-removal": Scenario(processes=REMOVING, before=BRANCHES, switches=2, told=REMOVING_TOLD),
     "all-at-once": Scenario(processes=ALL, switches=1, told=TWO_TOLD | READ_TOLD),
@@ -123,6 +129,10 @@ LONG = {
     "three-attempts": Scenario(processes=[attempt(20, restores=False)] * 3, switches=3, told=TWO_TOLD),
     "going-back": Scenario(
         processes=GOING_BACK, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD | READ_TOLD
+    ),
+    "saves-before-what-comes-after-commits": Scenario(processes=LAGGING_LONGER, switches=2, told=READ_TOLD),
+    "saves-before-what-comes-after-commits-and-a-fault": Scenario(
+        processes=LAGGING_LONGER[:1], faults=1, told=frozenset({"committed", "voided"})
     ),
     "condemned-commits": Scenario(processes=CONDEMNING, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD),
     "a-removal-and-a-fault": Scenario(

@@ -159,5 +159,5 @@ class Void:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    flush_millis: int
-    """How long the last report may take."""
+    within_millis: int = 0
+    """How long all that is left to do may take: half of it what comes after commits, what remains the last report."""

@@ -1,14 +1,18 @@
-"""The companion's two threads of control: one hears what is asked, one does it, in that order."""
+"""The companion's two threads of control: one hears what is asked, one does it. What can wait is done aside."""
 
+import contextlib
 import os
 import queue
 import select
 import socket
+import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+from stepkeeper.companion.aside import Aside, Work
 from stepkeeper.companion.channel import Channel, Packet
 from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Quarantine, Restored, Void, Write
 from stepkeeper.companion.reporter import TrainerState
@@ -21,6 +25,12 @@ __all__ = ["serve"]
 
 _SOCKET_GONE: Final = 0
 _BROKEN: Final = 70
+
+_OF_A_SAVE: Final = (Kind.WRITE, Kind.COMMIT, Kind.VOID)
+"""Go before what comes after earlier commits. All else waits for that: who restores must not choose what it deletes."""
+
+_MOST_BEHIND: Final = 8
+"""Commits after which another save is begun though what comes after them isn't done."""
 
 
 def serve(socket_fd: int, trainer_pid: int) -> None:
@@ -61,15 +71,22 @@ def _pidfd(pid: int) -> int | None:
 class _Server:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._requests: queue.SimpleQueue[Packet] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Packet | None] = queue.SimpleQueue()
+        """None: what is done aside can go on."""
+
+        self._requests: list[Packet] = []
+        self._aside = Aside(lambda: self._heard.put(None))
         self._session: Session | None = None
         self._state: TrainerState | None = None
         """None before the trainer has told it."""
 
+        self._flush_from_s: float | None = None
+        self._close_by_s = 0.0
+
     def hear(self, packet: Packet) -> None:
         """The state is taken over at once, everything else is queued."""
         if packet.message["kind"] != Kind.STATE:
-            self._requests.put(packet)
+            self._heard.put(packet)
             return
         try:
             self._state = decode(TrainerState, packet.message["body"])
@@ -84,13 +101,51 @@ class _Server:
         """Never returns. What goes wrong outside a request ends the process, which the trainer sees."""
         try:
             while True:
-                self._answer(self._requests.get())
+                self.turn()
         except BaseException:
             traceback.print_exc()
             os._exit(_BROKEN)
 
+    def turn(self) -> None:
+        """A request is answered; or what comes after commits has gone on, or something was heard."""
+        while not self._heard.empty():
+            self._queue(self._heard.get())
+        packet = next(filter(self._may_be_answered, self._requests), None)
+        if packet is not None:
+            self._requests.remove(packet)
+            self._answer(packet)
+        elif self._aside.ready:
+            self._aside.go_on()
+        else:
+            self._listen()
+
+    def _listen(self) -> None:
+        timeout_s = None
+        if self._flush_from_s is not None:
+            timeout_s = max(0.0, self._flush_from_s - time.monotonic())
+        with contextlib.suppress(queue.Empty):
+            self._queue(self._heard.get(timeout=timeout_s))
+
+    def _queue(self, packet: Packet | None) -> None:
+        if packet is None:
+            return
+        self._requests.append(packet)
+        if packet.message["kind"] == Kind.CLOSE:
+            now_s = time.monotonic()
+            within_s = decode(Close, packet.message["body"]).within_millis / 1000
+            self._flush_from_s, self._close_by_s = now_s + within_s / 2, now_s + within_s
+
+    def _may_be_answered(self, packet: Packet) -> bool:
+        """True unless what comes after commits goes first."""
+        n_works, kind = self._aside.n_works, packet.message["kind"]
+        if kind == Kind.WRITE:
+            return n_works < _MOST_BEHIND
+        if kind == Kind.CLOSE and self._flush_from_s is not None:
+            return n_works == 0 or time.monotonic() >= self._flush_from_s
+        return n_works == 0 or kind in _OF_A_SAVE
+
     def _answer(self, packet: Packet) -> None:
-        after: Callable[[], None] | None = None
+        after: Work | None = None
         try:
             body, after = self._do(Kind(packet.message["kind"]), packet.message["body"], packet.fds)
             answer: dict[str, Any] = {"body": body}
@@ -101,11 +156,11 @@ class _Server:
                 os.close(fd)
         self._send({"id": packet.message["id"], **answer})
         if after is not None:
-            after()
+            self._aside.add(after)
 
     def _do(
         self, kind: Kind, raw: dict[str, Any], fds: tuple[int, ...]
-    ) -> tuple[dict[str, Any], Callable[[], None] | None]:
+    ) -> tuple[dict[str, Any], Work | None]:
         """The answer's body, and what is to be done once it is sent."""
         if kind is Kind.OPEN:
             opened = Session(decode(Open, raw), self._direct)
@@ -128,10 +183,18 @@ class _Server:
             Kind.RESTORED: lambda: session.restored(decode(Restored, raw)),
             Kind.WRITE: lambda: session.write(decode(Write, raw), fds[0]),
             Kind.VOID: lambda: session.void(decode(Void, raw)),
-            Kind.CLOSE: lambda: session.flush(decode(Close, raw).flush_millis / 1000),
+            Kind.CLOSE: lambda: self._close(session),
         }
         answer = do[kind]()
         return ({} if answer is None else encode(answer)), None
+
+    def _close(self, session: Session) -> None:
+        """The last report was answered, or the time is up."""
+        self._flush_from_s = None
+        if self._aside.n_works:
+            left = "closed before all was deleted that can be: the first save of the next start does that"
+            print(f"stepkeeper: {left}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+        session.flush(max(0.0, self._close_by_s - time.monotonic()))
 
     def _direct(self, directive: Directive) -> None:
         self._send({"directive": encode(directive)})

@@ -7,14 +7,15 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from stepkeeper.checkpoint import FinishedCheckpoint, finish_checkpoint, verify_objects, write_checkpoint
-from stepkeeper.collect import Garbage, gc, sweep
+from stepkeeper.collect import Garbage, collect, sweep
+from stepkeeper.companion.aside import Work, aside
 from stepkeeper.companion.messages import (
     Begin,
     Begun,
@@ -140,8 +141,12 @@ class Session:
         self._written = {manifest.folder: (body, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
-    def commit(self, body: Commit) -> tuple[Committed, Callable[[], None]]:
-        """The checkpoint is HEAD; and what is to be done after the answer is given."""
+    def commit(self, body: Commit) -> tuple[Committed, Work]:
+        """The checkpoint is HEAD; and what is to be done after the answer is given.
+
+        That goes on in the log's thread too, but for its jobs: they ask the store only, so requests may be answered
+        meanwhile. What comes after several commits is to be done in their order, one after the other.
+        """
         if body.folder not in self._written:
             raise CompanionError(f"nothing was written to {body.folder} by this companion process")
         order, own = self._written.pop(body.folder)
@@ -161,7 +166,7 @@ class Session:
                 time_unix_s=int(time.time()),
             )
         )
-        return Committed(record=record, uri=uri), lambda: self._after_commit(record, finished)
+        return Committed(record=record, uri=uri), self._after_commit(record, finished)
 
     def void(self, body: Void) -> None:
         """The save in that folder is given up for good."""
@@ -203,13 +208,13 @@ class Session:
             except UnknownOutcomeError:
                 self._patience.sleep(_SETTLE_EVERY_S)
 
-    def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> None:
+    def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> Work:
         """Verification, then deletion. What fails here is said, and tried again after the next commit."""
         try:
-            self._verify(record, finished)
-            self._delete()
+            yield from self._verify(record, finished)
+            yield from self._delete()
             if not self._collected:
-                self._collect()
+                yield from self._collect()
             self._complaint = None
         except Exception as error:  # the commit stands, and the next save needs this process
             self._complaint = f"after the commit of step {record.step}: {error!r}"
@@ -218,39 +223,51 @@ class Session:
                 traceback.print_exc()
         self._tell_reporter()
 
-    def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> None:
+    def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> Work:
         """The store holds what was written.
 
         Raises VerifyError, or FencedError where a later claim may have deleted it.
         """
+        if record.slot not in self._log.state.commits:
+            # A commit that came before its turn has superseded it: it is deleted already.
+            return
         try:
-            verify_objects(self._store, finished, patience=self._patience)
+            yield from aside(partial(verify_objects, self._store, finished, patience=self._patience))
         except VerifyError:
             self._log.resume(self._held())
             raise
         self._verified.add(record.slot)
 
-    def _delete(self) -> None:
+    def _delete(self) -> Work:
         """What retention doesn't keep is deleted: in the log first, then the data of what nobody has pinned.
 
         Also the data of what was deleted in an earlier call, if that was cut short, or if its pins are gone now.
         """
         keep = self._opening.keep
+        times_unix_s: Mapping[int, float] = {}
+        if keep is not None and keep.asks_for_times:
+            times_unix_s = yield from aside(partial(self._times.of_commits, self._log.state.line))
+        # Not before a job: commits that are made meanwhile may be deleted too.
         self._folders |= {slot: record.folder for slot, record in self._log.state.commits.items()}
         if keep is not None:
             policy = keep.policy
-            times_unix_s = self._times.of_commits(self._log.state.line) if keep.asks_for_times else {}
             self._log.delete(
                 self._held(), lambda state: deletable(state, policy, self._verified, times_unix_s)
             )
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
-        pinned = {each.slot for each in sweep(self._store, deleted, patience=self._patience)}
-        self._folders = {slot: f for slot, f in self._folders.items() if slot in commits or slot in pinned}
+        # Deleted for good, and pins that come later see that they come too late: whatever is committed meanwhile.
+        left = yield from aside(partial(sweep, self._store, deleted, patience=self._patience))
+        for slot in {each.slot for each in deleted} - {each.slot for each in left}:
+            assert slot is not None
+            del self._folders[slot]
 
-    def _collect(self) -> None:
+    def _collect(self) -> Work:
         """What earlier claims left behind is gone, but for what is pinned, which goes once it no longer is."""
-        report = gc(self._log, self._store, patience=self._patience)
+        state = self._log.refresh()
+        report = yield from aside(
+            partial(collect, state, self._log.entry, self._store, patience=self._patience)
+        )
         self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}
         self._collected = True
 

@@ -134,7 +134,7 @@ class Companion:
     def close(self, limit_s: float) -> None:
         """The process has ended within `limit_s`, and there will be no other.
 
-        The last report was answered, if that was possible in time.
+        What comes after the last commits is done and the last report was answered, if that was possible in time.
         """
         ends_s = time.monotonic() + limit_s
         process = self._last(limit_s / 2)
@@ -143,7 +143,7 @@ class Companion:
         left_s = max(0.0, ends_s - time.monotonic())
         try:
             if not process.lost:
-                closing = Close(flush_millis=int(left_s / 2 * 1000))
+                closing = Close(within_millis=int(left_s * 600))
                 process.ask(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
         except StepkeeperError as error:
             _log.warning("the last report may not have been sent: %s", error)

@@ -15,6 +15,7 @@ from stepkeeper.log.entries import new_nonce
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import Patience
+from stepkeeper.testing.aside import done
 
 __all__ = ["IMPATIENT", "Gang", "check_root", "contents", "saved_bytes"]
 
@@ -104,7 +105,7 @@ class Gang:
                 duration_millis=1,
             )
         )
-        after()
+        done(after)
         assert self.sessions[0]._complaint is None
         return committed.record
 

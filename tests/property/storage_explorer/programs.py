@@ -1,7 +1,8 @@
 """What processes do with a root, each in the words of the shipped code, and what they were told."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TypeVar, final
 
 from storage_explorer.replay import IMPATIENT, Process, Program
 
@@ -11,6 +12,7 @@ from stepkeeper.cli.removal import check_removable, needs_proof, pick_removed
 from stepkeeper.cli.terminal import Root
 from stepkeeper.cli.write import _removed
 from stepkeeper.collect import gc
+from stepkeeper.companion.aside import Work
 from stepkeeper.companion.messages import Begin, Commit, Open, Quarantine, Restored, Void, Write
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import (
@@ -24,6 +26,7 @@ from stepkeeper.errors import (
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.pins import hold, remove_pin
 from stepkeeper.policy.keep import Keep, LastN
+from stepkeeper.testing.aside import jobs
 from stepkeeper.testing.pod import pod_identity
 
 __all__ = ["attempt", "collector", "follower", "reader", "remover"]
@@ -39,6 +42,7 @@ def attempt(
     quarantines: bool = False,
     rewinds: bool = False,
     collects: bool = False,
+    lags: bool = False,
     start: int | None = None,
 ) -> Program:
     """A start of the job: claims, restores what HEAD is, saves `steps`; retention keeps `last` commits.
@@ -47,7 +51,7 @@ def attempt(
     is one of several that are started by hand, of which the last to begin owns the root.
 
     With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit, with `collects`
-    garbage is collected as soon as it has begun.
+    garbage is collected as soon as it has begun, with `lags` what comes after a commit goes on beside the next saves.
     """
 
     def run(process: Process) -> None:
@@ -64,8 +68,10 @@ def attempt(
                 found = _until_answered(lambda: session.quarantine(reason)).base
             if found is not None and restores:
                 _restore(process, session, found)
+            later = _Later(process, session, lags=lags)
             for step in steps:
-                _save(process, session, begun.claim, step)
+                _save(process, session, begun.claim, step, later)
+            later.end()
         except FencedError:
             process.note("fenced")
         except RestoreError:
@@ -93,7 +99,7 @@ def follower(died: int, *steps: int, last: int = 1) -> Program:
             if saving is not None and saving[0] == "saving":
                 _learn(process, session, saving[1])
             for step in steps:
-                _save(process, session, claim, step)
+                _save(process, session, claim, step, _Later(process, session))
         except FencedError:
             process.note("fenced")
 
@@ -197,14 +203,43 @@ def _until_answered(work: Callable[[], T]) -> T:
             continue
 
 
-def _save(process: Process, session: Session, claim: Claim, step: int) -> None:
+@final
+class _Later:
+    """What comes after commits: done at once; or, a job at a time, whenever the schedule says so."""
+
+    def __init__(self, process: Process, session: Session, *, lags: bool = False) -> None:
+        self._process = process
+        self._session = session
+        self._lags = lags
+        self._jobs: Iterator[None] = iter(())
+
+    def add(self, work: Work) -> None:
+        self._jobs = chain(self._jobs, jobs(work))
+        if not self._lags:
+            self.end()
+
+    def go_on(self) -> None:
+        """As far as it gets before the next request is there."""
+        while self._lags and self._process.choose(2) and next(self._jobs, self) is not self:
+            pass
+
+    def end(self) -> None:
+        for _ in self._jobs:
+            pass
+        complaint = self._session._complaint
+        assert complaint is None or complaint.partition(": ")[2].startswith(_BEARABLE), complaint
+
+
+def _save(process: Process, session: Session, claim: Claim, step: int, later: _Later) -> None:
     value = ValueOrder(fqn="v", start=0, length_bytes=4)
     order = SaveOrder(
         rank=0, world_size=1, step=step, claim=claim.slot, nonce=process.nonce(), tensors=(), values=(value,)
     )
     process.note("saving", order.folder)
+    later.go_on()
     try:
         session.write(Write(order=order), process.region)
+        later.go_on()
         committed, after = session.commit(Commit(folder=order.folder, others=(), duration_millis=1))
     except FencedError:
         process.note("refused", order.folder)
@@ -215,9 +250,7 @@ def _save(process: Process, session: Session, claim: Claim, step: int) -> None:
         return
     assert committed.record.folder == order.folder
     process.note("committed", order.folder, committed.record.slot)
-    after()
-    complaint = session._complaint
-    assert complaint is None or complaint.partition(": ")[2].startswith(_BEARABLE), complaint
+    later.add(after)
 
 
 def _learn(process: Process, session: Session, folder: str) -> None:

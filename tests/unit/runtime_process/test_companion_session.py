@@ -25,6 +25,7 @@ from stepkeeper.pins import Pin, put_pin, remove_pin
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
+from stepkeeper.testing.aside import done
 
 
 class Reports:
@@ -48,7 +49,7 @@ def save(session: Session, claim: int, step: int, region: int) -> None:
     )
     session.write(Write(order=order), region)
     _, after = session.commit(Commit(folder=order.folder, others=(), duration_millis=1))
-    after()
+    done(after)
 
 
 def test_what_goes_wrong_after_a_commit_is_said_and_ends_nothing(
@@ -65,7 +66,7 @@ def test_what_goes_wrong_after_a_commit_is_said_and_ends_nothing(
         raise ValueError("an odd name")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "gc", broken)
+        patch.setattr(module, "collect", broken)
         save(session, claim, 1, region)
     assert reports.errors[-1] == "after the commit of step 1: ValueError('an odd name')"
     assert "after the commit of step 1: ValueError('an odd name')\nTraceback" in capsys.readouterr().err

@@ -1,0 +1,288 @@
+"""What a companion answers first: a save never waits for what comes after the commits before it."""
+
+import os
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any, final
+
+import pytest
+
+from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.companion import server as module
+from stepkeeper.companion.aside import Work, aside
+from stepkeeper.companion.channel import Packet
+from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Write
+from stepkeeper.companion.server import _Server
+from stepkeeper.companion.session import Session
+from stepkeeper.contract.wire import encode
+from stepkeeper.log import Log
+from stepkeeper.policy.keep import Keep, LastN
+from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
+
+Predicate = Callable[[Operation, str], bool]
+
+
+@final
+class Answers:
+    """In a channel's place: what was answered, by the number of the request."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, dict[str, Any]] = {}
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.by_id[message["id"]] = message
+
+
+@final
+class Trainer:
+    """Asks a companion's server, and gives it its turns."""
+
+    def __init__(self, last: int = 1) -> None:
+        name = secrets.token_hex(4)
+        self.bucket = named_bucket(name)
+        self.answers = Answers()
+        self.server = _Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
+        self.uri = f"memory://{name}"
+        self.n_asked = 0
+        self.nonces: dict[int, str] = {}
+        self.body(
+            self.ask(Kind.OPEN, Open(rank=0, world_size=1, uri=self.uri, keep=Keep(last=(LastN(last),))))
+        )
+        self.claim = int(self.body(self.ask(Kind.BEGIN, Begin()))["claim"]["slot"])
+
+    @property
+    def session(self) -> Session:
+        assert self.server._session is not None
+        return self.server._session
+
+    def ask(self, kind: Kind, body: object = None, fds: tuple[int, ...] = ()) -> int:
+        self.n_asked += 1
+        raw = {} if body is None else encode(body)
+        self.server.hear(Packet(message={"id": self.n_asked, "kind": str(kind), "body": raw}, fds=fds))
+        return self.n_asked
+
+    def write(self, step: int) -> int:
+        self.nonces[step] = secrets.token_hex(16)
+        order = SaveOrder(
+            rank=0, world_size=1, step=step, claim=self.claim, nonce=self.nonces[step], tensors=(), values=()
+        )
+        return self.ask(Kind.WRITE, Write(order=order), (os.memfd_create("region"),))
+
+    def commit(self, step: int) -> int:
+        folder = f"{step}/{self.claim}-{self.nonces[step]}"
+        return self.ask(Kind.COMMIT, Commit(folder=folder, others=(), duration_millis=1))
+
+    def save(self, step: int) -> None:
+        self.body(self.write(step))
+        self.body(self.commit(step))
+
+    def body(self, number: int) -> dict[str, Any]:
+        """Of the answer, which comes if the server gets its turns."""
+        while number not in self.answers.by_id:
+            self.server.turn()
+        body: dict[str, Any] = self.answers.by_id[number]["body"]
+        return body
+
+    def finish(self) -> None:
+        """All that comes after commits is done."""
+        while self.server._aside.n_works:
+            self.server.turn()
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps with data."""
+        paths = (path for path in self.bucket.objects if not path.startswith(".stepkeeper"))
+        return sorted({int(path.partition("/")[0]) for path in paths})
+
+
+@final
+class Block:
+    """Holds up the first call of a kind, until it is released."""
+
+    def __init__(self, trainer: Trainer, which: Predicate, *meanwhile: Callable[[], int]) -> None:
+        """`meanwhile` is asked of the companion when the call has come, in the thread that makes it."""
+        self._trainer = trainer
+        self._which = which
+        self._meanwhile = meanwhile
+        self._came = threading.Event()
+        self.over = False
+        """Has it waited in vain? Who is to be answered meanwhile was not."""
+
+        self._asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.released = threading.Event()
+        store = trainer.session._store
+        assert isinstance(store, MemoryStore)
+        store.hook = self._hook
+
+    def _hook(self, moment: str, operation: Operation, path: str) -> None:
+        if moment == "before" and self._which(operation, path) and not self._came.is_set():
+            self._came.set()
+            for ask in self._meanwhile:
+                self._asked.put(ask())
+            self.over = not self.released.wait(20)
+
+    def asked(self) -> list[int]:
+        """The call has come, and so have the requests."""
+        while not self._came.is_set():
+            self._trainer.server.turn()
+        return [self._asked.get(timeout=20) for _ in self._meanwhile]
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    return Trainer()
+
+
+def of_data(step: int) -> Predicate:
+    return lambda operation, path: operation == "delete" and path.startswith(f"{step}/")
+
+
+HELD_UP: dict[str, Predicate] = {
+    "verification": lambda operation, path: operation == "list" and path.startswith("20/"),
+    "pins": lambda operation, path: operation == "list" and path.endswith("/pins/"),
+    "deletion": of_data(10),
+    "collection": lambda operation, path: operation == "list" and path == "",
+}
+
+
+@pytest.mark.parametrize("what", HELD_UP)
+def test_saves_go_before_what_comes_after_commits(trainer: Trainer, what: str) -> None:
+    trainer.session._collected = True
+    trainer.save(10)
+    trainer.finish()
+    trainer.session._collected = False
+    block = Block(trainer, HELD_UP[what], lambda: trainer.write(30))
+    trainer.save(20)
+    (write,) = block.asked()
+    trainer.body(write)
+    trainer.body(trainer.commit(30))
+    trainer.save(40)
+    assert not block.over
+    assert {20, 30, 40} <= set(trainer.steps)
+    assert Log(MemoryStore(trainer.bucket)).open().line[0].step == 40
+    block.released.set()
+    trainer.finish()
+    assert trainer.session._complaint is None
+    assert trainer.steps == [40]
+    assert trainer.session._folders.keys() == {
+        record.slot for record in Log(MemoryStore(trainer.bucket)).open().live
+    }
+
+
+def test_the_newest_verified_commit_stays_until_a_later_one_is_verified(trainer: Trainer) -> None:
+    """Also where that has been committed for long."""
+    trainer.save(10)
+    trainer.finish()
+    there: list[list[int]] = []
+
+    def verifies_30(operation: Operation, path: str) -> bool:
+        if operation == "list" and path.startswith("30/"):
+            there.append(trainer.steps)
+        return False
+
+    block = Block(
+        trainer,
+        lambda operation, path: verifies_30(operation, path) or HELD_UP["verification"](operation, path),
+        lambda: trainer.write(30),
+    )
+    trainer.save(20)
+    (write,) = block.asked()
+    trainer.body(write)
+    trainer.body(trainer.commit(30))
+    assert trainer.steps == [10, 20, 30]
+    block.released.set()
+    trainer.finish()
+    assert there == [[20, 30]]
+    assert trainer.steps == [30]
+
+
+def test_who_restores_waits_for_the_deletion_and_a_save_that_comes_later_does_not(trainer: Trainer) -> None:
+    trainer.save(10)
+    trainer.finish()
+    block = Block(trainer, of_data(10), lambda: trainer.ask(Kind.REFRESH), lambda: trainer.write(30))
+    trainer.save(20)
+    refresh, write = block.asked()
+    trainer.body(write)
+    assert refresh not in trainer.answers.by_id
+    block.released.set()
+    assert trainer.body(refresh)["base"]["step"] == 20
+    assert trainer.steps == [20]
+    assert trainer.server._aside.n_works == 0
+
+
+def test_a_training_that_saves_faster_than_its_commits_are_seen_to_waits_in_the_end(trainer: Trainer) -> None:
+    did: list[int] = []
+
+    def work(number: int) -> Work:
+        did.append(number)
+        yield from ()
+
+    for number in range(module._MOST_BEHIND):
+        trainer.server._aside.add(work(number))
+    write = trainer.write(10)
+    trainer.server.turn()
+    assert (did, write in trainer.answers.by_id) == ([0], False)
+    trainer.server.turn()
+    assert (did, write in trainer.answers.by_id) == ([0], True)
+
+
+def test_a_companion_that_is_closed_deletes_first_and_reports_then(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer.save(10)
+    trainer.save(20)
+    trainer.body(trainer.ask(Kind.CLOSE, Close(within_millis=600_000)))
+    assert trainer.steps == [20]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_companion_that_is_closed_leaves_what_takes_too_long_to_the_next_start(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer.save(10)
+    trainer.finish()
+    block = Block(trainer, of_data(10))
+    trainer.save(20)
+    trainer.body(trainer.ask(Kind.CLOSE, Close(within_millis=50)))
+    assert capsys.readouterr().err == (
+        "stepkeeper: closed before all was deleted that can be: the first save of the next start does that\n"
+    )
+    assert trainer.steps == [10, 20]
+    block.released.set()
+    trainer.finish()
+
+
+def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(trainer: Trainer) -> None:
+    trainer.save(10)
+    trainer.finish()
+
+    def meanwhile() -> int:
+        block.released.set()
+        return Log(MemoryStore(trainer.bucket)).begin().slot
+
+    block = Block(trainer, HELD_UP["verification"], meanwhile)
+    trainer.save(20)
+    trainer.finish()
+    assert trainer.session._complaint is not None
+    assert "FencedError" in trainer.session._complaint
+    assert trainer.steps == [10, 20]
+
+
+def test_what_a_job_raises_is_raised_where_it_was_asked_for(trainer: Trainer) -> None:
+    seen: list[object] = []
+
+    def fail() -> int:
+        raise ValueError("no")
+
+    def work() -> Work:
+        seen.append((yield from aside(lambda: threading.current_thread() is threading.main_thread())))
+        try:
+            yield from aside(fail)
+        except ValueError as error:
+            seen.append(str(error))
+
+    trainer.server._aside.add(work())
+    trainer.finish()
+    assert seen == [False, "no"]
