@@ -146,8 +146,10 @@ class Restorer:
         with exchange_among(self._gang, name) as exchange:
             verifying = Verifying(self._store, record, ranks.rank, ranks.world_size, exchange)
             torn = self._agreement.together(f"{name}/verified", verifying.read)
-        if torn is not None:
-            raise TornCheckpointError(confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen))
+            if torn is not None:
+                raise TornCheckpointError(
+                    confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen)
+                )
         return Verification(
             sequence=record.slot,
             step=record.step,
@@ -252,7 +254,8 @@ class Restorer:
                 if given is not None:
                     raise TornCheckpointError(given.said)
                 return None
-        return confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen)
+            # While the ranks are connected: one that is lost meanwhile is missed at once.
+            return confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen)
 
     def _loading(
         self, record: Restorable, state: Mapping[str, object], rules: LoadRules, exchange: Exchange

@@ -1,0 +1,55 @@
+"""While bad bytes are read a second time the ranks stay connected: who is lost then is missed at once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.errors import TornCheckpointError
+from stepkeeper.gang import Gang, SoloGang
+from stepkeeper.legacy import LegacyRecord
+from stepkeeper.restore import Restorer, choosing, confirming
+from stepkeeper.restore.exchange import Exchange, exchange_among
+from stepkeeper.storage import open_store
+
+
+class NoCompanion:
+    """Nothing is asked of it."""
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_the_ranks_are_connected_until_all_know_what_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save({"w": torch.ones(300)}, checkpoint_id=tmp_path / "1", no_dist=True)
+    data = tmp_path / "1" / "__0_0.distcp"
+    written = bytearray(data.read_bytes())
+    written[written.index(torch.ones(300).numpy().tobytes())] ^= 1
+    data.write_bytes(written)
+    connected = False
+    asked: list[bool] = []
+
+    @contextmanager
+    def watched(gang: Gang, name: str) -> Iterator[Exchange]:
+        nonlocal connected
+        with exchange_among(gang, name) as exchange:
+            connected = True
+            yield exchange
+        connected = False
+
+    def noting(*arguments: Any) -> str:
+        asked.append(connected)
+        return confirming.confirm(*arguments)
+
+    monkeypatch.setattr(choosing, "exchange_among", watched)
+    monkeypatch.setattr(choosing, "confirm", noting)
+    restorer = Restorer(open_store(tmp_path.as_uri()), cast(Companion, NoCompanion()), SoloGang())
+    with pytest.raises(TornCheckpointError, match="another checksum"):
+        restorer.record(LegacyRecord(slot=0, step=1, folder="1"), {"w": torch.zeros(300)})
+    assert asked == [True]
