@@ -72,12 +72,17 @@ class BlockTable:
         """All numbers, so that tensors get whole one after another: few of them are half read at any time.
 
         That is what the writers had in mind, file by file side by side: each rank wrote its part of a tensor after
-        its parts of the tensors before.
+        its parts of the tensors before. Where the next tensor of one file comes late in another, it is read there
+        out of its turn: what is half read is held in host memory, as a whole, where the state is on other devices.
         """
+        chunks: dict[str, list[ChunkRecord]] = {}
+        for manifest in manifests:
+            for record in manifest.tensors:
+                chunks.setdefault(record.fqn, []).extend(record.chunks)
         order: dict[int, None] = {}
         for tensors in zip_longest(*(manifest.tensors for manifest in manifests)):
             for tensor in tensors:
-                for chunk in tensor.chunks if tensor is not None else ():
+                for chunk in chunks.pop(tensor.fqn, ()) if tensor is not None else ():
                     order.update(dict.fromkeys(self.covering(chunk.path, *_data_of(chunk))))
         order.update(dict.fromkeys(range(len(self.blocks))))
         return list(order)

@@ -133,6 +133,47 @@ def test_tensors_get_whole_one_after_another_whatever_files_they_lie_in() -> Non
     assert contents.reading_order == [0, 2, 1, 3]
 
 
+def test_a_tensor_that_comes_late_in_one_file_is_read_as_a_whole_where_it_comes_early() -> None:
+    """Rank 0 wrote three tensors of its own before its half of what both have."""
+
+    def manifest(rank: int, names: tuple[str, ...]) -> Manifest:
+        path = f"__{rank}_0.distcp"
+        shared = "both"
+        tensors = tuple(
+            TensorRecord(
+                fqn=name,
+                dtype="uint8",
+                global_shape=(2 * BLOCK_BYTES if name == shared else BLOCK_BYTES,),
+                chunks=(
+                    ChunkRecord(
+                        offsets=(rank * BLOCK_BYTES if name == shared else 0,),
+                        sizes=(BLOCK_BYTES,),
+                        path=path,
+                        offset_bytes=place * BLOCK_BYTES,
+                        length_bytes=BLOCK_BYTES,
+                        data_offset_bytes=0,
+                    ),
+                ),
+            )
+            for place, name in enumerate(names)
+        )
+        size_bytes = len(names) * BLOCK_BYTES
+        objects = (ObjectRecord(path=path, size_bytes=size_bytes, blocks=(0,) * len(names)),)
+        return Manifest(
+            rank=rank,
+            world_size=2,
+            step=1,
+            claim=0,
+            nonce="00",
+            objects=objects,
+            tensors=tensors,
+            values=(),
+        )
+
+    contents = Contents.of([manifest(0, ("a0", "a1", "a2", "both")), manifest(1, ("both", "b1"))])
+    assert contents.reading_order == [0, 3, 4, 1, 5, 2]
+
+
 def test_the_ranks_of_a_tree_know_each_other() -> None:
     assert neighbours(0, 1) == ((), ())
     assert neighbours(0, 4) == ((), (1, 2, 3))
