@@ -1,8 +1,10 @@
 """What `dcp.async_save` saves from: a copy of the state that training doesn't change, made where the tensors are."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 from typing_extensions import override
 
@@ -32,14 +34,19 @@ class SPMDStager(AsyncStager):
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
         """
         flat = gather_state(state_dict)
-        copies = {fqn: adapters.clone_to_move(fqn, tensor) for fqn, tensor in flat.tensors.items()}
-        adapters.start(tuple(copies.values()))
+        copies = self.copies(flat.tensors)
         leaves: dict[str, object] = {fqn: copy.deepcopy(value) for fqn, value in flat.values.items()}
         for fqn, value in flat.per_rank.items():
             leaves[fqn] = PerRank(copy.deepcopy(value), resize=flat.resizers[fqn])
         leaves |= copies
         leaves |= {name: copies[first] for name, first in flat.aliases.items()}
         return with_leaves(flat, leaves)
+
+    def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies of the tensors by the same names, made where they are. For subclasses to make them elsewhere."""
+        copies = {fqn: adapters.clone_to_move(fqn, tensor) for fqn, tensor in tensors.items()}
+        adapters.start(tuple(copies.values()))
+        return copies
 
     @override
     def synchronize_staging(self) -> None:

@@ -1,1 +1,32 @@
-"""torch.distributed.checkpoint's file format, written without torch: stock torch loads what is made here."""
+"""torch.distributed.checkpoint's format, and what plain `dcp.save`, `async_save` and `load` are given for speed.
+
+The format's modules need no torch: each of the classes is loaded when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from stepkeeper.dcp.reader import StorageReader
+    from stepkeeper.dcp.stager import Stager
+    from stepkeeper.dcp.writer import StorageWriter
+
+__all__ = ["Stager", "StorageReader", "StorageWriter"]
+
+_MODULES: Final = {
+    "Stager": "stepkeeper.dcp.stager",
+    "StorageReader": "stepkeeper.dcp.reader",
+    "StorageWriter": "stepkeeper.dcp.writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'stepkeeper.dcp' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

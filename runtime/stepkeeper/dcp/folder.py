@@ -1,0 +1,107 @@
+# mypy: disable-error-code="explicit-override"
+# typing has override from Python 3.12 on.
+"""A checkpoint's folder, wherever its user wants it: any path or URI."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self, final
+
+from stepkeeper.errors import BadUriError
+from stepkeeper.storage import ObjectStat, Store, open_store
+from stepkeeper.storage.base import Buffer, StreamedStore
+
+__all__ = ["Location", "open_folder", "uri_of"]
+
+Location = str | os.PathLike[str]
+"""A folder on this machine by its path; or any by its URI."""
+
+
+def uri_of(location: Location) -> str:
+    """The folder's URI. A path may be relative, as it may be for torch's own writers."""
+    text = os.fspath(location)
+    if not text:
+        raise BadUriError("'' names no folder to save to or load from")
+    if "://" in text:
+        return text.rstrip("/")
+    return Path(text).absolute().as_uri()
+
+
+def open_folder(location: Location) -> "Folder":
+    """That folder, of which nothing is read yet.
+
+    Raises:
+        BadUriError: it says what to write instead.
+
+    """
+    # Of all that is put there only `.metadata` must not be there before, and one process puts it.
+    store = open_store(uri_of(location), unsafe_single_writer=True)
+    return _StreamedFolder(store) if isinstance(store, StreamedStore) else Folder(store)
+
+
+class Folder:
+    """The folder `name` of a store, of which nothing else is reached. Named so that messages tell where it is."""
+
+    def __init__(self, store: Store) -> None:
+        """`store` has the folder as its root."""
+        self._store = store
+        self._uri, _, self.name = store.uri.rpartition("/")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def uri(self) -> str:
+        """Of what is above the folder."""
+        return self._uri
+
+    @property
+    def own_uri(self) -> str:
+        return self._store.uri
+
+    def path(self, name: str) -> str:
+        """Of the object with that name in the folder."""
+        return f"{self.name}/{name}"
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self._store.put_if_absent(self._within(path), data)
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._store.write(self._within(path), parts)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._store.read(self._within(path), offset, length)
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        found = self._store.list(self._within(prefix))
+        return [
+            ObjectStat(
+                path=self.path(stat.path),
+                size_bytes=stat.size_bytes,
+                crc32c=stat.crc32c,
+                time_unix_s=stat.time_unix_s,
+            )
+            for stat in found
+        ]
+
+    def delete(self, path: str) -> None:
+        self._store.delete(self._within(path))
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _within(self, path: str) -> str:
+        folder, slash, name = path.partition("/")
+        if not slash or folder != self.name:
+            raise ValueError(f"{path!r} isn't in {self.name!r}")
+        return name
+
+
+@final
+class _StreamedFolder(Folder):
+    def __init__(self, store: StreamedStore) -> None:
+        super().__init__(store)
+        self.streams = store.streams

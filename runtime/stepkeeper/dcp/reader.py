@@ -1,0 +1,214 @@
+"""For `dcp.load`: several parts at a time straight into place, and nothing that isn't what was written."""
+
+import logging
+from io import BytesIO
+from typing import Any, Final, final
+
+from torch.distributed.checkpoint import storage
+from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+from typing_extensions import override
+
+from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint.reading import read_manifest
+from stepkeeper.checkpoint.suspect import BadItem, read_there
+from stepkeeper.dcp.fills import Fills, fill_from_chunks
+from stepkeeper.dcp.folder import Folder, Location, open_folder, uri_of
+from stepkeeper.dcp.metadata import METADATA_NAME
+from stepkeeper.errors import BadUriError, RestoreError, TornCheckpointError
+from stepkeeper.legacy.content import LegacyContent
+from stepkeeper.log.entries import ManifestRef, new_nonce
+from stepkeeper.manifest import Manifest, manifest_name
+from stepkeeper.restore.filling import Filling
+from stepkeeper.storage.crc import crc32c
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+from stepkeeper_planners.errors import MetadataDecodeError
+from stepkeeper_planners.metadata import check_metadata, read_metadata
+
+__all__ = ["StorageReader"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+@final
+class StorageReader(storage.StorageReader):
+    """Reads what `dcp.load` loads from a folder: a path, or any URI. Who wrote it doesn't matter.
+
+    What stepkeeper wrote, by its StorageWriter or its CheckpointManager (`stepkeeper path` says in which folder), is
+    verified block by block as it is read; of what torch's FileSystemWriter wrote the checksums within each tensor's
+    blob are. No code of `.metadata` is run. The planner decides how values are decoded: torch's own unpickles them.
+
+    Tensors are filled as their bytes come: after a load that failed they are part old, part new.
+    """
+
+    def __init__(self, path: Location | None = None, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+        """Raises BadUriError saying what to write instead."""
+        self._location = path
+        self._patience = patience
+        self._load_id = new_nonce()
+        self._metadata: Metadata | None = None
+        self._manifests: tuple[Manifest, ...] = ()
+        self._failure: Exception | None = None
+        if path is not None:
+            uri_of(path)
+
+    @property
+    def checkpoint_id(self) -> Location | None:
+        """What the next load is from."""
+        return self._location
+
+    @classmethod
+    @override
+    def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
+        """Whether that is a folder's name: of a store that is known, in a form that is safe."""
+        try:
+            open_folder(checkpoint_id).close()
+        except BadUriError:
+            return False
+        return True
+
+    @override
+    def reset(self, checkpoint_id: Location | None = None) -> None:
+        """What comes is another load, from `checkpoint_id` if that is given."""
+        if checkpoint_id is not None:
+            uri_of(checkpoint_id)
+            self._location = checkpoint_id
+        self._load_id = new_nonce()
+        self._metadata, self._manifests, self._failure = None, (), None
+
+    @override
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What the checkpoint holds.
+
+        Raises:
+            RestoreError: there is no checkpoint, or one whose save hasn't ended.
+            TornCheckpointError: it is damaged.
+            StorageError: the store gave no answer, or refused.
+
+        """
+        if self._failure is not None and "rank" in kwargs:
+            # `dcp.load` takes any Exception for a sign that each rank has metadata of its own, and asks for that.
+            raise CheckpointException("read_metadata", {int(kwargs["rank"]): _wrap_exception(self._failure)})
+        try:
+            with self._open() as folder:
+                metadata, self._manifests = _read(folder, self._patience)
+        except Exception as error:
+            self._failure = error
+            raise
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self._load_id
+        return metadata
+
+    @override
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """It is known what there is."""
+        self._metadata = metadata
+
+    @override
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    @override
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    @override
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """All that was planned is where it belongs.
+
+        Raises:
+            TornCheckpointError: bytes of the checkpoint are bad; it names the object.
+            RestoreError: something is stored in a way that isn't read here.
+            StorageError: the store gave no answer, or refused.
+
+        """
+        assert self._metadata is not None
+        with self._open() as folder:
+            if self._manifests:
+                fills = Fills(self._metadata, self._manifests, plan.items, planner)
+                reader = CheckpointReader(
+                    folder, self._manifests, patience=self._patience, folder=folder.name
+                )
+                Filling(reader, fills.table, fills.places).run(fills.reads)
+                blobs = {name: value.data.tobytes() for name, value in fills.places.values.items()}
+            else:
+                content = LegacyContent(folder, folder.name, self._metadata, self._patience)
+                fill_from_chunks(content, plan.items, planner)
+                blobs = {}
+            for item in plan.items:
+                if item.type == LoadItemType.BYTE_IO:
+                    blob = blobs.get(item.storage_index.fqn)
+                    planner.load_bytes(item, BytesIO(self._value(folder, item) if blob is None else blob))
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _value(self, folder: Folder, item: ReadItem) -> bytes:
+        assert self._metadata is not None
+        info = self._metadata.storage_data[item.storage_index]
+        name, path = item.storage_index.fqn, folder.path(info.relative_path)
+        if getattr(info, "transform_descriptors", None):
+            raise RestoreError(
+                f"{folder.own_uri}: {name} was stored compressed or otherwise changed "
+                f"({info.transform_descriptors}): load it with torch's FileSystemReader"
+            )
+        data = self._patience.retry(lambda: read_there(folder, path, info.offset, info.length))
+        if data is None or len(data) != info.length:
+            said = "is missing" if data is None else "is cut short"
+            raise TornCheckpointError(
+                f"{folder.own_uri}: {name}: {info.relative_path} {said}",
+                BadItem(folder=folder.name, name=name),
+            )
+        return data
+
+    def _open(self) -> Folder:
+        if self._location is None:
+            raise BadUriError(
+                "no folder to load from: StorageReader(path), or dcp.load(…, checkpoint_id=path)"
+            )
+        return open_folder(self._location)
+
+
+def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest, ...]]:
+    """What the checkpoint holds, and the manifests that prove it, if it has some."""
+    where = f"{folder.own_uri}/{METADATA_NAME}"
+    item = BadItem(folder=folder.name, name=METADATA_NAME)
+    data = patience.retry(lambda: read_there(folder, folder.path(METADATA_NAME)))
+    if data is None:
+        raise RestoreError(
+            f"{where} isn't there: {folder.own_uri} holds no checkpoint, or one that wasn't finished"
+        )
+    first = patience.retry(lambda: read_there(folder, folder.path(manifest_name(0))))
+    manifest = None if first is None else Manifest.from_json(first, f"{folder.own_uri}/{manifest_name(0)}")
+    try:
+        metadata = read_metadata(data, name=where)
+        check_metadata(metadata, name=where)
+    except MetadataDecodeError as error:
+        raise TornCheckpointError(str(error), item) from error
+    if manifest is None or not _is_of(manifest, metadata):
+        if manifest is not None:
+            _log.info("%s: %s is of an earlier checkpoint there", folder.own_uri, manifest_name(0))
+        return metadata, ()
+    listed = {record.path: record for record in manifest.objects}
+    own = listed.get(METADATA_NAME)
+    if own is None or (own.size_bytes, own.crc32c) != (len(data), crc32c(data)):
+        raise TornCheckpointError(f"{where} is not what was written: its checksum is another", item)
+    others = []
+    for rank in range(1, manifest.world_size):
+        record = listed[manifest_name(rank)]
+        ref = ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
+        others.append(read_manifest(folder, folder.name, ref, patience=patience)[0])
+    return metadata, (manifest, *others)
+
+
+def _is_of(manifest: Manifest, metadata: Metadata) -> bool:
+    """Whether they are of one save: another writer may have put its checkpoint over one of ours."""
+    save_id = getattr(metadata.storage_meta, "save_id", None)
+    # What CheckpointManager writes has no such id, and stays alone in its folder.
+    return save_id is None or save_id == manifest.nonce

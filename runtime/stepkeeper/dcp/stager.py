@@ -1,0 +1,158 @@
+"""For `dcp.async_save`: the state as it is at the call, copied once, into memory that is kept for the next one."""
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, final
+
+import torch
+from torch.distributed.tensor import DTensor
+from typing_extensions import override
+
+from stepkeeper.snapshot import Region
+from stepkeeper.snapshot.region import ALIGNMENT_BYTES
+from stepkeeper_planners import SPMDStager
+from stepkeeper_planners.state import gather_state
+
+__all__ = ["Stager"]
+
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+Form = tuple[tuple[torch.dtype, torch.Size], ...]
+"""What lies in a stretch of memory, one behind the other."""
+
+
+@final
+class Stager(SPMDStager):
+    """The state may change the moment `dcp.async_save` returns: the save goes on from a copy. Pass one to each.
+
+    Tensors on the host, DTensors' parts too, are copied by this call into memory that is faulted in once and reused;
+    those of torch_xla on their devices, as SPMDStager does, which needs SPMDSavePlanner. Tied tensors are copied once,
+    with their ties. A save that is still under way keeps its memory: start the next one when it has ended, or a
+    second stretch of memory is taken, and kept.
+    """
+
+    def __init__(self) -> None:
+        """Takes no memory yet."""
+        self._stretches: list[_Stretch] = []
+
+    def prepare(self, state_dict: Mapping[str, Any]) -> None:
+        """Memory for a state like this one is there, so that the first save takes no longer than a later one."""
+        sources = _sources(gather_state(state_dict).tensors)
+        stretch = self._free_stretch()
+        stretch.lay_out(_form_of(sources))
+        stretch.region.populate(stretch.region.size_bytes)
+
+    @override
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """The state as it is now, the copy. The memory is kept for it as long as this object lives.
+
+        Raises:
+            DuplicateNameError: two entries get the same name.
+            UnsupportedValueError: a value is of a type that isn't stored.
+            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+
+        """
+        self._stretch = self._free_stretch()
+        staged = _Staged(super().stage(state_dict))
+        self._stretch.user = weakref.ref(staged)
+        return staged
+
+    @override
+    def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies of the tensors by the same names: of those on the host, in the memory."""
+        sources = _sources(tensors)
+        places = self._stretch.lay_out(_form_of(sources))
+        if places:
+            with torch.no_grad():
+                torch._foreach_copy_(places, list(sources.values()))
+        copied = super().copies({fqn: tensor for fqn, tensor in tensors.items() if fqn not in sources})
+        for fqn, place in zip(sources, places, strict=True):
+            copied[fqn] = _like(tensors[fqn], place)
+        return copied
+
+    @override
+    def close(self) -> None:
+        """The memory goes back as soon as no save uses it any more."""
+        for stretch in self._stretches:
+            stretch.close()
+        self._stretches.clear()
+
+    def _free_stretch(self) -> "_Stretch":
+        """Memory that no save uses, the largest that there is; of such memory no more is kept."""
+        free = [stretch for stretch in self._stretches if stretch.user() is None]
+        chosen = max(free, key=lambda stretch: stretch.region.size_bytes, default=None) or _Stretch()
+        for stretch in free:
+            if stretch is not chosen:
+                stretch.close()
+        self._stretches = [each for each in self._stretches if each not in free]
+        self._stretches.append(chosen)
+        return chosen
+
+
+class _Staged(dict[str, Any]):
+    """What is being saved. It can be told when nobody has it any more."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(slots=True, eq=False)
+class _Stretch:
+    """Memory for one staged state."""
+
+    region: Region = field(default_factory=Region)
+    user: Any = lambda: None
+    """Gives the staged state whose memory this is, as long as it is used."""
+
+    form: Form = ()
+    places: list[torch.Tensor] = field(default_factory=list)
+
+    def lay_out(self, form: Form) -> list[torch.Tensor]:
+        """Places for tensors of these dtypes and shapes. The same again cost nothing."""
+        if form != self.form:
+            starts, end = [], 0
+            for dtype, shape in form:
+                starts.append(end)
+                end += -(-shape.numel() * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            # Views keep old memory that is too small.
+            self.places = []
+            self.region.reserve(end)
+            self.places = [
+                self.region.tensor(start, dtype, shape)
+                for start, (dtype, shape) in zip(starts, form, strict=True)
+            ]
+            self.form = form
+        return self.places
+
+    def close(self) -> None:
+        """The memory goes back once no tensor lies in it."""
+        self.form, self.places = (), []
+        self.region.close()
+
+
+def _sources(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What is copied into host memory, of those tensors of which that is enough."""
+    sources = {}
+    for fqn, tensor in tensors.items():
+        local = tensor
+        if isinstance(tensor, DTensor) and tensor.device.type != "xla":
+            with torch.no_grad():
+                local = tensor.to_local()
+        if type(local) in _PLAIN and local.device.type != "xla" and local.layout == torch.strided:
+            sources[fqn] = local.detach()
+    return sources
+
+
+def _form_of(sources: Mapping[str, torch.Tensor]) -> Form:
+    return tuple((source.dtype, source.shape) for source in sources.values())
+
+
+def _like(tensor: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """The copy, as a tensor of the same kind."""
+    if not isinstance(tensor, DTensor):
+        return place
+    names, context = tensor.__tensor_flatten__()  # type: ignore[no-untyped-call]  # torch's way to take one apart
+    parts = dict.fromkeys(names, place)
+    rebuild = type(tensor).__tensor_unflatten__
+    copied: torch.Tensor = rebuild(parts, context, tensor.shape, tensor.stride())  # type: ignore[no-untyped-call]  # as above
+    return copied.detach()

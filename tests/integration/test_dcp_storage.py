@@ -1,0 +1,280 @@
+"""stepkeeper.dcp in torch's own dcp.save, async_save and load, beside torch's own writer and reader."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from typing_extensions import override
+
+from stepcluster import binaries
+from stepkeeper import SPMDLoadPlanner, SPMDSavePlanner
+from stepkeeper.dcp import Stager, StorageReader, StorageWriter
+from stepkeeper.errors import SaveError, TornCheckpointError
+from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
+
+FOLDER = Path(__file__).parent / "dcp_storage"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+    pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
+]
+
+
+def make_state(fill: float = 0.0) -> dict[str, Any]:
+    """Tensors of all kinds that lie on a host, one of them large enough to be cut, and values."""
+    fill = float(fill)
+    cut = torch.arange(5000 * 1000, dtype=torch.float32).reshape(5000, 1000) + fill
+    model = {
+        "cut": cut,
+        "tied": cut,
+        "turned": torch.arange(12.0).reshape(3, 4).t() + fill,
+        "empty": torch.zeros(0, 3),
+        "number": torch.tensor(3 + fill),
+        "half": torch.arange(700).bfloat16() + fill,
+        "bool": torch.arange(9) % 2 == int(fill) % 2,
+        "complex": torch.complex(torch.arange(5.0), torch.full((5,), fill)).conj(),
+    }
+    return {"model": model, "layers": [torch.full((2, 3), fill + i) for i in range(3)], "step": int(fill)}
+
+
+def check_state(found: dict[str, Any], fill: float) -> None:
+    wanted = make_state(fill)
+    for name, tensor in wanted["model"].items():
+        assert torch.equal(found["model"][name], tensor), name
+    assert all(map(torch.equal, found["layers"], wanted["layers"]))
+    assert found["step"] == int(fill)
+
+
+def saver(whose: str) -> SavePlanner | None:
+    return SPMDSavePlanner() if whose == "ours" else None
+
+
+def loader(whose: str) -> LoadPlanner | None:
+    return SPMDLoadPlanner() if whose == "ours" else None
+
+
+@pytest.mark.parametrize(("writer", "reader"), [("ours", "ours"), ("ours", "theirs"), ("theirs", "ours")])
+@pytest.mark.parametrize("planner", ["ours", "theirs"])
+def test_what_one_writes_the_other_reads(tmp_path: Path, writer: str, reader: str, planner: str) -> None:
+    folder = tmp_path / "my runs" / "step 5"
+    save(
+        make_state(5.0),
+        storage_writer=StorageWriter(folder) if writer == "ours" else FileSystemWriter(folder),
+        planner=saver(planner),
+    )
+    other = "theirs" if planner == "ours" else "ours"
+    for load_planner in (loader(planner), loader(other)):
+        found = make_state()
+        load(
+            found,
+            storage_reader=StorageReader(folder) if reader == "ours" else FileSystemReader(folder),
+            planner=load_planner,
+        )
+        check_state(found, 5.0)
+
+
+def test_a_large_tensor_is_in_several_objects(tmp_path: Path) -> None:
+    save(make_state(5.0), storage_writer=StorageWriter(tmp_path), planner=SPMDSavePlanner())
+    sizes = [path.stat().st_size for path in tmp_path.glob("__0_*.distcp")]
+    assert len(sizes) == 2
+    assert max(sizes) < 1.02 * min(sizes)
+    assert sum(sizes) < 1.01 * 5000 * 4000
+
+
+def test_one_writer_and_one_reader_serve_many_folders_and_kinds_of_elements(tmp_path: Path) -> None:
+    writer, reader = StorageWriter(), StorageReader()
+    for fill in (1.0, 2.0):
+        save(make_state(fill), checkpoint_id=tmp_path / str(fill), storage_writer=writer)
+    found = make_state()
+    found["model"]["half"] = found["model"]["half"].double().t()
+    load(found, checkpoint_id=tmp_path / "1.0", storage_reader=reader)
+    assert torch.equal(found["model"]["half"], make_state(1.0)["model"]["half"].double())
+    found = make_state()
+    load(found, checkpoint_id=(tmp_path / "2.0").as_uri(), storage_reader=reader)
+    check_state(found, 2)
+
+
+def test_what_a_manager_has_committed_is_read_and_verified(tmp_path: Path) -> None:
+    root = SmallRoot(tmp_path.as_uri())
+    root.begin()
+    commit = root.save(7, world_size=2)
+    found = {"model.w": torch.zeros(2, 8)}
+    load(found, storage_reader=StorageReader(tmp_path / commit.folder))
+    assert found["model.w"][:, 0].tolist() == [7, 8]
+    data = next((tmp_path / commit.folder).glob("__1_*.distcp"))
+    flip(data, data.stat().st_size - 1)
+    with pytest.raises(CheckpointException, match=f"{commit.folder}/{data.name} is not what was written"):
+        load(found, storage_reader=StorageReader(tmp_path / commit.folder))
+
+
+def flip(path: Path, place: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 16
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("writer", ["ours", "theirs"])
+def test_a_flipped_bit_is_noticed(tmp_path: Path, writer: str) -> None:
+    state = {"w": torch.arange(4000.0), "n": 3}
+    save(state, storage_writer=StorageWriter(tmp_path) if writer == "ours" else FileSystemWriter(tmp_path))
+    data = tmp_path / "__0_0.distcp"
+    flip(data, data.stat().st_size // 2)
+    with pytest.raises(CheckpointException, match="TornCheckpointError"):
+        load({"w": torch.zeros(4000), "n": 0}, storage_reader=StorageReader(tmp_path))
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_a_flipped_bit_in_the_metadata_is_noticed(tmp_path: Path, part: float) -> None:
+    save({"w": torch.arange(4000.0), "n": 3}, storage_writer=StorageWriter(tmp_path))
+    metadata = tmp_path / ".metadata"
+    flip(metadata, int(metadata.stat().st_size * part))
+    with pytest.raises(TornCheckpointError, match=r"\.metadata"):
+        StorageReader(tmp_path).read_metadata()
+
+
+class Hostile:
+    @override
+    def __reduce__(self) -> Any:
+        return os.mkdir, (os.environ["HOSTILE_FOLDER"],)
+
+
+def test_no_code_of_the_metadata_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOSTILE_FOLDER", str(tmp_path / "made"))
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Hostile()))
+    with pytest.raises(CheckpointException, match="no metadata of a checkpoint"):
+        load({"n": 0}, storage_reader=StorageReader(tmp_path))
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_torch_wrote_over_ours_is_read(tmp_path: Path) -> None:
+    save({"w": torch.zeros(40), "n": 3}, storage_writer=StorageWriter(tmp_path))
+    save({"w": torch.ones(40), "n": 4}, storage_writer=FileSystemWriter(tmp_path))
+    found: dict[str, Any] = {"w": torch.zeros(40), "n": 0}
+    load(found, storage_reader=StorageReader(tmp_path))
+    assert torch.equal(found["w"], torch.ones(40))
+    assert found["n"] == 4
+
+
+def test_what_was_there_is_replaced_only_if_that_is_wanted(tmp_path: Path) -> None:
+    save({"n": 3}, storage_writer=StorageWriter(tmp_path))
+    with pytest.raises(CheckpointException, match="overwrite=False"):
+        save({"n": 4}, storage_writer=StorageWriter(tmp_path, overwrite=False))
+    before = set(tmp_path.iterdir())
+    save({"n": 4}, storage_writer=StorageWriter(tmp_path))
+    assert len(set(tmp_path.iterdir())) == len(before)
+    found = {"n": 0}
+    load(found, storage_reader=StorageReader(tmp_path))
+    assert found["n"] == 4
+
+
+def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path: Path) -> None:
+    save({"n": 3}, storage_writer=StorageWriter(tmp_path))
+    (tmp_path / ".metadata").unlink()
+    with pytest.raises(CheckpointException, match="holds no checkpoint, or one that wasn't finished"):
+        load({"n": 0}, storage_reader=StorageReader(tmp_path))
+
+
+def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match="no folder to save to"):
+        save({"n": 0}, storage_writer=StorageWriter())
+    with pytest.raises(SaveError, match="use_collectives=False"):
+        save({"n": 0}, storage_writer=StorageWriter(tmp_path), use_collectives=False)
+    assert not list(tmp_path.iterdir())
+    for kind in (StorageWriter, StorageReader):
+        assert kind.validate_checkpoint_id(tmp_path)
+        assert kind.validate_checkpoint_id("memory://name")
+        assert not kind.validate_checkpoint_id("local://folder")
+
+
+@pytest.mark.parametrize("planner", ["ours", "theirs"])
+def test_the_state_may_change_as_soon_as_async_save_returns(tmp_path: Path, planner: str) -> None:
+    stager = Stager()
+    state = make_state()
+    stager.prepare(state)
+    for fill in (1.0, 2.0):
+        state = make_state(fill)
+        saving = async_save(
+            state,
+            storage_writer=StorageWriter(tmp_path / str(fill)),
+            async_stager=stager,
+            planner=saver(planner),
+        )
+        for tensor in (*state["model"].values(), *state["layers"]):
+            tensor.zero_()
+        state["layers"].clear()
+        assert isinstance(saving, Future)
+        saving.result()
+    stager.close()
+    for fill in (1.0, 2.0):
+        found = make_state()
+        load(found, storage_reader=StorageReader(tmp_path / str(fill)))
+        check_state(found, fill)
+
+
+def test_a_save_has_the_last_ones_memory_and_none_that_is_in_use() -> None:
+    stager = Stager()
+    state = make_state(1.0)
+    first = stager.stage(state)
+    assert first["model"]["tied"] is first["model"]["cut"]
+    second = stager.stage(make_state(2.0))
+    check_state(first, 1)
+    place = first["model"]["cut"].data_ptr()
+    assert second["model"]["cut"].data_ptr() != place
+    del first
+    third = stager.stage(make_state(3.0))
+    assert third["model"]["cut"].data_ptr() == place
+    check_state(second, 2)
+    check_state(third, 3)
+    stager.close()
+    check_state(third, 3)
+
+
+@pytest.fixture(scope="module")
+def gcs_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("fake-gcs-server")
+    with fake_gcs_server(binaries.ensure()["fake-gcs-server"], folder) as address:
+        yield address
+
+
+def test_in_a_bucket(gcs_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_address)
+    uri = f"gs://{BUCKET}/own names/are=allowed"
+    for fill in (1.0, 2.0):
+        save(make_state(fill), checkpoint_id=uri, storage_writer=StorageWriter())
+        found = make_state()
+        load(found, checkpoint_id=uri, storage_reader=StorageReader())
+        check_state(found, fill)
+
+
+def test_ranks_save_and_load_each_others_dtensors(launch: Callable[..., None], tmp_path: Path) -> None:
+    launch(FOLDER / "ranks.py", 2, tmp_path)
+
+
+def test_killed_anywhere_what_can_be_read_is_whole(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, FOLDER / "killed.py", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    shutil.rmtree(tmp_path)
+
+
+def test_a_state_on_devices(run_on_devices: Callable[..., str], tmp_path: Path) -> None:
+    run_on_devices(FOLDER / "devices.py", tmp_path)
