@@ -85,7 +85,8 @@ class DropIn:
     ) -> None:
         """`state_dict` is what the newest commit of `step` on HEAD's line holds. The log is left alone. Ranks: all.
 
-        Waits for saves in flight.
+        Waits for saves in flight. The first save after it goes on from that commit: what was newer is an abandoned
+        branch then. A part of a commit leaves it at what was restored or saved before, if anything was.
         `items` and `exclude` are patterns of flat names, which select what is below them too: "model" is all of
         "model.…". With `strict=False` what both have is filled and the rest stays as it is; `cast=True` converts
         dtypes.
@@ -103,7 +104,7 @@ class DropIn:
         record = self._restorer.step(
             step, state_dict, rules=LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         )
-        self._saves.restored(record)
+        self._saves.restored(record, whole=items is None and not exclude)
         self._events.restored(record)
 
     def all_steps(self) -> list[int]:

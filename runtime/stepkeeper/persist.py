@@ -10,11 +10,10 @@ from typing import Any, Final
 from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.companion.client import CompanionProcess, error_from, error_to
 from stepkeeper.companion.messages import Commit, Committed, Kind, Void, Write, Written
-from stepkeeper.companion.supervisor import Companion
+from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionLostError, FencedError, SaveError, StepkeeperError
 from stepkeeper.gang import Gang
-from stepkeeper.log import LegacyBase
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.manifest import checkpoint_folder
 from stepkeeper.same_state import check_same_state
@@ -40,8 +39,8 @@ class SaveJob:
     """What the ranks call it among themselves."""
 
     step: int
-    base: int | LegacyBase | None
-    """What a begin that this save may have to write goes on from."""
+    origin: Origin | None
+    """What the state was restored from, if it was: a begin that this save may have to write goes on from there."""
 
     snapshot: Snapshot
     region: Region
@@ -128,7 +127,7 @@ def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
     failure: Exception | None = None
     if gang.rank == 0:
         try:
-            claim = companion.begin(base=job.base).claim
+            claim = companion.begin(origin=job.origin).claim
             place = {"claim": claim.slot, "nonce": new_nonce()}
         except Exception as error:  # raised below, once the others have been told
             failure = error

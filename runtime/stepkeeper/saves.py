@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Final
 
-from stepkeeper.companion.supervisor import Companion
+from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.errors import FencedError, GangError, SaveError, StepkeeperError, StorageError
 from stepkeeper.events import Events
 from stepkeeper.gang import Gang
 from stepkeeper.legacy import LegacyRecord, Restorable
-from stepkeeper.log import CommitRecord, LegacyBase
+from stepkeeper.log import CommitRecord
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.probe import RootProof
 from stepkeeper.progress import Progress
@@ -49,7 +49,9 @@ class Saves:
         self._reports: deque[SaveReport] = deque(maxlen=_REMEMBERED)
         self._cost: SaveCost | None = None
         self._proof = RootProof(store, gang)
+        self._companion = companion
         self._restored: Restorable | None = None
+        self._origin: Origin | None = None
         self._committed: CommitRecord | None = None
         self._error: str | None = None
         self._last_begun: InFlight | None = None
@@ -58,7 +60,7 @@ class Saves:
             gang,
             max_pending=max_pending,
             device_budget_bytes=device_budget_bytes,
-            base=lambda: self._base,
+            origin=lambda: self._origin,
             on_end=self._ended,
         )
 
@@ -93,19 +95,25 @@ class Saves:
         """The newest save, ended or not."""
         return self._last_begun
 
-    def restored(self, record: Restorable | None) -> None:
-        """The state is what `record` holds: a begin that is still to be written goes on from there."""
+    def restored_latest(self, record: Restorable | None) -> None:
+        """The root is claimed, and the state is what HEAD means: `record`."""
+        self._origin = None
+        self._note_restored(record)
+
+    def restored(self, record: Restorable, *, whole: bool) -> None:
+        """The state is what `record` holds: the next save goes on from there, wherever HEAD is.
+
+        Of a state that is another commit's for the rest, a part says nothing; no save may be in flight.
+        """
+        if whole or (self._origin is None and self._companion.begun is None):
+            self._origin = Origin(record.base if isinstance(record, LegacyRecord) else record.slot)
+        self._note_restored(record)
+
+    def _note_restored(self, record: Restorable | None) -> None:
         self._restored = record
         if self._last_begun is not None and self._last_begun.done:
             # A step that was saved before is another one now.
             self._last_begun = None
-
-    @property
-    def _base(self) -> int | LegacyBase | None:
-        """What was restored, as a begin is told it."""
-        if isinstance(self._restored, LegacyRecord):
-            return self._restored.base
-        return None if self._restored is None else self._restored.slot
 
     def prepare(self, state: Mapping[str, object]) -> None:
         """Saves of states built like this one compile nothing, and find their memory there. Done once; ranks: all."""

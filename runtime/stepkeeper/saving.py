@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper.companion.messages import Committed
-from stepkeeper.companion.supervisor import Companion
+from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.errors import CompanionLostError, GangError, SaveError
 from stepkeeper.gang import Gang
-from stepkeeper.log import CommitRecord, LegacyBase
+from stepkeeper.log import CommitRecord
 from stepkeeper.persist import SaveJob, SaveState, persist
 from stepkeeper.same_state import check_same_state
 from stepkeeper.save_report import SaveClock, SaveReport
@@ -119,12 +119,12 @@ class Saver:
         *,
         max_pending: int,
         device_budget_bytes: int | None = None,
-        base: Callable[[], int | LegacyBase | None],
+        origin: Callable[[], Origin | None],
         on_end: Callable[[SaveEnd], None],
     ) -> None:
         self._companion = companion
         self._gang = gang
-        self._base = base
+        self._origin = origin
         self._on_end = on_end
         self._free = [Region() for _ in range(max_pending)]
         self._snapshots = Snapshots(gang.ranks, device_budget_bytes=device_budget_bytes)
@@ -198,7 +198,7 @@ class Saver:
         job = SaveJob(
             name=name,
             step=step,
-            base=self._base(),
+            origin=self._origin(),
             snapshot=snapshot,
             region=region,
             moved=in_flight.moved,

@@ -48,12 +48,14 @@ class Program:
     """And a save that it gave up."""
 
     restores: int | None = None
+    goes_back: int | None = None
     last: int = 0
 
 
 PROGRAMS: Final = {
     "saving": Program(),
     "saving again": Program(before=(10, 20), restores=10),
+    "going back": Program(before=(10, 15), goes_back=10),
     "deleting": Program(before=(10,), last=1),
     "collecting": Program(before=(10,), garbage=True),
 }
@@ -160,6 +162,7 @@ def order_of(program: Program, folder: Path, root: Path, fault: Fault | None = N
         world_size=-1,
         steps=(20,),
         restores=program.restores,
+        goes_back=program.goes_back,
         last=program.last,
         fault=fault,
     )
@@ -206,13 +209,19 @@ def kill(whole: Whole, fault: Fault, folder: Path) -> bool:
     if fault.victim.startswith("companion") and faulty.all_said("restored"):
         check_went_on(faulty)
     following = replace(
-        order_of(whole.program, folder / "following", root), number=2, steps=(40,), restores=None
+        order_of(whole.program, folder / "following", root),
+        number=2,
+        steps=(40,),
+        restores=None,
+        goes_back=None,
     )
     last = start(following, whole.world_size)
     assert set(last.codes) == {0}, last.output()
     head = None if reading.head is None else reading.bodies[reading.head]
     newest = (-1, -1) if head is None else (number_of(whole, head), head["step"])
     assert {each["digest"] for each in last.all_said("restored")} == {digest(state_of(*newest))}
+    if whole.program.goes_back is not None:
+        check_went_back(reading, whole.program.goes_back)
     check_end(store, whole.program)
     return was_killed(faulty.folder)
 
@@ -222,6 +231,14 @@ def check_went_on(faulty: Start) -> None:
     assert set(faulty.codes) == {0}, faulty.output()
     steps = [each["step"] for each in faulty.said(0, "committed")]
     assert steps in ([20], [21], [20, 21], [20, 22]), faulty.output()
+
+
+def check_went_back(reading: Reading, step: int) -> None:
+    """What was saved after that descends from there."""
+    for commit in reading.bodies.values():
+        if commit["step"] in {20, 21, 22}:
+            parent = reading.bodies[commit["parent"]]
+            assert parent["step"] == step or 20 <= parent["step"] < commit["step"]
 
 
 def number_of(whole: Whole, commit: Mapping[str, Any]) -> int:

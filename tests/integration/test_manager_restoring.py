@@ -18,6 +18,12 @@ def test_all_ranks_or_none(launch: Callable[..., None], tmp_path: Path, scenario
     launch(RESTORING, 2, tmp_path, scenario)
 
 
+def test_what_is_saved_after_going_back_descends_from_what_was_restored(
+    launch: Callable[..., None], tmp_path: Path
+) -> None:
+    launch(RESTORING, 2, tmp_path, "going_back")
+
+
 def test_what_one_node_reads_bad_another_reads_again(launch: Callable[..., None], tmp_path: Path) -> None:
     launch(TWO_NODES, 2, tmp_path)
 

@@ -17,6 +17,7 @@ _PYTEST: Final = (
     "sys.exit(pytest.main(sys.argv[2:]))"
 )
 _RULES: Final = "tests/unit/runtime/test_log_rules.py"
+_BACK: Final = "tests/unit/runtime/test_log_going_back.py"
 _OPENING: Final = "tests/unit/runtime/test_log_opening.py"
 _COLLECT: Final = "tests/unit/runtime/test_collect.py"
 _PROBE: Final = "tests/unit/runtime/test_probe.py"
@@ -36,6 +37,10 @@ TESTS: Final = {
     "resumed-claim": f"{_RULES}::test_the_latest_of_a_stale_claim_is_not_told",
     "claim-of-this-root": f"{_RULES}::test_a_claim_of_another_root_is_refused",
     "older-start": f"{_RULES}::test_an_older_start_of_the_same_job_is_fenced",
+    "followed-claim-holds": f"{_BACK}::test_a_stale_claim_is_not_followed_and_stays_stale_on_head",
+    "begin-of-that-nonce": f"{_BACK}::test_asked_again_for_the_same_begin_it_is_put_once",
+    "goes-back": "tests/integration/test_manager_restoring.py::"
+    "test_what_is_saved_after_going_back_descends_from_what_was_restored",
     "entry-checksum": f"{_BYTES}::test_a_flipped_bit_in_any_byte_of_an_entry_is_seen_when_the_log_is_opened",
     "gap": f"{_OPENING}::test_a_gap_is_refused_and_named",
     "pin-then-refresh": "tests/unit/runtime/test_pins.py::"

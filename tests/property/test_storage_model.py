@@ -75,6 +75,8 @@ LOST_TOLD = frozenset({"committed", "voided", "fenced"})
 BRANCHES = (attempt(10, 20, 30, last=3),)
 ALL = (attempt(20, 30), attempt(20, 30), reader(), collector())
 FEWER_SAVES = (attempt(20, restores=False), attempt(20, restores=False), reader(), collector())
+RETURNING = (attempt(40, 15, last=3, returns=True), attempt(50, restores=False), reader())
+LOST_RETURNING = (attempt(40, 15, last=3, restores=False, returns=True), follower(0, 16, last=3))
 LAGGING = (attempt(20, 30, restores=False, lags=True), reader())
 LAGGING_LONGER = (attempt(20, 30, 40, restores=False, lags=True), reader())
 GOING_BACK = (attempt(25, 35, rewinds=True), attempt(40), reader())
@@ -110,6 +112,22 @@ QUICK = {
         switches=2,
         told=TWO_TOLD | READ_TOLD,
     ),
+    "going-back-under-a-claim": Scenario(
+        processes=RETURNING, before=BRANCHES, switches=2, told=TWO_TOLD | READ_TOLD | {"followed"}
+    ),
+    "going-back-under-a-claim-and-a-fault": Scenario(
+        processes=RETURNING[:1],
+        before=BRANCHES,
+        faults=1,
+        told=frozenset({"followed", "committed", "voided"}),
+    ),
+    "a-companion-lost-while-going-back": Scenario(
+        processes=LOST_RETURNING,
+        before=BRANCHES,
+        faults=1,
+        crashes=(0,),
+        told=LOST_TOLD - {"fenced"} | {"followed"},
+    ),
     "saves-before-what-comes-after-commits": Scenario(processes=LAGGING, switches=1, told=READ_TOLD),
     "saves-before-what-comes-after-commits-and-a-fault": Scenario(
         processes=LAGGING[:1], faults=1, told=frozenset({"committed", "voided"})
@@ -129,6 +147,16 @@ LONG = {
     "three-attempts": Scenario(processes=[attempt(20, restores=False)] * 3, switches=3, told=TWO_TOLD),
     "going-back": Scenario(
         processes=GOING_BACK, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD | READ_TOLD
+    ),
+    "going-back-under-a-claim": Scenario(
+        processes=RETURNING, before=BRANCHES, faults=1, switches=1, told=TWO_TOLD | READ_TOLD | {"followed"}
+    ),
+    "a-companion-lost-while-going-back": Scenario(
+        processes=[*LOST_RETURNING, attempt(50, restores=False)],
+        before=BRANCHES,
+        switches=2,
+        crashes=(0,),
+        told=LOST_TOLD | {"followed"},
     ),
     "saves-before-what-comes-after-commits": Scenario(processes=LAGGING_LONGER, switches=2, told=READ_TOLD),
     "saves-before-what-comes-after-commits-and-a-fault": Scenario(
@@ -161,6 +189,7 @@ CROWD = Scenario(
     processes=[
         attempt(20, 30, 40, last=2, quarantines=True),
         attempt(20, 25, 50, rewinds=True),
+        attempt(15, 35, 45, last=2, returns=True),
         follower(0, 45),
         reader(holder="an evaluation"),
         reader(holder="a fork"),

@@ -70,8 +70,11 @@ class Begin:
     offer: LegacyBase | None = None
     """Another writer's step to go on from where nothing is committed."""
 
-    again: bool = False
-    """The claim that there is must hold until then: it is followed by another, with another base."""
+    after: Claim | None = None
+    """The trainer's claim, which must hold until then: it is followed by another, unless HEAD is that base already."""
+
+    nonce: str | None = None
+    """Of the entry: so a companion that follows a lost one can tell whether it was put."""
 
     take_over: str | None = None
     """Name of the job whose root this is to become ours."""

@@ -97,7 +97,8 @@ class Session:
             self._opening.identity,
             base=body.base if body.legacy is None else body.legacy,
             offer=partial(self._offered, body),
-            after=self._claim if body.again else None,
+            after=body.after,
+            nonce=body.nonce,
             take_over=body.take_over_any or body.take_over,
             host=socket.gethostname(),
         )

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from stepkeeper.companion.client import CompanionProcess
@@ -12,14 +12,39 @@ from stepkeeper.companion.messages import Begin, Begun, Close, Kind, Open
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.errors import ClosedError, LegacyRootError, StepkeeperError
+from stepkeeper.errors import (
+    ClosedError,
+    FencedError,
+    LegacyRootError,
+    RestoreError,
+    StepkeeperError,
+    StorageError,
+    TransientStorageError,
+    UnknownOutcomeError,
+)
 from stepkeeper.log import CommitRecord, LegacyBase
+from stepkeeper.log.entries import new_nonce
 
-__all__ = ["Companion"]
+__all__ = ["Companion", "Origin"]
 
 _log: Final = logging.getLogger(__name__)
 _OPEN_TIMEOUT_S: Final = 60.0
 _KILL_AGAIN_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """What a state was restored from: each restore has its own, also of the same commit."""
+
+    base: int | LegacyBase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Succession:
+    """Another claim of this process, after the one that it has; put or not, as long as there was no answer."""
+
+    body: Begin
+    origin: Origin
 
 
 class Companion:
@@ -40,6 +65,8 @@ class Companion:
         self._starting: CompanionProcess | None = None
         self._closed = False
         self._begun: Begun | None = None
+        self._origin: Origin | None = None
+        self._succession: _Succession | None = None
         self._state = TrainerState()
 
     @property
@@ -78,7 +105,9 @@ class Companion:
             return self._process
 
     def _started(self) -> CompanionProcess:
-        claim = None if self._begun is None else self._begun.claim
+        # One that may have been followed by another is proven with that one.
+        held = None if self._succession is not None else self._begun
+        claim = None if held is None else held.claim
         process = self._starting = CompanionProcess(self._on_directive)
         try:
             process.ask(Kind.OPEN, encode(replace(self._opening, claim=claim)), timeout_s=_OPEN_TIMEOUT_S)
@@ -90,13 +119,19 @@ class Companion:
             self._starting = None
         return process
 
-    def begin(self, *, base: int | LegacyBase | None = None, take_over: str | None = None) -> Begun:
-        """The root is claimed by this process, once; asked again, the same claim is the answer."""
-        process = self.process()
+    def begin(self, *, origin: Origin | None = None, take_over: str | None = None) -> Begun:
+        """The root is claimed by this process, which goes on from `origin`; without one, from what HEAD is.
+
+        Asked again for the same, the same claim is the answer. For another origin, which isn't HEAD, the claim is
+        followed by another one of this process. Raises FencedError if it didn't hold any more.
+        """
+        process = self._settled()
         if self._begun is None:
             body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
-            based = replace(body, legacy=base) if isinstance(base, LegacyBase) else replace(body, base=base)
-            self._begun = self._claimed(process, based)
+            self._begun = self._claimed(process, body if origin is None else _based(body, origin))
+            self._origin = origin
+        elif origin is not None and origin is not self._origin:
+            self._begun = self._succeeded(process, origin)
         return self._begun
 
     def begin_again(self, legacy: LegacyBase) -> Begun:
@@ -104,17 +139,44 @@ class Companion:
 
         Raises FencedError if it didn't hold any more.
         """
-        process = self.process()
-        self._begun = self._claimed(process, replace(self._claiming, legacy=legacy, again=True))
-        return self._begun
+        return self.begin(origin=Origin(legacy))
 
     def latest(self, *, take_over: str | None = None) -> CommitRecord | LegacyBase | None:
         """What HEAD means at this moment. The root is claimed by this process, if it wasn't before."""
         if self._begun is None:
             begun = self.begin(take_over=take_over)
         else:
-            begun = decode(Begun, self.process().ask(Kind.REFRESH, {}))
+            begun = decode(Begun, self._settled().ask(Kind.REFRESH, {}))
         return begun.base or begun.legacy
+
+    def _settled(self) -> CompanionProcess:
+        """A running process, and a claim that was to be followed by another one is."""
+        process = self.process()
+        if self._succession is not None:
+            self._begun = self._followed(process, self._succession)
+        return process
+
+    def _succeeded(self, process: CompanionProcess, origin: Origin) -> Begun:
+        assert self._begun is not None
+        body = replace(self._claiming, after=self._begun.claim, nonce=new_nonce())
+        self._succession = _Succession(body=_based(body, origin), origin=origin)
+        try:
+            return self._followed(process, self._succession)
+        except StorageError as error:
+            if not isinstance(error, TransientStorageError | UnknownOutcomeError):
+                # Refused at its first put: nothing of it can be there.
+                self._succession = None
+            raise
+
+    def _followed(self, process: CompanionProcess, succession: _Succession) -> Begun:
+        try:
+            begun = decode(Begun, process.ask(Kind.BEGIN, encode(succession.body)))
+        except (FencedError, RestoreError):
+            # It was not put, and isn't to be any more.
+            self._succession = None
+            raise
+        self._origin, self._succession = succession.origin, None
+        return begun
 
     def _claimed(self, process: CompanionProcess, body: Begin) -> Begun:
         try:
@@ -162,3 +224,9 @@ class Companion:
             return process
         finally:
             self._lock.release()
+
+
+def _based(body: Begin, origin: Origin) -> Begin:
+    if isinstance(origin.base, LegacyBase):
+        return replace(body, legacy=origin.base)
+    return replace(body, base=origin.base)

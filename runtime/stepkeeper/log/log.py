@@ -55,6 +55,9 @@ class _Order:
     """None: it is a begin."""
 
     build: Build
+    nonce: str | None = None
+    """Of its entry, if that is somebody's choice."""
+
     unknown: bool = False
     """An entry of ours may be in the slot after the tail, or come into it yet."""
 
@@ -122,11 +125,13 @@ class Log:
         take_over: str | bool | None = None,
         host: str = "",
         after: Claim | None = None,
+        nonce: str | None = None,
     ) -> Claim:
         """The root is claimed, every earlier claim stale. HEAD is `base`; without one as it was, or None if `scratch`.
 
         Where nothing is committed yet, `offer` is asked for another writer's step to go on from. With `after`, that
-        claim must hold until then.
+        claim must hold until then, and stays the claim if HEAD is `base` already. `nonce` is the entry's own: asked
+        again with it, also by another process, the claim that came of it is the answer.
 
         Raises FencedError for an older start of the same job, ForeignRootError for a root of another name that
         `take_over` (True, or that name) doesn't free, RestoreError if `base` isn't live, or if HEAD is nothing
@@ -134,17 +139,23 @@ class Log:
         """
         owner = _owner_of(identity)
 
-        def build(state: LogState) -> Body:
+        def build(state: LogState) -> Body | None:
             if after is not None:
                 _check_claim(state, after)
+                if base is not None and state.stands_on(base):
+                    return None
             check_owner(state, owner, take_over)
             anew = base is None and (scratch or self._began_anew(state))
             found = resolve_base(state, base, scratch=anew, offer=offer)
             return _begin(found, owner, host, anew=anew)
 
-        self.open()
-        entry = self._append(None, build)
-        assert entry is not None
+        begun = self.open().claim
+        if nonce is not None and begun is not None and self.entry(begun).nonce == nonce:
+            return Claim(slot=begun, nonce=nonce)
+        entry = self._append(None, build, nonce)
+        if entry is None:
+            assert after is not None
+            return after
         return Claim(slot=entry.claim, nonce=entry.nonce)
 
     def resume(self, claim: Claim) -> LogState:
@@ -241,10 +252,10 @@ class Log:
     def _commit_of(self, entry: Entry | None) -> CommitRecord | None:
         return None if entry is None else self._state.commits.get(self._state.tail)
 
-    def _append(self, claim: Claim | None, build: Build) -> Entry | None:
+    def _append(self, claim: Claim | None, build: Build, nonce: str | None = None) -> Entry | None:
         """The entry with what `build` answers is at the tail; nothing is appended where it answers None."""
         self.settle()
-        return self._run(_Order(claim=claim, build=build))
+        return self._run(_Order(claim=claim, build=build, nonce=nonce))
 
     def _run(self, order: _Order) -> Entry | None:
         while True:
@@ -255,7 +266,7 @@ class Log:
                 if body is None:
                     return None
                 claim = None if order.claim is None else order.claim.slot
-                order.entry = entry_for(self._state, body, claim=claim, nonce=new_nonce())
+                order.entry = entry_for(self._state, body, claim=claim, nonce=order.nonce or new_nonce())
             winner, mine = self._place(order), order.entry.nonce
             order.entry = None
             self._state = apply(self._state, self._state.tail + 1, winner)

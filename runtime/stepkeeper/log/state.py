@@ -76,6 +76,12 @@ class LogState:
             raise RestoreError(f"commit {slot} {state}; live commits: {there}")
         return record
 
+    def stands_on(self, base: int | LegacyBase) -> bool:
+        """True if `base` is what HEAD means."""
+        if isinstance(base, int):
+            return self.head == base
+        return self.head is None and self.legacy is not None and self.legacy.folder == base.folder
+
     def commit_in(self, folder: str) -> CommitRecord | None:
         """The commit whose data is in `folder`: how one learns whether a lost save went in."""
         return next((record for record in self.commits.values() if record.folder == folder), None)

@@ -32,6 +32,9 @@ class Reading:
 
     head: int | None
 
+    begins: tuple[int, ...]
+    """Their slots."""
+
 
 def read_log(objects: Mapping[str, bytes]) -> Reading:
     """Raises ViolationError if an entry isn't allowed after those before it."""
@@ -71,6 +74,7 @@ class _Log:
         """Is the claim a person's, who may remove what retention keeps?"""
 
         self.head: int | None = None
+        self.begins: list[int] = []
         self.commits: dict[str, int] = {}
         self.bodies: dict[int, Mapping[str, Any]] = {}
         self.parents: dict[int, int | None] = {}
@@ -95,10 +99,11 @@ class _Log:
                 raise ViolationError(f"slot {slot} says {entry['after']}; it is {after}")
         kept = (set(self.bodies) - self.gone) | self.quarantined
         live = {slot: body for slot, body in self.bodies.items() if slot in kept}
-        return Reading(self.commits, self.bodies, live, self.head)
+        return Reading(self.commits, self.bodies, live, self.head, tuple(self.begins))
 
     def begin(self, slot: int, entry: Any) -> None:
         self.claim, self.head = slot, entry["begin"].get("base")
+        self.begins.append(slot)
         self.by_hand = entry["begin"]["host"].startswith("stepkeeper rm on ")
         if self.head in self.gone:
             raise ViolationError(f"slot {slot} goes on from commit {self.head}, which is gone")

@@ -41,6 +41,7 @@ def attempt(
     restores: bool = True,
     quarantines: bool = False,
     rewinds: bool = False,
+    returns: bool = False,
     collects: bool = False,
     lags: bool = False,
     start: int | None = None,
@@ -50,8 +51,9 @@ def attempt(
     `start` is its number where an operator counts them: then an older one begins nothing after a later one. Else it
     is one of several that are started by hand, of which the last to begin owns the root.
 
-    With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit, with `collects`
-    garbage is collected as soon as it has begun, with `lags` what comes after a commit goes on beside the next saves.
+    With `quarantines` it may find HEAD's bytes bad, with `rewinds` it goes on from the oldest commit, with `returns`
+    it goes back to that before each save but the first, with `collects` garbage is collected as soon as it has begun,
+    with `lags` what comes after a commit goes on beside the next saves.
     """
 
     def run(process: Process) -> None:
@@ -68,15 +70,20 @@ def attempt(
                 found = _until_answered(lambda: session.quarantine(reason)).base
             if found is not None and restores:
                 _restore(process, session, found)
+            claim = begun.claim
             later = _Later(process, session, lags=lags)
-            for step in steps:
-                _save(process, session, begun.claim, step, later)
+            for number, step in enumerate(steps):
+                if returns and number:
+                    # A begin waits for that.
+                    later.end()
+                    claim = _go_back(process, session, claim)
+                _save(process, session, claim, step, later)
             later.end()
         except FencedError:
             process.note("fenced")
         except RestoreError:
             # All commits were condemned; or the one to go on from was deleted since it was chosen.
-            assert quarantines or rewinds
+            assert quarantines or rewinds or returns
 
     return run
 
@@ -86,13 +93,17 @@ def follower(died: int, *steps: int, last: int = 1) -> Program:
 
     def run(process: Process) -> None:
         notes = process.notes_of_dead(died)
-        claims = [note[1] for note in notes if note[0] == "claimed"]
+        claims = [note for note in notes if note[0] in ("claimed", "following")]
         if not claims:
             return
-        claim: Claim = claims[-1]
-        session = _session(process, last, claim)
         try:
-            _until_answered(session.resume)
+            if claims[-1][0] == "following":
+                session = _session(process, last)
+                claim = _follow(process, session, claims[-1][1])
+            else:
+                claim = claims[-1][1]
+                session = _session(process, last, claim)
+                _until_answered(session.resume)
             saving = next(
                 (note for note in reversed(notes) if note[0] in ("saving", "committed", "voided")), None
             )
@@ -102,6 +113,9 @@ def follower(died: int, *steps: int, last: int = 1) -> Program:
                 _save(process, session, claim, step, _Later(process, session))
         except FencedError:
             process.note("fenced")
+        except RestoreError:
+            # What its predecessor was to go on from was deleted since.
+            assert claims[-1][0] == "following"
 
     return run
 
@@ -175,6 +189,22 @@ def _restore(process: Process, session: Session, base: CommitRecord) -> None:
         _until_answered(lambda: session.quarantine(reason))
         raise AssertionError(f"the newest start condemned a commit: {torn}") from torn
     _until_answered(lambda: session.restored(Restored(commit=base.slot)))
+
+
+def _go_back(process: Process, session: Session, claim: Claim) -> Claim:
+    """The oldest commit was restored: the next save goes on from there."""
+    _until_answered(session.refresh)
+    oldest = session._log.state.live[0]
+    return _follow(process, session, Begin(base=oldest.slot, after=claim, nonce=process.nonce()))
+
+
+def _follow(process: Process, session: Session, body: Begin) -> Claim:
+    process.note("following", body)
+    begun = _until_answered(lambda: session.begin(body))
+    assert body.after is not None
+    process.note("followed", body.after.slot, begun.claim.slot)
+    process.note("claimed", begun.claim)
+    return begun.claim
 
 
 def _remove(process: Process, step: int) -> None:

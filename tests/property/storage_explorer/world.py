@@ -355,6 +355,10 @@ def _check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[
                 raise ViolationError(f"{folder} was said to be committed at slot {slot}, and isn't")
             case ("refused" | "voided", folder) if folder in reading.commits:
                 raise ViolationError(f"{folder} was {note[0]}, and is committed")
+            case ("followed", before, after) if (
+                reading.begins.index(after) > reading.begins.index(before) + 1
+            ):
+                raise ViolationError(f"claim {before} was followed by {after}, though another was between")
             case ("held", folder):
                 held = folder
             case ("let go",):

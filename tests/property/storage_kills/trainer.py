@@ -41,6 +41,9 @@ class Order:
     restores: int | None = None
     """None: the latest."""
 
+    goes_back: int | None = None
+    """What is restored after that, under its claim."""
+
     last: int = 0
     """How many commits are kept; 0: all."""
 
@@ -89,6 +92,8 @@ def train(order: Order) -> None:
             manager.restore_latest(state)
         else:
             manager.restore(order.restores, state)
+        if order.goes_back is not None:
+            manager.restore(order.goes_back, state)
         _say("restored", digest=digest(state))
         for step in order.steps:
             _save(manager, order.number, step)

@@ -35,7 +35,7 @@ class FailingCompanion:
     def process(self) -> None:
         raise self.error
 
-    def begin(self, *, base: int | None) -> None:
+    def begin(self, *, origin: object) -> None:
         raise self.error
 
 
@@ -63,6 +63,9 @@ class FirstOfTwo:
     def abort(self) -> None:
         """Nobody waits."""
 
+    def leave(self, timeout_s: float) -> None:
+        """Nobody reads."""
+
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
@@ -76,7 +79,7 @@ def a_job() -> SaveJob:
     return SaveJob(
         name="save/0",
         step=7,
-        base=None,
+        origin=None,
         snapshot=snapshot,
         region=region,
         moved=lambda _state: None,

@@ -24,7 +24,7 @@ class Lost:
     def process(self) -> NoReturn:
         raise CompanionLostError("it went away while it started")
 
-    def begin(self, *, base: int | None = None) -> NoReturn:
+    def begin(self, *, origin: object = None) -> NoReturn:
         self.process()
 
 
@@ -53,7 +53,7 @@ def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
     return SaveJob(
         name="save/0",
         step=7,
-        base=None,
+        origin=None,
         snapshot=snapshot,
         region=region,
         moved=lambda _: None,

@@ -1,0 +1,202 @@
+"""The claims of a trainer: its companions come and go, and it goes back to what it has restored."""
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepkeeper.companion import supervisor
+from stepkeeper.companion.messages import Begin, Kind, Open
+from stepkeeper.companion.session import Session
+from stepkeeper.companion.supervisor import Companion, Origin
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.errors import (
+    CompanionLostError,
+    FencedError,
+    RestoreError,
+    StorageError,
+    TransientStorageError,
+    UnknownOutcomeError,
+)
+from stepkeeper.log import Begin as BeginEntry
+from stepkeeper.log import CommitRecord, Log, ManifestRef
+from stepkeeper.storage.memory import MemoryStore, named_bucket
+from stepkeeper.storage.retry import Patience
+
+MANIFEST = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
+IMPATIENT = Patience(total_s=0, sleep=lambda _: None)
+
+
+class InThisProcess:
+    """A companion without a process: killed before or after it begins, if it is told so."""
+
+    pid = 1
+    dies: str | None = None
+
+    def __init__(self, on_directive: Callable[[Any], None]) -> None:
+        self.lost = False
+        self.session: Session | None = None
+
+    def ask(self, kind: Kind, body: dict[str, Any], **_: object) -> dict[str, Any]:
+        if kind is Kind.OPEN:
+            self.session = Session(decode(Open, body), lambda _directive: None, patience=IMPATIENT)
+            self.session.resume()
+            return {}
+        assert self.session is not None
+        if kind is Kind.REFRESH:
+            refreshed: dict[str, Any] = encode(self.session.refresh())
+            return refreshed
+        assert kind is Kind.BEGIN
+        self.die("before")
+        begun: dict[str, Any] = encode(self.session.begin(decode(Begin, body)))
+        self.die("after")
+        return begun
+
+    def die(self, moment: str) -> None:
+        if InThisProcess.dies == moment:
+            InThisProcess.dies = None
+            self.lost = True
+            raise CompanionLostError(f"killed {moment} it began")
+
+    def tell(self, kind: Kind, body: dict[str, Any]) -> None:
+        pass
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        pass
+
+
+class Root:
+    def __init__(self) -> None:
+        self.uri = f"memory://{secrets.token_hex(4)}"
+        self.store = MemoryStore(named_bucket(self.uri.removeprefix("memory://")))
+
+    def companion(self) -> Companion:
+        return Companion(Open(rank=0, world_size=1, uri=self.uri), lambda _directive: None)
+
+    def log(self) -> Log:
+        log = Log(self.store)
+        log.open()
+        return log
+
+    def commit(self, companion: Companion, step: int) -> CommitRecord:
+        assert companion.begun is not None
+        claim, log = companion.begun.claim, self.log()
+        folder = f"{step}/{claim.slot}-{secrets.token_hex(16)}"
+        return log.commit(claim, step=step, folder=folder, size_bytes=1, manifest=MANIFEST)
+
+    def begins(self) -> list[int | None]:
+        """The bases of all begins."""
+        log = self.log()
+        bodies = [log.entry(slot).body for slot in range(log.state.tail + 1)]
+        return [body.base for body in bodies if isinstance(body, BeginEntry)]
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Root:
+    monkeypatch.setattr(supervisor, "CompanionProcess", InThisProcess)
+    monkeypatch.setattr(InThisProcess, "dies", None)
+    return Root()
+
+
+def test_a_restore_of_an_older_commit_is_begun_with_once_however_many_saves_there_are(root: Root) -> None:
+    companion = root.companion()
+    claim = companion.begin().claim
+    first, _ = (root.commit(companion, step) for step in (1, 2))
+    back = Origin(first.slot)
+    begun = companion.begin(origin=back)
+    assert begun.claim.slot > claim.slot
+    assert (begun.base, companion.begun) == (first, begun)
+    assert root.commit(companion, 3).parent == first.slot
+    assert companion.begin(origin=back) == begun
+    assert companion.begin() == begun
+    # The same commit restored again: what was saved meanwhile is no part of that state either.
+    assert companion.begin(origin=Origin(first.slot)).claim.slot > begun.claim.slot
+    assert root.commit(companion, 4).parent == first.slot
+    assert root.begins() == [None, first.slot, first.slot]
+
+
+def test_a_restore_of_what_head_is_begins_nothing(root: Root) -> None:
+    companion = root.companion()
+    claim = companion.begin().claim
+    head = [root.commit(companion, step) for step in (1, 2)][-1]
+    assert companion.begin(origin=Origin(head.slot)).claim == claim
+    assert root.commit(companion, 3).parent == head.slot
+    assert root.begins() == [None]
+
+
+@pytest.mark.parametrize("asked", ["a save", "the latest"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_companion_that_is_lost_while_it_goes_back_costs_no_more_than_itself(
+    root: Root, moment: str, asked: str
+) -> None:
+    """The next one isn't fenced by what the lost one may have put."""
+    companion = root.companion()
+    companion.begin()
+    first, _ = (root.commit(companion, step) for step in (1, 2))
+    back = Origin(first.slot)
+    InThisProcess.dies = moment
+    with pytest.raises(CompanionLostError):
+        companion.begin(origin=back)
+    if asked == "a save":
+        companion.begin(origin=back)
+    else:
+        assert companion.latest() == first
+    assert root.begins() == [None, first.slot]
+    assert root.commit(companion, 3).parent == first.slot
+
+
+def test_what_had_no_answer_is_asked_for_again_before_anything_else(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    companion = root.companion()
+    companion.begin()
+    first, second, _ = (root.commit(companion, step) for step in (1, 2, 3))
+    with monkeypatch.context() as patch:
+
+        def unanswered(*_: object) -> bool:
+            raise TransientStorageError("no answer")
+
+        patch.setattr(MemoryStore, "put_if_absent", unanswered)
+        with pytest.raises(UnknownOutcomeError):
+            companion.begin(origin=Origin(first.slot))
+    companion.begin(origin=Origin(second.slot))
+    assert root.begins() == [None, first.slot, second.slot]
+    assert root.commit(companion, 4).parent == second.slot
+
+
+def test_a_begin_that_was_refused_does_not_come_later(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    companion = root.companion()
+    companion.begin()
+    first, second = (root.commit(companion, step) for step in (1, 2))
+    with monkeypatch.context() as patch:
+
+        def refused(*_: object) -> bool:
+            raise StorageError("no space left")
+
+        patch.setattr(MemoryStore, "put_if_absent", refused)
+        with pytest.raises(StorageError, match="no space left"):
+            companion.begin(origin=Origin(first.slot))
+    assert companion.latest() == second
+    assert root.begins() == [None]
+
+
+def test_what_cannot_be_gone_back_to_is_forgotten(root: Root) -> None:
+    companion = root.companion()
+    begun = companion.begin()
+    first, _ = (root.commit(companion, step) for step in (1, 2))
+    root.log().quarantine(begun.claim, first.slot, "bad")
+    with pytest.raises(RestoreError):
+        companion.begin(origin=Origin(first.slot))
+    assert companion.latest() is not None
+    assert root.begins() == [None]
+
+
+def test_another_claim_is_not_taken_from_its_owner(root: Root) -> None:
+    companion, other = root.companion(), root.companion()
+    companion.begin()
+    first, _ = (root.commit(companion, step) for step in (1, 2))
+    other.begin()
+    with pytest.raises(FencedError):
+        companion.begin(origin=Origin(first.slot))
+    root.commit(other, 3)
