@@ -7,9 +7,9 @@ import hashlib
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol, Self
 
 import torch.distributed as dist
@@ -30,6 +30,9 @@ _LOST: Final = "lost"
 
 _READERS: Final = "#readers"
 """Behind a name: how many ranks have read what rank 0 broadcast under it."""
+
+_REMEMBERED: Final = 8
+"""So many broadcasts may be unread at once: each of a rank's threads waits for one at most."""
 
 _instances: Final[Counter[str]] = Counter()
 """The gangs that this process made, by who is in them: their ranks make them in the same order, others needn't."""
@@ -64,6 +67,13 @@ class Gang(Protocol):
         """Whoever waits for another rank gets a GangError soon: this process ends."""
         ...
 
+    def leave(self, timeout_s: float) -> None:
+        """What this rank broadcast was read by the others, or they had `timeout_s` to do so.
+
+        The store is in rank 0: a rank that comes late would find that gone, and take rank 0 for lost.
+        """
+        ...
+
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         """`name` has a value: this one, or one that another rank proposed before."""
         ...
@@ -94,6 +104,9 @@ class SoloGang:
     def abort(self) -> None:
         """Nobody waits."""
 
+    def leave(self, timeout_s: float) -> None:
+        """Nobody reads."""
+
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         self._proposals.setdefault(name, dict(value))
 
@@ -115,6 +128,7 @@ class StoreGang:
         self._clients = threading.local()
         self._cloning = threading.Lock()
         self._aborted = threading.Event()
+        self._told: deque[str] = deque(maxlen=_REMEMBERED)
 
     @property
     def rank(self) -> int:
@@ -134,9 +148,11 @@ class StoreGang:
                 raise GangError(f"{name}: rank 0 has no value to give")
             with self._client() as client:
                 client.set(name, json.dumps(value))
+            self._told.append(name)
             return dict(value)
         found = self._await(name, timeout_s, waiting_for="rank 0")
-        with self._client() as client:
+        # Rank 0 may leave as soon as it is read.
+        with suppress(GangError), self._client() as client:
             # Who reads it last deletes it: nobody waits for that, and a job makes many.
             if client.add(name + _READERS, 1) == self._world_size - 1:
                 client.delete_key(name)
@@ -161,6 +177,14 @@ class StoreGang:
 
     def abort(self) -> None:
         self._aborted.set()
+
+    def leave(self, timeout_s: float) -> None:
+        ends_s = time.monotonic() + timeout_s
+        # Where the store is another process's, which is gone, nobody can read any more.
+        with suppress(GangError), self._client() as client:
+            for name in self._told:
+                while client.check([name]) and time.monotonic() < ends_s:
+                    time.sleep(_SHORTEST_PAUSE_S)
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         with self._client() as client:

@@ -17,6 +17,8 @@ from stepkeeper.stepping import Stepping
 __all__ = ["Leaving"]
 
 _MEET_S: Final = 3600.0
+_READ_S: Final = 5.0
+"""The other ranks have so long to hear what rank 0 said last."""
 
 
 class Leaving:
@@ -123,3 +125,5 @@ class Leaving:
         self._progress.flush()
         self._companion.close(stepping.ending.closing_s())
         self._saves.close()
+        if code != ExitCode.PEER_LOST:
+            self._gang.leave(min(_READ_S, stepping.ending.closing_s()))

@@ -85,6 +85,37 @@ def test_what_was_broadcast_is_kept_until_all_have_read_it() -> None:
         assert store.num_keys() == 0
 
 
+def test_rank_0_stays_until_all_have_read_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    first, second = (StoreGang(store, rank, 2) for rank in range(2))
+    first.broadcast("outcome", {"committed": 20}, 1.0)
+    first.broadcast("all-done", {"ranks": 2}, 1.0)
+    unread = ["outcome", "all-done"]
+    # The other rank reads while this one pauses.
+    monkeypatch.setattr("stepkeeper.gang.time.sleep", lambda _s: second.broadcast(unread.pop(0), None, 1.0))
+    first.leave(60.0)
+    assert unread == []
+    assert store.num_keys() == 0
+
+
+def test_rank_0_does_not_stay_for_a_rank_that_reads_no_more() -> None:
+    gang = StoreGang(HashStore(), 0, 2)
+    gang.broadcast("all-done", {"ranks": 2}, 1.0)
+    gang.leave(0.0)
+
+
+def test_what_was_read_counts_though_the_store_went_with_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    first, second = (StoreGang(store, rank, 2) for rank in range(2))
+    first.broadcast("all-done", {"ranks": 2}, 1.0)
+
+    def gone(*_: object) -> int:
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(HashStore, "add", gone)
+    assert second.broadcast("all-done", None, 1.0) == {"ranks": 2}
+
+
 def test_who_waits_for_a_rank_hears_which_one_was_lost_first(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

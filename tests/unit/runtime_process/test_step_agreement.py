@@ -44,6 +44,9 @@ class ThreadGang:
     def abort(self) -> None:
         pass
 
+    def leave(self, timeout_s: float) -> None:
+        pass
+
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         with self.board.changed:
             self.board.values.setdefault(name, dict(value))
