@@ -23,7 +23,7 @@ from stepkeeper.env import (
 from stepkeeper.events import Events, SaveHook
 from stepkeeper.gang import open_gang
 from stepkeeper.leaving import Leaving
-from stepkeeper.policy.keep import KeepPolicy, LastN, from_retention
+from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
 from stepkeeper.policy.save import Auto, EveryNSteps, SavePolicy, from_interval, parts_of
 from stepkeeper.progress import Progress
 from stepkeeper.restore import Restorer, Verification
@@ -89,14 +89,9 @@ class CheckpointManager(DropIn):
         self.base_path = f"{path.rstrip('/')}/"
         self.save_interval, self.max_to_keep = save_interval, max_to_keep
         self.num_of_threads, self.chkpt_on_preemption = num_of_threads, chkpt_on_preemption
-        if max_to_keep < 0 or max_pending_async < 1:
-            raise ValueError("max_to_keep is at least 0 (all are kept), max_pending_async at least 1")
-        if max_to_keep and keep is not None:
-            raise ValueError(
-                "max_to_keep and keep both say what is kept: AnyOf((LastN(n), …)) says it in one"
-            )
-        if max_to_keep:
-            keep = LastN(max_to_keep)
+        if max_pending_async < 1:
+            raise ValueError(f"max_pending_async is at least 1, not {max_pending_async}")
+        keep = from_max_to_keep(max_to_keep, keep)
         policy = EveryNSteps(save_interval) if isinstance(save_interval, int) else save_interval
         self._store = open_store(uri_of(path), unsafe_single_writer=unsafe_single_writer)
         self._gang = open_gang(process_group)

@@ -17,6 +17,7 @@ __all__ = [
     "KeepPolicy",
     "LastN",
     "MaxAge",
+    "from_max_to_keep",
     "from_retention",
 ]
 
@@ -199,6 +200,15 @@ def from_retention(retention: Retention) -> KeepPolicy:
     if not retention.every_steps:
         return last
     return AnyOf((last, EveryNSteps(retention.every_steps)))
+
+
+def from_max_to_keep(max_to_keep: int, keep: KeepPolicy | None) -> KeepPolicy | None:
+    """`keep`, or so many newest commits; None, where neither is given: all. Raises ValueError where both are."""
+    if max_to_keep < 0:
+        raise ValueError(f"max_to_keep is at least 0 (all are kept), not {max_to_keep}")
+    if max_to_keep and keep is not None:
+        raise ValueError("max_to_keep and keep both say what is kept: AnyOf((LastN(n), …)) says it in one")
+    return LastN(max_to_keep) if max_to_keep else keep
 
 
 def _check_at_least_1(what: str, value: int) -> None:

@@ -17,6 +17,7 @@ from stepkeeper.policy.keep import (
     KeepPolicy,
     LastN,
     MaxAge,
+    from_max_to_keep,
     from_retention,
 )
 
@@ -125,3 +126,13 @@ def test_settings_become_policies() -> None:
 def test_what_makes_no_sense_is_refused(make: Callable[[], KeepPolicy]) -> None:
     with pytest.raises(ValueError, match=r"at least 1|min"):
         make()
+
+
+def test_how_many_are_kept_is_said_in_one_way() -> None:
+    assert from_max_to_keep(0, None) is None
+    assert from_max_to_keep(0, MaxAge(60)) == MaxAge(60)
+    assert from_max_to_keep(3, None) == LastN(3)
+    with pytest.raises(ValueError, match="both say what is kept"):
+        from_max_to_keep(3, MaxAge(60))
+    with pytest.raises(ValueError, match=r"at least 0 .*not -1"):
+        from_max_to_keep(-1, None)
