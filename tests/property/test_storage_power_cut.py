@@ -22,7 +22,7 @@ from stepkeeper.collect import gc
 from stepkeeper.errors import FencedError, StepkeeperError, StorageError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import LOG_PREFIX
-from stepkeeper.storage import posix
+from stepkeeper.storage import direct, posix
 from stepkeeper.storage.base import Buffer, Store
 from stepkeeper.storage.posix import PosixStore
 
@@ -140,6 +140,16 @@ def meeting_folders(machine: Machine) -> None:
     machine.start().save(10)
 
 
+def passing_the_cache(machine: Machine) -> None:
+    """An object large enough to be written to the disk itself, several blocks and a part of one."""
+    machine.start().save(10)
+    machine.now()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct, "_LEAST_BYTES", 1)
+        patch.setattr(direct, "_AT_ONCE_BYTES", 4096)
+        machine.store().write(f"20/0-{'d' * 32}/__0_0.distcp", [bytes(9000), memoryview(b"the end")])
+
+
 SCENARIOS: Final = (
     saving,
     saving_again,
@@ -148,6 +158,7 @@ SCENARIOS: Final = (
     meeting_an_entry,
     meeting_an_object,
     meeting_folders,
+    passing_the_cache,
 )
 
 
@@ -253,6 +264,7 @@ def test_nor_where_files_cannot_be_linked(
     [
         pytest.param(f"{ROOT}/.stepkeeper/log/.tmp-*", saving, id="an entry"),
         pytest.param(f"{ROOT}/*.distcp", saving, id="blobs"),
+        pytest.param(f"{ROOT}/20/*.distcp", passing_the_cache, id="blobs past the cache"),
         pytest.param(f"{ROOT}/*/manifest.0.json", saving, id="a manifest"),
         pytest.param(f"{ROOT}/*/.metadata", saving, id="what stock torch reads"),
         pytest.param(

@@ -1,5 +1,6 @@
 """The objects of a checkpoint: written by each rank, finished by rank 0."""
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -39,6 +40,10 @@ __all__ = [
 ]
 
 _STREAMS: Final = 8
+_DIGESTING: Final = threading.Semaphore(2)
+"""Checksums are processors' work, most of it under the GIL: if all objects had theirs made side by side, none would be
+on its way to the store meanwhile."""
+
 _LEAST_BYTES: Final = 16 * 1024 * 1024
 _LEAST_STREAMED_BYTES: Final = 4 * 1024 * 1024
 """Of an object. Where each upload gets a part of the line only, less time goes by than a request takes by itself."""
@@ -229,6 +234,14 @@ def _streams(store: Store) -> tuple[int, int]:
 
 
 def _write_file(store: Store, folder: str, file: File, data: RankData, patience: Patience) -> ObjectRecord:
+    with _DIGESTING:
+        parts = _parts(file, data)
+        record = _object_record(file.name, parts)
+    patience.retry(lambda: store.write(f"{folder}/{file.name}", parts))
+    return record
+
+
+def _parts(file: File, data: RankData) -> list[Buffer]:
     parts: list[Buffer] = []
     for item in file.items:
         match item.order:
@@ -237,17 +250,19 @@ def _write_file(store: Store, folder: str, file: File, data: RankData, patience:
                 parts += encode_blob(dtype, sizes, data[start:end])
             case ValueOrder(start=start, length_bytes=length_bytes):
                 parts.append(data[start : start + length_bytes])
-    return _write_object(store, folder, file.name, parts, patience)
+    return parts
 
 
 def _write_object(
     store: Store, folder: str, name: str, parts: Sequence[Buffer], patience: Patience
 ) -> ObjectRecord:
-    record = ObjectRecord(
-        path=name, size_bytes=joined_size_bytes(parts), blocks=block_crcs(parts, BLOCK_BYTES)
-    )
+    record = _object_record(name, parts)
     patience.retry(lambda: store.write(f"{folder}/{name}", parts))
     return record
+
+
+def _object_record(name: str, parts: Sequence[Buffer]) -> ObjectRecord:
+    return ObjectRecord(path=name, size_bytes=joined_size_bytes(parts), blocks=block_crcs(parts, BLOCK_BYTES))
 
 
 def record_of(path: str, item: Item) -> ChunkRecord | ValueRecord:

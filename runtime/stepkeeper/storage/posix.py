@@ -12,6 +12,7 @@ from typing import Final, final
 
 from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
 from stepkeeper.storage.base import Buffer, Leftover, ObjectStat, check_path, joined_size_bytes
+from stepkeeper.storage.direct import write_past_cache
 
 __all__ = ["PosixStore"]
 
@@ -257,6 +258,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
+    if write_past_cache(descriptor, parts):
+        return
     waiting = [memoryview(part).cast("B") for part in parts if joined_size_bytes([part])]
     first = 0
     while first < len(waiting):

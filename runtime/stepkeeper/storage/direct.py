@@ -1,0 +1,89 @@
+"""Writes past the page cache, where the file system has them.
+
+A large object that goes through the cache is copied into memory that is counted with the pod's, and displaces what
+the training reads; the kernel's work for that takes more of a processor than all of ours.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from stepkeeper.storage.base import Buffer, joined_size_bytes
+
+__all__ = ["write_past_cache"]
+
+_LEAST_BYTES: Final = 4 * 1024 * 1024
+"""Of an object; less costs little either way."""
+
+_AT_ONCE_BYTES: Final = 1024 * 1024
+_BLOCK_BYTES: Final = 4096
+"""Where direct writes begin and end, in the file and in memory; no disk's blocks are larger than a page."""
+
+
+def write_past_cache(descriptor: int, parts: Sequence[Buffer]) -> bool:
+    """True: the new file holds `parts`, joined, not yet durably. False: nothing was written: it is small or can't be.
+
+    The parts lie anywhere in memory; direct writes don't. They are put together in a buffer that does.
+    """
+    if joined_size_bytes(parts) < _LEAST_BYTES or not _switch(descriptor, on=True):
+        return False
+    buffer = memoryview(mmap.mmap(-1, _AT_ONCE_BYTES))
+    for filled in _fillings(parts, buffer):
+        whole = filled // _BLOCK_BYTES * _BLOCK_BYTES
+        _write(descriptor, buffer[:whole])
+        if whole < filled:
+            _switch(descriptor, on=False)
+            _write(descriptor, buffer[whole:filled])
+    return True
+
+
+def _fillings(parts: Sequence[Buffer], buffer: memoryview) -> Iterator[int]:
+    """How many bytes of `buffer` hold what comes next: all of them, up to the last time."""
+    filled = 0
+    for part in parts:
+        rest = memoryview(part)
+        rest = rest.cast("B") if rest.nbytes else memoryview(b"")
+        while rest.nbytes:
+            taken = min(rest.nbytes, buffer.nbytes - filled)
+            buffer[filled : filled + taken] = rest[:taken]
+            rest, filled = rest[taken:], filled + taken
+            if filled == buffer.nbytes:
+                yield filled
+                filled = 0
+    if filled:
+        yield filled
+
+
+def _write(descriptor: int, data: memoryview) -> None:
+    """All of it, by the cache from where it can't be otherwise."""
+    while data.nbytes:
+        try:
+            written = os.writev(descriptor, [data])
+        except OSError as error:
+            # A file system may refuse direct writes as late as this, or want them larger.
+            if error.errno != errno.EINVAL or not _is_on(descriptor):
+                raise
+            _switch(descriptor, on=False)
+            continue
+        if written % _BLOCK_BYTES:
+            _switch(descriptor, on=False)
+        data = data[written:]
+
+
+def _is_on(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+
+
+def _switch(descriptor: int, *, on: bool) -> bool:
+    """Whether it is as asked for now."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if on else 0))
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return False
+    return True
