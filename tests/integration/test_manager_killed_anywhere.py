@@ -175,7 +175,7 @@ def prepared(program: Program, world_size: int, folder: Path) -> Whole:
     root.mkdir()
     if program.before:
         order = replace(order_of(program, folder / "earlier", root), number=0, steps=program.before)
-        earlier = start(replace(order, restores=None, last=0), world_size)
+        earlier = start(replace(order, restores=None, goes_back=None, last=0), world_size)
         assert set(earlier.codes) == {0}, earlier.output()
     if program.garbage:
         open_store(root.as_uri()).write(f"15/0-{_GARBAGE}/__0_0.distcp", [b"a save that was given up"])
