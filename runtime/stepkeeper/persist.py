@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.companion.client import CompanionProcess, error_from, error_to
-from stepkeeper.companion.messages import Commit, Committed, Kind, Void, Write, Written
+from stepkeeper.companion.messages import Commit, Committed, Kind, Staged, Upload, Void, Write, Written
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionLostError, FencedError, SaveError, StepkeeperError
@@ -46,6 +46,9 @@ class SaveJob:
     region: Region
     moved: Callable[[SaveState], None]
     duration_millis: Callable[[], int]
+    release: Callable[[], None] = lambda: None
+    """Told when the region is needed no more, if that is before the save has ended."""
+
     wrote: Callable[[int], None] = lambda _size_bytes: None
     """Told how many bytes this rank made durable."""
 
@@ -90,7 +93,7 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
         if lost is not None:
             raise lost
         process = companion.process()
-        written = _write(job, process, place, gang)
+        written = _write(job, process, place, gang, staged=companion.has_tier)
         job.wrote(written.size_bytes)
         job.moved(SaveState.COMMITTING)
         vote = {"written": encode(written)}
@@ -140,7 +143,7 @@ def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
     return _Place(claim=int(place["claim"]), nonce=str(place["nonce"]))
 
 
-def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang) -> Written:
+def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang, *, staged: bool) -> Written:
     snapshot = job.snapshot
     job.moved(SaveState.WRITING)
     order = SaveOrder(
@@ -149,12 +152,29 @@ def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang) -
         step=job.step,
         claim=place.claim,
         nonce=place.nonce,
-        tensors=snapshot.tensors,
+        tensors=(),
         values=snapshot.values,
     )
-    body = Write(order=order, aliases=snapshot.aliases, key_paths=json.dumps(snapshot.key_paths))
-    answer = process.ask(Kind.WRITE, encode(body), [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
-    return decode(Written, answer)
+    body = encode(Write(order=order, aliases=snapshot.aliases, key_paths=json.dumps(snapshot.key_paths)))
+    body["order"]["tensors"] = snapshot.plan.encoded_orders
+    if staged and _stage(job, process, body):
+        job.release()
+        upload = encode(Upload(folder=order.folder))
+        return decode(Written, process.ask(Kind.UPLOAD, upload, timeout_s=_SAVE_TIMEOUT_S))
+    return decode(Written, process.ask(Kind.WRITE, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S))
+
+
+def _stage(job: SaveJob, process: CompanionProcess, body: dict[str, Any]) -> bool:
+    """True if all is on the local disk, which is as good as nowhere, but that the region is free."""
+    answer = process.ask(Kind.STAGE, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
+    staged = decode(Staged, answer)
+    if staged.why_not is not None:
+        _log.warning(
+            "step %d, and those after it until this is mended, goes to the root without the local tier: %s",
+            job.step,
+            staged.why_not,
+        )
+    return staged.held
 
 
 def _decide(
