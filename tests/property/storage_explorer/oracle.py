@@ -120,14 +120,16 @@ class _Log:
 
     def delete(self, slot: int, entry: Any) -> None:
         line = self.line()
-        greatest = max((self.bodies[each]["step"] for each in line), default=-1)
+        passed = {each: self.bodies[each]["step"] for each in line}
         for each in entry["delete"]["commits"]:
             if self.by_hand and each in self.quarantined:
                 self.quarantined.remove(each)
                 continue
             if each in self.gone or each == self.head:
                 raise ViolationError(f"slot {slot} deletes commit {each}, which is gone, or HEAD")
-            if each not in line and self.bodies[each]["step"] > greatest and not self.by_hand:
+            step = self.bodies[each]["step"]
+            is_passed = any(after > each and far >= step for after, far in passed.items())
+            if each not in line and not is_passed and not self.by_hand:
                 raise ViolationError(
                     f"slot {slot} deletes an abandoned commit that HEAD's line hasn't passed"
                 )

@@ -64,6 +64,15 @@ def test_an_abandoned_branch_goes_once_the_line_has_passed_it_verified(log: Log)
     assert steps_of(log, deletable(log.state, policy, verified=[base, newer])) == [20, 30]
 
 
+def test_an_abandoned_commit_is_not_passed_by_one_from_before_it(log: Log) -> None:
+    base, *_ = commits(log, log.begin(), (100, 20))
+    claim = log.begin(base=base)
+    (new,) = commits(log, claim, (10,))
+    assert deletable(log.state, LastN(5), verified=[base, new]) == ()
+    (newer,) = commits(log, claim, (20,))
+    assert steps_of(log, deletable(log.state, LastN(5), verified=[base, new, newer])) == [20]
+
+
 def test_a_root_without_a_head_loses_nothing(log: Log) -> None:
     slots = commits(log, log.begin(), (10, 20))
     log.begin(scratch=True)
