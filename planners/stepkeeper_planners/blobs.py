@@ -93,21 +93,21 @@ class Archive:
         roots = [name.removesuffix("data.pkl") for name in self.names if name.endswith("/data.pkl")]
         if len(roots) != 1:
             raise PickleRefusedError("it has no data.pkl, or several")
-        self._root = roots[0]
-        if f"{self._root}byteorder" in self.names and self.record("byteorder") != sys.byteorder.encode():
+        self.root = roots[0]
+        if f"{self.root}byteorder" in self.names and self.record("byteorder") != sys.byteorder.encode():
             raise PickleRefusedError(f"it was written by a machine that isn't {sys.byteorder}-endian")
 
     def record(self, name: str) -> bytes:
         """The bytes of a record."""
         try:
-            return self._zip.read(self._root + name)
+            return self._zip.read(self.root + name)
         except _NO_ARCHIVE as error:
             raise PickleRefusedError(f"record {name} can't be read ({error})") from error
 
     def entry(self, name: str) -> zipfile.ZipInfo:
         """Where a record is."""
         try:
-            return self._zip.getinfo(self._root + name)
+            return self._zip.getinfo(self.root + name)
         except KeyError as error:
             raise PickleRefusedError(f"record {name} is missing") from error
 

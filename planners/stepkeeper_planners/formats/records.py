@@ -6,11 +6,12 @@ from typing import BinaryIO, Final
 from stepkeeper_planners.blobs import Archive
 from stepkeeper_planners.errors import PickleRefusedError
 
-__all__ = ["ZIP_MAGIC", "PlacedArchive"]
+__all__ = ["LOCAL_HEADER_BYTES", "ZIP_MAGIC", "PlacedArchive"]
 
 ZIP_MAGIC: Final = b"PK\x03\x04"
 """What a record begins with, and so the file."""
-_LOCAL_HEADER_BYTES: Final = 30
+LOCAL_HEADER_BYTES: Final = 30
+"""Before a record's name."""
 
 
 class PlacedArchive(Archive):
@@ -24,11 +25,11 @@ class PlacedArchive(Archive):
         """The first byte of a record, and how many it has."""
         entry = self.entry(name)
         self._file.seek(entry.header_offset)
-        header = self._file.read(_LOCAL_HEADER_BYTES)
-        if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(ZIP_MAGIC):
+        header = self._file.read(LOCAL_HEADER_BYTES)
+        if len(header) < LOCAL_HEADER_BYTES or not header.startswith(ZIP_MAGIC):
             raise PickleRefusedError(f"record {name} isn't where it should be")
         name_bytes, extra_bytes = struct.unpack_from("<HH", header, 26)
-        start = entry.header_offset + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+        start = entry.header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
         if start + entry.file_size > self._size_bytes:
             raise PickleRefusedError(f"record {name} goes on behind the end of the file")
         return start, entry.file_size

@@ -1,12 +1,10 @@
 """What a plan of torch's reads, on its way into the planner's memory."""
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from math import prod
-from typing import Final, final
+from typing import final
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -14,15 +12,16 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 
 from stepkeeper.errors import ManifestError, RestoreError
 from stepkeeper.legacy.content import LegacyContent
+from stepkeeper.legacy.loading import COPIES, read_ahead
 from stepkeeper.manifest import Manifest, ValueRecord
 from stepkeeper.restore.blocks import BlockTable
 from stepkeeper.restore.placing import Piece, Places
 from stepkeeper.restore.ranges import Array
+from stepkeeper_planners.dtypes import itemsize_bytes
 
 __all__ = ["Fills", "fill_from_chunks"]
 
-_READ_AHEAD: Final = 8
-"""Chunks that are read while one is put in place: bounds host memory."""
+Ints = tuple[int, ...]
 
 
 @final
@@ -131,6 +130,18 @@ class _Target:
         return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """One that is read whole."""
+
+    fqn: str
+    number: int
+    size_bytes: int
+    """Of host memory, while it is read."""
+
+    items: list[ReadItem]
+
+
 def fill_from_chunks(content: LegacyContent, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
     """Tensors get their parts of the stored chunks, each of which is read whole, and once.
 
@@ -140,39 +151,31 @@ def fill_from_chunks(content: LegacyContent, items: Iterable[ReadItem], planner:
         StorageError: the store gave no answer, or refused.
 
     """
-    numbers: dict[str, dict[tuple[int, ...], int]] = {}
-    wanted: dict[tuple[str, int], list[ReadItem]] = {}
-    for item in items:
-        if item.type != LoadItemType.TENSOR:
-            continue
-        fqn, offset = item.storage_index.fqn, item.storage_index.offset
-        if fqn not in numbers:
-            numbers[fqn] = {box.offsets: number for number, box in enumerate(content.tensors[fqn].boxes)}
-        number = numbers[fqn][tuple(offset)] if offset is not None else 0
-        wanted.setdefault((fqn, number), []).append(item)
-    for chunk, mine in _read_ahead(content, wanted):
-        for item in mine:
+
+    def fill(load: _Chunk, chunk: torch.Tensor) -> None:
+        for item in load.items:
             spans = zip(item.storage_offsets, item.lengths, strict=True)
-            part = chunk[tuple(slice(start, start + length) for start, length in spans)]
             target = _Target(item, chunk.dtype, planner)
-            target.resolve().copy_(part)
+            target.resolve().copy_(chunk[tuple(slice(start, start + length) for start, length in spans)])
             target.commit()
 
+    chunks = list(_chunks(content, items))
+    content.check_kinds(((chunk.fqn, chunk.number) for chunk in chunks), ())
+    read_ahead(iter(chunks), lambda load: content.chunk(load.fqn, load.number), fill)
 
-def _read_ahead(
-    content: LegacyContent, wanted: Mapping[tuple[str, int], list[ReadItem]]
-) -> Iterator[tuple[torch.Tensor, list[ReadItem]]]:
-    """Each chunk, read by several threads, a bounded number ahead of who takes them."""
-    waiting: deque[tuple[Future[torch.Tensor], list[ReadItem]]] = deque()
-    with ThreadPoolExecutor(_READ_AHEAD, thread_name_prefix="stepkeeper-read") as threads:
-        try:
-            for (fqn, number), items in wanted.items():
-                waiting.append((threads.submit(partial(content.chunk, fqn, number)), items))
-                if len(waiting) > _READ_AHEAD:
-                    first, mine = waiting.popleft()
-                    yield first.result(), mine
-            while waiting:
-                first, mine = waiting.popleft()
-                yield first.result(), mine
-        finally:
-            threads.shutdown(cancel_futures=True)
+
+def _chunks(content: LegacyContent, items: Iterable[ReadItem]) -> Iterator[_Chunk]:
+    wanted: dict[tuple[str, Ints | None], list[ReadItem]] = {}
+    for item in items:
+        if item.type == LoadItemType.TENSOR:
+            index = item.storage_index
+            place = (index.fqn, None if index.offset is None else tuple(index.offset))
+            wanted.setdefault(place, []).append(item)
+    numbers: dict[str, dict[Ints | None, int]] = {}
+    for (fqn, offset), mine in wanted.items():
+        tensor = content.tensors[fqn]
+        if fqn not in numbers:
+            numbers[fqn] = {box.offsets: number for number, box in enumerate(tensor.boxes)}
+        number = 0 if offset is None else numbers[fqn][offset]
+        n_bytes = prod(tensor.boxes[number].sizes) * itemsize_bytes(tensor.dtype)
+        yield _Chunk(fqn=fqn, number=number, size_bytes=COPIES * n_bytes, items=mine)

@@ -18,10 +18,11 @@ from torch.distributed.checkpoint.metadata import (
 
 from stepkeeper.checkpoint.suspect import BadItem, read_there
 from stepkeeper.errors import RestoreError, TornCheckpointError
+from stepkeeper.legacy.archive import HeldArchive
 from stepkeeper.legacy.finding import METADATA
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-from stepkeeper_planners.blobs import Archive, vocabulary_of
+from stepkeeper_planners.blobs import vocabulary_of
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import (
@@ -105,11 +106,13 @@ class LegacyContent:
         stored = self.tensors[fqn]
         box = stored.boxes[number]
         item = BadItem(folder=self._folder, name=fqn, chunk=number)
-        data = self._blob(self._places[fqn, box.offsets], item)
+        place = self._places[fqn, box.offsets]
         try:
-            archive = Archive(io.BytesIO(data), len(data))
+            archive = HeldArchive(self._bytes(place, item))
         except PickleRefusedError as error:
             raise self._torn(item, f"it is no tensor: {error}") from error
+        if (damage := archive.damage()) is not None:
+            raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {damage}")
         try:
             tensor = unpickled(archive.record("data.pkl"), vocabulary_of(archive))
         except PickleRefusedError as error:
@@ -136,6 +139,12 @@ class LegacyContent:
         )
 
     def _blob(self, place: _Place, item: BadItem) -> bytes:
+        data = self._bytes(place, item)
+        if (broken := _broken(data)) is not None:
+            raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {broken}")
+        return data
+
+    def _bytes(self, place: _Place, item: BadItem) -> bytes:
         path = f"{self._folder}/{place.path}"
         data = self._patience.retry(
             lambda: read_there(self._store, path, place.offset_bytes, place.length_bytes)
@@ -144,8 +153,6 @@ class LegacyContent:
             raise self._torn(item, f"{place.path} is missing")
         if len(data) != place.length_bytes:
             raise self._torn(item, f"{place.path} is cut short")
-        if (broken := _broken(data)) is not None:
-            raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {broken}")
         return data
 
     def _torn(self, item: BadItem, said: str) -> TornCheckpointError:

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
@@ -27,16 +27,29 @@ from stepkeeper_planners.selection import LoadRules
 from stepkeeper_planners.state import FlatState, gather_state, scatter_state
 from stepkeeper_planners.twins import check_twins, twins_of
 
-__all__ = ["LegacyLoading"]
+__all__ = ["COPIES", "LegacyLoading", "read_ahead"]
 
 _READ_AHEAD_BYTES: Final = 1 << 30
 """Of host memory, for the tensors that are being read or are filled: a larger one is read alone."""
 
 _THREADS: Final = 8
-_COPIES: Final = 3
+COPIES: Final = 3
 """Of a chunk while it is read: as it comes from the store, as its archive gives it, as a tensor's memory."""
 
 Shards = dict[int, torch.Tensor]
+
+
+class Sized(Protocol):
+    """Something to read."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of host memory, while it is read and filled."""
+        ...
+
+
+Load = TypeVar("Load", bound=Sized)
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +135,7 @@ class LegacyLoading:
         """
         assert self._content is not None
         content, tensors = self._content, self._flat.tensors
-        _read_ahead(
+        read_ahead(
             self._loads(),
             lambda load: _read_shards(content, load),
             lambda load, shards: adapters.fill(tensors[load.layout.fqn], shards),
@@ -174,25 +187,25 @@ class LegacyLoading:
         stored = self._content.tensors[pieces[0].stored_fqn]
         n_local = sum(prod(box.sizes) for box in boxes.values())
         n_largest = max(prod(piece.stored_box.sizes) for piece in pieces)
-        return n_local * itemsize_bytes(layout.dtype) + _COPIES * n_largest * itemsize_bytes(stored.dtype)
+        return n_local * itemsize_bytes(layout.dtype) + COPIES * n_largest * itemsize_bytes(stored.dtype)
 
 
-def _read_ahead(
-    loads: Iterator[_Load], read: Callable[[_Load], Shards], fill: Callable[[_Load, Shards], None]
+def read_ahead(
+    loads: Iterator[Load], read: Callable[[Load], Read], fill: Callable[[Load, Read], None]
 ) -> None:
-    """Each tensor's local shards are filled in the loads' order, and read by several threads before it is their turn.
+    """What each load has read is given to `fill`, in the loads' order; several threads read before it is their turn.
 
     As many at a time as there is memory for.
     """
-    waiting: deque[tuple[_Load, Future[Shards]]] = deque()
+    waiting: deque[tuple[Load, Future[Read]]] = deque()
     held_bytes = 0
     threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="restore")
     try:
         for load in chain(loads, (None,)):
             while waiting and (load is None or held_bytes + load.size_bytes > _READ_AHEAD_BYTES):
-                first, shards = waiting.popleft()
-                fill(first, shards.result())
-                del shards
+                first, found = waiting.popleft()
+                fill(first, found.result())
+                del found
                 held_bytes -= first.size_bytes
             if load is not None:
                 waiting.append((load, threads.submit(read, load)))

@@ -1,0 +1,50 @@
+"""An archive of torch.save's that was read whole: its checksums are looked at once, and nothing is copied for that."""
+
+import io
+import zlib
+from typing import final
+
+import torch
+from typing_extensions import override
+
+from stepkeeper_planners.errors import PickleRefusedError
+from stepkeeper_planners.formats.records import LOCAL_HEADER_BYTES, PlacedArchive
+
+__all__ = ["HeldArchive"]
+
+
+@final
+class HeldArchive(PlacedArchive):
+    """Many may be looked at by as many threads: checksums are computed without the GIL."""
+
+    def __init__(self, data: bytes) -> None:
+        """Raises PickleRefusedError if these bytes are no archive, or none of one tensor or value."""
+        self._data = memoryview(data)
+        super().__init__(io.BytesIO(data), len(data))
+
+    def damage(self) -> str | None:
+        """What is wrong with it, by the checksums of its records; None if nothing is."""
+        for path in sorted(self.names):
+            name = path.removeprefix(self.root)
+            try:
+                start, n_bytes = self.place(name)
+            except PickleRefusedError as error:
+                return str(error)
+            entry, known = self.entry(name), path.encode()
+            named_at = entry.header_offset + LOCAL_HEADER_BYTES
+            if self._data[named_at : named_at + len(known)] != known:
+                return f"record {path} has another name where it stands"
+            if zlib.crc32(self._data[start : start + n_bytes]) != entry.CRC:
+                return f"record {path} has another checksum than it says"
+        return None
+
+    @override
+    def content(self, name: str) -> torch.Tensor:
+        start, n_bytes = self.place(name)
+        held = self._data[start : start + n_bytes]
+        # Its own memory, which may be written to.
+        return (
+            torch.frombuffer(bytearray(held), dtype=torch.uint8)
+            if held
+            else torch.empty(0, dtype=torch.uint8)
+        )
