@@ -22,6 +22,7 @@ from stepkeeper.contract import (
 from stepkeeper.errors import NotInPodError, ProcessGroupError
 from stepkeeper.gang import Gang, world_size_of
 from stepkeeper.policy.keep import Keep, KeepPolicy
+from stepkeeper.tier import TierPlace
 
 __all__ = ["Environment", "Places", "attempt_of", "check_ranks", "opening_of", "read_environment", "uri_of"]
 
@@ -110,6 +111,7 @@ def opening_of(
     uri: str,
     keep: KeepPolicy | None,
     *,
+    tier: TierPlace | None = None,
     unsafe_single_writer: bool = False,
 ) -> Open:
     """What a companion process is told first; without an operator nobody wants reports."""
@@ -120,6 +122,7 @@ def opening_of(
         uri=uri,
         identity=None if environment is None else environment.identity,
         keep=None if keep is None else Keep.of(keep),
+        tier=tier,
         unsafe_single_writer=unsafe_single_writer,
         report_target=None if environment is None else environment.report_target,
         report_interval_s=10 if endpoint is None else endpoint.report_interval_s,

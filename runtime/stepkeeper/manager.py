@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -32,6 +34,7 @@ from stepkeeper.saves import Saves
 from stepkeeper.saving import InFlight
 from stepkeeper.stepping import Stepping, checked_step
 from stepkeeper.storage import open_store
+from stepkeeper.tier import LocalTier, NearStore, TierPlace
 from stepkeeper_planners.selection import LoadRules
 
 __all__ = ["CheckpointManager"]
@@ -68,6 +71,8 @@ class CheckpointManager(DropIn):
         take_over: str | bool = False,
         unsafe_single_writer: bool = False,
         device_budget_bytes: int | None = None,
+        local_tier: str | PathLike[str] | None = None,
+        local_tier_bytes: int | None = None,
         environment: Environment | None = None,
     ) -> None:
         """A manager for the root `path` (file://…, gs://…, or a folder). Nothing is read or written yet.
@@ -79,6 +84,8 @@ class CheckpointManager(DropIn):
         makes all ranks save one step. `take_over` names the job whose root becomes this one's, True is whichever.
         `device_budget_bytes` of this process's devices may hold a snapshot until it is on the host, what is left over
         is waited for; by default that is found out: all of it, and half as much each time that they have no room.
+        `local_tier` is a folder on a disk of this host, which saves come by on their way to the root, so that memory is
+        free sooner, and which restores read from; `local_tier_bytes` bounds what this process has there.
         `unsafe_single_writer` is said of a store that can't tell two writers apart, and promises that there is one.
 
         Raises:
@@ -91,17 +98,24 @@ class CheckpointManager(DropIn):
         self.num_of_threads, self.chkpt_on_preemption = num_of_threads, chkpt_on_preemption
         if max_pending_async < 1:
             raise ValueError(f"max_pending_async is at least 1, not {max_pending_async}")
+        tier = _tier_place(local_tier, local_tier_bytes)
         keep = from_max_to_keep(max_to_keep, keep)
         policy = EveryNSteps(save_interval) if isinstance(save_interval, int) else save_interval
         self._store = open_store(uri_of(path), unsafe_single_writer=unsafe_single_writer)
         self._gang = open_gang(process_group)
         opening = opening_of(
-            environment, self._gang, self._store.uri, keep, unsafe_single_writer=unsafe_single_writer
+            environment,
+            self._gang,
+            self._store.uri,
+            keep,
+            tier=tier,
+            unsafe_single_writer=unsafe_single_writer,
         )
         self._companion = Companion(opening, self._direct, claiming=_claiming(policy, take_over))
         self._progress = Progress(self._companion.tell)
         reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
-        self._restorer = Restorer(self._store, self._companion, self._gang, reopen=reopen)
+        near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
+        self._restorer = Restorer(self._store, self._companion, self._gang, reopen=reopen, near=near)
         self._events = Events(rank=self._gang.rank, attempt=attempt_of(environment))
         self._saves = Saves(
             self._store,
@@ -129,9 +143,14 @@ class CheckpointManager(DropIn):
 
     @classmethod
     def from_env(
-        cls, *, process_group: dist.ProcessGroup | None = None, places: Places | None = None
+        cls,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        places: Places | None = None,
+        local_tier: str | PathLike[str] | None = None,
+        local_tier_bytes: int | None = None,
     ) -> Self:
-        """The manager that this container's CheckpointedTrainingJob asks for.
+        """The manager that this container's CheckpointedTrainingJob asks for, with a tier on a disk of its template.
 
         Raises:
             NotInPodError: no operator made this container; it says what to write instead.
@@ -147,6 +166,8 @@ class CheckpointManager(DropIn):
             from_interval(settings.interval, total_steps=settings.total_steps),
             process_group=process_group,
             keep=from_retention(settings.retention),
+            local_tier=local_tier,
+            local_tier_bytes=local_tier_bytes,
             environment=environment,
         )
 
@@ -301,6 +322,12 @@ class CheckpointManager(DropIn):
     def _direct(self, directive: Directive) -> None:
         """In the thread that listens to the companion, which is there before what follows its directives."""
         self._stepping.follow(directive)
+
+
+def _tier_place(folder: str | PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:
+    if most_bytes is not None and (folder is None or most_bytes < 1):
+        raise ValueError("local_tier_bytes is at least 1, and bounds a local_tier")
+    return None if folder is None else TierPlace(folder=str(Path(folder).absolute()), most_bytes=most_bytes)
 
 
 def _claiming(policy: SavePolicy, take_over: str | bool) -> Begin:

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from stepkeeper.companion.messages import Committed
@@ -33,6 +34,9 @@ class InFlight:
         self.step: Final = step
         self.state = SaveState.TRANSFERRING
         self.future: Final[Future[Committed]] = Future()
+        self.released: Final[Future[None]] = Future()
+        """Its memory is another save's to use."""
+
         self.report: SaveReport | None = None
         """Where the time went; None until it has ended."""
 
@@ -109,7 +113,7 @@ class SaveEnd:
 class Saver:
     """Saves of one rank, in the order they were begun.
 
-    Host memory is bounded by `max_pending` snapshots: one save more waits for the oldest to end.
+    Host memory is bounded by `max_pending` snapshots: one save more waits until one of them is needed no more.
     """
 
     def __init__(
@@ -177,8 +181,8 @@ class Saver:
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._free:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
-            oldest = self._pending[0]
-            if wait_for([oldest.future], left_s).not_done:
+            oldest = next((each for each in self._pending if not each.released.done()), None)
+            if oldest is not None and wait_for([oldest.released], left_s).not_done:
                 raise TimeoutError(
                     f"the save of step {oldest.step} was still in flight after {timeout_s:.1f} s"
                 )
@@ -202,6 +206,7 @@ class Saver:
             snapshot=snapshot,
             region=region,
             moved=in_flight.moved,
+            release=partial(self._release, region, in_flight),
             duration_millis=in_flight.duration_millis,
             wrote=in_flight.wrote,
             metrics=metrics or {},
@@ -259,11 +264,20 @@ class Saver:
         except Exception:  # of whoever is told: the save has ended as it has
             _log.exception("what step %d's save has come to could not be told", in_flight.step)
         finally:
-            self._free.append(job.region)
+            held = not in_flight.released.done()
+            if held:
+                self._free.append(job.region)
             if committed is None:
                 in_flight.future.set_exception(failure)
             else:
                 in_flight.future.set_result(committed)
+            if held:
+                in_flight.released.set_result(None)
+
+    def _release(self, region: Region, in_flight: InFlight) -> None:
+        """The save goes on without its snapshot."""
+        self._free.append(region)
+        in_flight.released.set_result(None)
 
     def _tell_refusal(self, name: str, step: int, refusal: str) -> None:
         """The other ranks don't wait for this one's share of a save that it has no snapshot for."""

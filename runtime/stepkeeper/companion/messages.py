@@ -8,6 +8,7 @@ from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, LegacyBase, ManifestRef
 from stepkeeper.policy.keep import Keep
+from stepkeeper.tier import TierPlace
 
 __all__ = [
     "Begin",
@@ -19,6 +20,8 @@ __all__ = [
     "Open",
     "Quarantine",
     "Restored",
+    "Staged",
+    "Upload",
     "Void",
     "Write",
     "Written",
@@ -31,6 +34,8 @@ class Kind(StrEnum):
     OPEN = "open"
     BEGIN = "begin"  # (Begun)
     WRITE = "write"  # with the region's file descriptor (Written)
+    STAGE = "stage"  # a Write, with the region's file descriptor (Staged)
+    UPLOAD = "upload"  # (Written)
     COMMIT = "commit"  # (Committed)
     VOID = "void"
     QUARANTINE = "quarantine"  # (Begun)
@@ -50,6 +55,9 @@ class Open:
     identity: Identity | None = None
     keep: Keep | None = None
     """None: nothing is ever deleted."""
+
+    tier: TierPlace | None = None
+    """Where saves come by on their way to the root."""
 
     unsafe_single_writer: bool = False
 
@@ -124,6 +132,24 @@ class Write:
 
     key_paths: str = "{}"
     """Name → keys that lead to it in the nested state, as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """All that one rank writes is on its local disk, or nothing is."""
+
+    held: bool
+    """The region is needed no more. Else it is to be written from there."""
+
+    why_not: str | None = None
+    """For people; None where they were told before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What was staged for `folder` goes to the root."""
+
+    folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,18 @@ from typing import Any, Final
 
 from stepkeeper.companion.aside import Aside, Work
 from stepkeeper.companion.channel import Channel, Packet
-from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Quarantine, Restored, Void, Write
+from stepkeeper.companion.messages import (
+    Begin,
+    Close,
+    Commit,
+    Kind,
+    Open,
+    Quarantine,
+    Restored,
+    Upload,
+    Void,
+    Write,
+)
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import ContractError, Directive
@@ -26,7 +37,7 @@ __all__ = ["serve"]
 _SOCKET_GONE: Final = 0
 _BROKEN: Final = 70
 
-_OF_A_SAVE: Final = (Kind.WRITE, Kind.COMMIT, Kind.VOID)
+_OF_A_SAVE: Final = (Kind.STAGE, Kind.UPLOAD, Kind.WRITE, Kind.COMMIT, Kind.VOID)
 """Go before what comes after earlier commits. All else waits for that: who restores must not choose what it deletes."""
 
 _MOST_BEHIND: Final = 8
@@ -138,7 +149,7 @@ class _Server:
     def _may_be_answered(self, packet: Packet) -> bool:
         """True unless what comes after commits goes first."""
         n_works, kind = self._aside.n_works, packet.message["kind"]
-        if kind == Kind.WRITE:
+        if kind in (Kind.STAGE, Kind.WRITE):
             return n_works < _MOST_BEHIND
         if kind == Kind.CLOSE and self._flush_from_s is not None:
             return n_works == 0 or time.monotonic() >= self._flush_from_s
@@ -182,6 +193,8 @@ class _Server:
             Kind.QUARANTINE: lambda: session.quarantine(decode(Quarantine, raw)),
             Kind.RESTORED: lambda: session.restored(decode(Restored, raw)),
             Kind.WRITE: lambda: session.write(decode(Write, raw), fds[0]),
+            Kind.STAGE: lambda: session.stage(decode(Write, raw), fds[0]),
+            Kind.UPLOAD: lambda: session.upload(decode(Upload, raw)),
             Kind.VOID: lambda: session.void(decode(Void, raw)),
             Kind.CLOSE: lambda: self._close(session),
         }

@@ -24,6 +24,8 @@ from stepkeeper.companion.messages import (
     Open,
     Quarantine,
     Restored,
+    Staged,
+    Upload,
     Void,
     Write,
     Written,
@@ -45,6 +47,7 @@ from stepkeeper.retention import deletable
 from stepkeeper.storage import Store, open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper.store_times import StoreTimes
+from stepkeeper.tier import FirstHop, LocalTier
 
 __all__ = ["Session"]
 
@@ -74,6 +77,11 @@ class Session:
         self._log = Log(self._store, patience=patience)
         self._times = StoreTimes(self._store, patience=patience)
         self._claim = opening.claim
+        self._hop: FirstHop | None = None
+        if opening.tier is not None:
+            self._hop = FirstHop(self._store, LocalTier(opening.tier, self._store.uri), patience=patience)
+        self._hop_fails = False
+        self._staged: dict[str, tuple[Write, Manifest]] = {}
         self._written: dict[str, tuple[Write, Manifest]] = {}
         self._verified: set[int] = set()
         self._folders: dict[int, str] = {}
@@ -142,6 +150,31 @@ class Session:
         self._written = {manifest.folder: (body, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
+    def stage(self, body: Write, region_fd: int) -> Staged:
+        """What this rank has to write is on the local disk, and `upload` goes on from there; or nothing of it is."""
+        self._staged = {}
+        if self._hop is None:
+            raise CompanionError("there is no local tier to stage anything in")
+        try:
+            with _mapped(region_fd) as data:
+                manifest = self._hop.stage(body.order, data, aliases=body.aliases)
+        except OSError as error:
+            why_not = None if self._hop_fails else str(error)
+            self._hop_fails = True
+            return Staged(held=False, why_not=why_not)
+        self._hop_fails = False
+        self._staged = {manifest.folder: (body, manifest)}
+        return Staged(held=True)
+
+    def upload(self, body: Upload) -> Written:
+        """As `write`, of what was staged. Raises SaveError if the local disk doesn't hold it any more."""
+        if self._hop is None or body.folder not in self._staged:
+            raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
+        order, manifest = self._staged.pop(body.folder)
+        self._hop.upload(manifest)
+        self._written = {manifest.folder: (order, manifest)}
+        return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
+
     def commit(self, body: Commit) -> tuple[Committed, Work]:
         """The checkpoint is HEAD; and what is to be done after the answer is given.
 
@@ -173,6 +206,7 @@ class Session:
         """The save in that folder is given up for good."""
         self._log.void(self._held(), body.reason, body.folder)
         self._written.pop(body.folder, None)
+        self._staged.pop(body.folder, None)
         self._tell_reporter()
 
     def flush(self, timeout_s: float) -> None:

@@ -75,6 +75,11 @@ class Companion:
         return self._begun
 
     @property
+    def has_tier(self) -> bool:
+        """Whether saves come by a local disk."""
+        return self._opening.tier is not None
+
+    @property
     def pid(self) -> int | None:
         process = self._process
         return None if process is None or process.lost else process.pid

@@ -160,6 +160,20 @@ def test_what_is_wrong_there_is_read_at_the_root_and_there_no_more(
     assert not copy.is_file()
 
 
+def test_a_bad_copy_that_cannot_be_deleted_is_read_no_more(
+    tmp_path: Path, root: Root, tier: LocalTier, hop: FirstHop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = hop.stage(order(), memoryview(DATA))
+    hop.upload(manifest)
+    for copy in copies(tmp_path):
+        copy.write_bytes(bytes(copy.stat().st_size))
+    monkeypatch.setattr(tier, "forget", lambda path: None)
+    near = NearStore(root.store, tier)
+    assert near.copied(f"{manifest.folder}/")
+    assert all_bytes(near, manifest) == all_bytes(root.store, manifest)
+    assert not near.copied(f"{manifest.folder}/")
+
+
 def test_only_what_is_bad_at_the_root_is_torn(
     tmp_path: Path, root: Root, tier: LocalTier, hop: FirstHop
 ) -> None:
@@ -295,7 +309,7 @@ def test_a_strangers_file_stays_and_so_does_its_folder(tmp_path: Path, hop: Firs
 
 
 def test_roots_share_a_disk_and_see_nothing_of_each_other(tmp_path: Path) -> None:
-    first, second = Root("one/run"), Root("two/run")
+    first, second = Root("one/run"), Root("one-run")
     tiers = [LocalTier(TierPlace(folder=str(tmp_path)), root.store.uri) for root in (first, second)]
     manifest = FirstHop(first.store, tiers[0]).stage(order(), memoryview(DATA))
     path = f"{manifest.folder}/{manifest.objects[0].path}"

@@ -31,6 +31,8 @@ class Lost:
 class Found:
     """One that is there."""
 
+    has_tier = False
+
     def process(self) -> "Asked":
         return Asked()
 

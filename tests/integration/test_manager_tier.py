@@ -1,0 +1,206 @@
+"""Saves by way of a local disk: memory is free before the root has them, and only what the root has is committed."""
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+from stepkeeper import CheckpointManager
+from stepkeeper.contract import ExitCode
+from stepkeeper.log import Commit, Log, Quarantine, Restored
+from stepkeeper.storage import open_store
+from stepkeeper.storage.posix import PosixStore
+
+HERE: Final = Path(__file__).parent / "manager_tier"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As long as this file is there, companions write no data to a root."""
+    file = tmp_path / "hold"
+    monkeypatch.setenv("STEPKEEPER_TEST_HOLD", str(file))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "held"), os.environ.get("PYTHONPATH", "")]))
+    return file
+
+
+@pytest.fixture
+def reads(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of what this process has read of the root's data."""
+    paths: list[str] = []
+    real = PosixStore.read
+
+    def read(store: PosixStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        if path.endswith(".distcp") and store.uri == root.as_uri():
+            paths.append(path)
+        return real(store, path, offset, length)
+
+    monkeypatch.setattr(PosixStore, "read", read)
+    return paths
+
+
+def manager_of(root: Path, disk: Path, **options: Any) -> CheckpointManager:
+    return CheckpointManager(
+        root.as_uri(), 1, local_tier=disk, chkpt_on_preemption=False, take_over=True, **options
+    )
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {"w": torch.full((3000,), float(step)), "n": step}
+
+
+def check_restored(root: Path, disk: Path, step: int) -> None:
+    state = state_at(0)
+    with manager_of(root, disk) as manager:
+        result = manager.restore_latest(state)
+        assert result is not None
+        assert (result.step, state["n"]) == (step, step)
+        assert torch.equal(torch.as_tensor(state["w"]), torch.full((3000,), float(step)))
+
+
+def kinds(root: Path) -> list[type]:
+    log = Log(open_store(root.as_uri()))
+    return [type(log.entry(slot).body) for slot in range(log.open().tail + 1)]
+
+
+def copies(disk: Path) -> list[Path]:
+    return sorted(disk.glob("*/*/*/*.distcp"))
+
+
+def saved(root: Path, disk: Path, *steps: int) -> None:
+    with manager_of(root, disk) as manager:
+        for step in steps:
+            manager.save(step, state_at(step))
+
+
+def test_a_restore_reads_none_of_the_roots_data(root: Path, disk: Path, reads: list[str]) -> None:
+    saved(root, disk, 1, 2, 3)
+    assert [path.parent.parent.name for path in copies(disk)] == ["2", "3"]
+    check_restored(root, disk, 3)
+    assert reads == []
+    assert Restored not in kinds(root), "nobody has seen that the root's bytes are right"
+
+
+def flip(copy: Path) -> None:
+    data = copy.read_bytes()
+    copy.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+
+
+def cut(copy: Path) -> None:
+    copy.write_bytes(copy.read_bytes()[:-100])
+
+
+def lose(copy: Path) -> None:
+    shutil.rmtree(copy.parents[3])
+
+
+@pytest.mark.parametrize("harm", [flip, cut, lose])
+def test_what_is_bad_or_gone_there_is_read_at_the_root_and_condemns_nothing(
+    root: Path, disk: Path, reads: list[str], harm: Callable[[Path], None]
+) -> None:
+    saved(root, disk, 1)
+    (copy,) = copies(disk)
+    harm(copy)
+    check_restored(root, disk, 1)
+    assert len(reads) == 1
+    assert copies(disk) == []
+    check_restored(root, disk, 1)
+    assert Quarantine not in kinds(root)
+    assert kinds(root)[-1] is Restored, "all of it was read at the root"
+
+
+def test_verify_reads_the_root(root: Path, disk: Path, reads: list[str]) -> None:
+    with manager_of(root, disk) as manager:
+        manager.save(1, state_at(1))
+        manager.verify(1)
+    assert len(reads) == 1
+
+
+def test_the_next_snapshot_is_taken_while_the_root_is_slow(root: Path, disk: Path, hold: Path) -> None:
+    hold.touch()
+    with manager_of(root, disk) as manager:
+        for step in (1, 2):
+            # One snapshot's memory: without the tier the second call would never come back.
+            assert manager.save_async(step, state_at(step))
+        assert manager.all_steps() == []
+        assert Commit not in kinds(root)
+        hold.unlink()
+        manager.wait()
+        for step in (1, 2):
+            state = state_at(0)
+            manager.restore(step, state)
+            assert torch.equal(state["w"], state_at(step)["w"])
+    assert manager.base_path == f"{root.as_uri()}/"
+
+
+@pytest.mark.parametrize("ending", ["killed", "told"])
+def test_a_step_that_only_a_local_disk_has_is_never_restored(
+    root: Path, disk: Path, hold: Path, tmp_path: Path, reads: list[str], ending: str
+) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, str(HERE / "trainer.py"), str(tmp_path), ending], stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout is not None
+    try:
+        assert trainer.stdout.readline() == "staged\n"
+        if ending == "told":
+            # It goes in time all the same.
+            assert trainer.wait(30) == ExitCode.SAVED
+    finally:
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait()
+        trainer.stdout.close()
+    assert [path.parent.parent.name for path in copies(disk)] == ["1", "2"]
+    hold.unlink()
+    check_restored(root, disk, 1)
+    assert reads == []
+    assert kinds(root).count(Commit) == 1
+    # What was used stays, the save that came to nothing goes first.
+    saved(root, disk, 3)
+    assert [path.parent.parent.name for path in copies(disk)] == ["1", "3"]
+    check_restored(root, disk, 3)
+
+
+def test_a_disk_that_does_not_take_it_fails_no_save(
+    root: Path, disk: Path, caplog: pytest.LogCaptureFixture, reads: list[str]
+) -> None:
+    with manager_of(root, disk, local_tier_bytes=1000) as manager:
+        for step in (1, 2):
+            manager.save(step, state_at(step))
+    with manager_of(root, disk / "not" / "there") as manager:
+        manager.save(3, state_at(3))
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 2
+    assert said[0].startswith("step 1, and those after it until this is mended, goes to the root without")
+    assert "has room for 1000 bytes" in said[0]
+    assert str(disk / "not" / "there") in said[1]
+    assert copies(disk) == []
+    check_restored(root, disk, 3)
+    assert len(reads) == 1
+
+
+@pytest.mark.parametrize("options", [{"local_tier_bytes": 10}, {"local_tier": "/x", "local_tier_bytes": 0}])
+def test_a_bound_of_nothing_is_refused(root: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="local_tier_bytes"):
+        CheckpointManager(root.as_uri(), **options)
+
+
+def test_ranks_read_for_each_other_what_their_disks_have(tmp_path: Path, launch: Callable[..., None]) -> None:
+    launch(HERE / "ranks.py", 2, tmp_path)

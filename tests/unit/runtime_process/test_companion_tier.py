@@ -1,0 +1,92 @@
+"""A companion that is asked to put a save on a local disk first."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepkeeper.checkpoint import SaveOrder, ValueOrder
+from stepkeeper.companion.messages import Begin, Commit, Open, Upload, Void, Write
+from stepkeeper.companion.session import Session
+from stepkeeper.errors import CompanionError
+from stepkeeper.storage.memory import named_bucket
+from stepkeeper.tier import TierPlace
+
+DATA = b"what torch.save wrote of a value"
+
+
+@pytest.fixture
+def region() -> Iterator[int]:
+    fd = os.memfd_create("region")
+    os.write(fd, DATA)
+    yield fd
+    os.close(fd)
+
+
+def session_at(disk: Path | None, name: str) -> Session:
+    tier = None if disk is None else TierPlace(folder=str(disk))
+    return Session(Open(rank=0, world_size=1, uri=f"memory://{name}", tier=tier), lambda directive: None)
+
+
+def write_of(session: Session, step: int) -> Write:
+    claim = session.begin(Begin()).claim.slot if step == 1 else 0
+    return Write(
+        order=SaveOrder(
+            rank=0,
+            world_size=1,
+            step=step,
+            claim=claim,
+            nonce=secrets.token_hex(16),
+            tensors=(),
+            values=(ValueOrder(fqn="n", start=0, length_bytes=len(DATA)),),
+        )
+    )
+
+
+def test_what_was_staged_is_uploaded_without_the_region_and_committed(tmp_path: Path, region: int) -> None:
+    name = secrets.token_hex(4)
+    session = session_at(tmp_path, name)
+    body = write_of(session, 1)
+    folder = body.order.folder
+    assert session.stage(body, region).held
+    os.ftruncate(region, 0)
+    assert not [path for path in named_bucket(name).objects if path.startswith(folder)]
+    written = session.upload(Upload(folder=folder))
+    assert written.size_bytes == len(DATA)
+    assert named_bucket(name).objects[f"{folder}/__0_0.distcp"] == DATA
+    committed, _ = session.commit(Commit(folder=folder, others=(), duration_millis=1))
+    assert committed.record.folder == folder
+    with pytest.raises(CompanionError, match="nothing was staged"):
+        session.upload(Upload(folder=folder))
+
+
+def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Path, region: int) -> None:
+    disk = tmp_path / "ssd"
+    session = session_at(disk / "tier", secrets.token_hex(4))
+
+    def stage(step: int) -> tuple[bool, bool]:
+        staged = session.stage(write_of(session, step), region)
+        return staged.held, staged.why_not is not None
+
+    assert [stage(1), stage(2)] == [(False, True), (False, False)]
+    disk.mkdir()
+    assert stage(3) == (True, False)
+    disk.rename(tmp_path / "away")
+    assert stage(4) == (False, True)
+
+
+def test_a_save_that_was_given_up_is_not_uploaded(tmp_path: Path, region: int) -> None:
+    session = session_at(tmp_path, secrets.token_hex(4))
+    body = write_of(session, 1)
+    assert session.stage(body, region).held
+    session.void(Void(folder=body.order.folder, reason="another rank failed"))
+    with pytest.raises(CompanionError, match="nothing was staged"):
+        session.upload(Upload(folder=body.order.folder))
+
+
+def test_without_a_tier_nothing_is_staged(region: int) -> None:
+    session = session_at(None, secrets.token_hex(4))
+    with pytest.raises(CompanionError, match="no local tier"):
+        session.stage(write_of(session, 1), region)
