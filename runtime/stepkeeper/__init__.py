@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from stepkeeper import dcp
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
     from stepkeeper.following import follow
     from stepkeeper.manager import CheckpointManager
@@ -27,6 +28,7 @@ __all__ = [
     "StepOutcome",
     "StepkeeperError",
     "TornCheckpointError",
+    "dcp",
     "follow",
     "prime_optimizer",
 ]
@@ -44,6 +46,7 @@ _MODULES: Final = {
     "StepOutcome": "stepkeeper.results",
     "StepkeeperError": "stepkeeper.errors",
     "TornCheckpointError": "stepkeeper.errors",
+    "dcp": "stepkeeper.dcp",
     "follow": "stepkeeper.following",
     "prime_optimizer": "stepkeeper_planners",
 }
@@ -52,7 +55,8 @@ _MODULES: Final = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'stepkeeper' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
+    module = importlib.import_module(_MODULES[name])
+    value = module if module.__name__ == f"stepkeeper.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

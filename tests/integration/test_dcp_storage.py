@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from typing_extensions import override
 
+import stepkeeper
 from stepcluster import binaries
 from stepkeeper import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper.dcp import Stager, StorageReader, StorageWriter
@@ -106,6 +108,21 @@ def test_one_writer_and_one_reader_serve_many_folders_and_kinds_of_elements(tmp_
     found = make_state()
     load(found, checkpoint_id=(tmp_path / "2.0").as_uri(), storage_reader=reader)
     check_state(found, 2)
+
+
+def test_a_planner_that_keeps_its_plan_saves_again(tmp_path: Path) -> None:
+    for number in range(3):
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        save(
+            make_state(number),
+            checkpoint_id=tmp_path / str(number),
+            storage_writer=StorageWriter(),
+            planner=planner,
+        )
+    for number in range(3):
+        found = make_state()
+        load(found, storage_reader=stepkeeper.dcp.StorageReader(tmp_path / str(number)))
+        check_state(found, number)
 
 
 def test_what_a_manager_has_committed_is_read_and_verified(tmp_path: Path) -> None:

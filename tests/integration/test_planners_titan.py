@@ -9,5 +9,5 @@ SCRIPT = Path(__file__).parent / "planners_ranks" / "titan.py"
 def test_stages_that_know_their_own_layers_only_are_saved_and_joined(
     launch: Callable[..., None], tmp_path: Path
 ) -> None:
-    launch(SCRIPT, 4, tmp_path, 2, "save:a", "load:a", "async_save:b", "load:b")
-    launch(SCRIPT, 2, tmp_path, 1, "load:b")
+    launch(SCRIPT, 4, tmp_path, 2, "save:a", "load:a", "async_save:by_stepkeeper", "load:by_stepkeeper")
+    launch(SCRIPT, 2, tmp_path, 1, "load:by_stepkeeper")

@@ -91,6 +91,7 @@ class StorageReader(storage.StorageReader):
         if self._failure is not None and "rank" in kwargs:
             # `dcp.load` takes any Exception for a sign that each rank has metadata of its own, and asks for that.
             raise CheckpointException("read_metadata", {int(kwargs["rank"]): _wrap_exception(self._failure)})
+        self._failure = None
         try:
             with self._open() as folder:
                 metadata, self._manifests = _read(folder, self._patience)
@@ -201,7 +202,9 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
         raise TornCheckpointError(f"{where} is not what was written: its checksum is another", item)
     others = []
     for rank in range(1, manifest.world_size):
-        record = listed[manifest_name(rank)]
+        record = listed.get(manifest_name(rank))
+        if record is None:
+            raise TornCheckpointError(f"{folder.own_uri}/{manifest_name(0)} doesn't list rank {rank}'s", item)
         ref = ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
         others.append(read_manifest(folder, folder.name, ref, patience=patience)[0])
     return metadata, (manifest, *others)

@@ -1,7 +1,8 @@
 """One of several ranks, saving and loading as torchtitan does: python titan.py RANK WORLD_SIZE FOLDER STAGES ACTION….
 
 Objects that wrap model parts, optimizers, schedules and the data's position, flat under one name each; every pipeline
-stage has only its own layers. Actions: save, async_save, load.
+stage has only its own layers. Actions: save, async_save, load, each with a name; those
+named by_stepkeeper are done with stepkeeper's storage and stager.
 """
 
 import pickle
@@ -31,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import override
 
+from stepkeeper.dcp import Stager, StorageReader, StorageWriter
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
 
 N_LAYERS = 4
@@ -169,21 +171,26 @@ def main() -> None:
         torch.manual_seed(len(action))
         trainer = Trainer(world_size, stages)
         verb, _, name = action.partition(":")
+        writer, reader, stager = None, None, None
+        if name == "by_stepkeeper":
+            writer, reader, stager = StorageWriter(), StorageReader(), Stager()
         checkpoint = str(folder / name)
         if verb == "load":
             trainer.train(1)
-            load(trainer.states, checkpoint_id=checkpoint, planner=SPMDLoadPlanner())
+            load(trainer.states, checkpoint_id=checkpoint, storage_reader=reader, planner=SPMDLoadPlanner())
             check(trainer, folder)
             continue
         trainer.train(3)
         reference = trainer.whole()
         if verb == "save":
-            save(trainer.states, checkpoint_id=checkpoint, planner=SPMDSavePlanner())
+            save(trainer.states, checkpoint_id=checkpoint, storage_writer=writer, planner=SPMDSavePlanner())
         else:
             future = async_save(
                 trainer.states,
                 checkpoint_id=checkpoint,
+                storage_writer=writer,
                 process_group=group,
+                async_stager=stager,
                 planner=SPMDSavePlanner(process_group=group),
             )
             # The training goes on, with collectives of its own, while it is saved.

@@ -8,6 +8,8 @@ MODULES = (
     "stepkeeper.log",
     "stepkeeper.checkpoint",
     "stepkeeper.collect",
+    "stepkeeper.dcp",
+    "stepkeeper.dcp.folder",
     "stepkeeper.dcp.metadata",
     "stepkeeper.cli",
     "stepkeeper.cli.app",
