@@ -44,6 +44,14 @@ def test_a_plan_is_kept_until_the_state_is_built_otherwise(changed: dict[str, An
     }
 
 
+def test_the_first_save_after_a_start_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots, region = Snapshots(Ranks(rank=0, world_size=2)), Region()
+    snapshots.prepare(state())
+    monkeypatch.setattr("stepkeeper.snapshot.plan.plan_save", None)
+    assert [order.fqn for order in snapshots.take(state(step=2), region).tensors] == ["w"]
+    region.close()
+
+
 def test_values_that_decide_who_writes_what_are_part_of_the_structure() -> None:
     planner = Planner(Ranks(rank=0, world_size=2))
     first = planner.plan(Gatherer().gather(state(text="x")))
