@@ -1,6 +1,6 @@
 """One rank of one load in a process of its own: JSON on standard output.
 
-`python -m benchmarks.loading.measure WHAT RANK WORLD_SIZE KIND MIB FOLDER`, where WHAT is save, ours or dcp.
+`python -m benchmarks.loading.measure WHAT RANK WORLD_SIZE KIND MIB FOLDER`, where WHAT is save, ours, reader or dcp.
 """
 
 import json
@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from stepkeeper import CheckpointManager
+from stepkeeper.dcp import StorageReader
 
 
 def main(arguments: list[str]) -> None:
@@ -34,15 +35,17 @@ def main(arguments: list[str]) -> None:
         dcp_save(state, storage_writer=FileSystemWriter(folder / "dcp", sync_files=True))
         manager.close()
         return
-    load: Callable[[], object] = (
-        (lambda: manager.restore(1, state))
-        if what == "ours"
-        else (lambda: dcp_load(state, storage_reader=FileSystemReader(folder / "dcp")))
-    )
+    loads: dict[str, Callable[[], object]] = {
+        "ours": lambda: manager.restore(1, state),
+        "reader": lambda: dcp_load(
+            state, storage_reader=StorageReader(next((folder / "ours" / "1").iterdir()))
+        ),
+        "dcp": lambda: dcp_load(state, storage_reader=FileSystemReader(folder / "dcp")),
+    }
     if world_size > 1:
         dist.barrier()
     before, cpu_s, began = _read_bytes(), time.process_time(), time.perf_counter()
-    load()
+    loads[what]()
     took_s = time.perf_counter() - began
     result = {
         "took_s": round(took_s, 4),
