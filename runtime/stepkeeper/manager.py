@@ -282,6 +282,7 @@ class CheckpointManager(DropIn):
             committed_step=None if self._saves.committed is None else self._saves.committed.step,
             in_flight_step=None if in_flight is None else in_flight.step,
             error=self._saves.error,
+            complaint=self._companion.complaint,
             companion_pid=self._companion.pid,
             notice=None if notice is None else notice.source,
         )

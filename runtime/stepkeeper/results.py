@@ -48,6 +48,10 @@ class Health:
     error: str | None
     """Of the newest save that has ended, if it failed."""
 
+    complaint: str | None
+    """What went wrong after a commit, in rank 0: it isn't verified, or what was to be deleted is still there. The
+    commit stands, and all of it is tried again after the next one; None once that went well."""
+
     companion_pid: int | None
     """None: no companion process runs now."""
 

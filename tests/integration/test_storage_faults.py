@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -208,6 +209,13 @@ class Bucket:
     def contents(self) -> dict[str, str]:
         return {stat.path: f"{stat.size_bytes} {stat.crc32c}" for stat in self._store.list("")}
 
+    def await_complaint(self, says: str) -> None:
+        """health() says that of what followed the newest commit; an empty text: nothing is wrong with it."""
+        ends_s = time.monotonic() + 60
+        while not re.search(says, complaint := self._job.complaint() or "") or bool(says) != bool(complaint):
+            assert time.monotonic() < ends_s, complaint
+            time.sleep(0.01)
+
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
@@ -300,6 +308,20 @@ def test_a_bucket_is_late(run_on_bucket: Run, proxy: Proxy, name: str) -> None:
         proxy.mend()
     assert sum(path.startswith(LOG) for path in run_on_bucket.place.contents()) == n_entries + 1
     run_on_bucket.check(before, contents)
+
+
+def test_a_commit_that_can_not_be_verified_is_told_by_health_until_one_is(
+    run_on_bucket: Run, proxy: Proxy
+) -> None:
+    listing = re.compile(r"prefix=[^&]*/[0-9]+/[0-9]+-[0-9a-f]{32}/")
+    proxy.break_by(lambda method, about: 403 if method == "GET" and listing.search(about) else "none")
+    try:
+        step = run_on_bucket.save_well()
+        run_on_bucket.place.await_complaint(f"after the commit of step {step}: .*not allowed")
+    finally:
+        proxy.mend()
+    run_on_bucket.save_well()
+    run_on_bucket.place.await_complaint("")
 
 
 @pytest.mark.parametrize(

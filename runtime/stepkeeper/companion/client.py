@@ -43,6 +43,7 @@ class CompanionProcess:
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._next_id = 1
         self._lost = False
+        self._complaint: str | None = None
         self._reader = threading.Thread(target=self._read, name="companion", daemon=True)
         self._reader.start()
 
@@ -54,6 +55,11 @@ class CompanionProcess:
     def lost(self) -> bool:
         """True once the process can't be asked any more."""
         return self._lost
+
+    @property
+    def complaint(self) -> str | None:
+        """What went wrong after the last commit that something went wrong after; None once it went well again."""
+        return self._complaint
 
     def ask(
         self, kind: Kind, body: dict[str, Any], fds: Sequence[int] = (), timeout_s: float = _ANSWER_TIMEOUT_S
@@ -131,6 +137,11 @@ class CompanionProcess:
     def _take(self, message: dict[str, Any]) -> None:
         if "directive" in message:
             self._follow(decode(Directive, message["directive"]))
+            return
+        if "complaint" in message:
+            self._complaint = message["complaint"]
+            if self._complaint is not None:
+                _log.error("%s; the commit stands, and it is tried again after the next one", self._complaint)
             return
         with self._lock:
             future = self._pending.pop(message["id"])

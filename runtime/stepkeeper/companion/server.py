@@ -174,7 +174,7 @@ class _Server:
     ) -> tuple[dict[str, Any], Work | None]:
         """The answer's body, and what is to be done once it is sent."""
         if kind is Kind.OPEN:
-            opened = Session(decode(Open, raw), self._direct)
+            opened = Session(decode(Open, raw), self._direct, on_complaint=self._complain)
             opened.resume()
             self._session = opened
             # What was told before this moment wasn't passed on, what is told after it is; in between, both do it.
@@ -208,6 +208,9 @@ class _Server:
             left = "closed before all was deleted that can be: the first save of the next start does that"
             print(f"stepkeeper: {left}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
         session.flush(max(0.0, self._close_by_s - time.monotonic()))
+
+    def _complain(self, text: str | None) -> None:
+        self._send({"complaint": text})
 
     def _direct(self, directive: Directive) -> None:
         self._send({"directive": encode(directive)})

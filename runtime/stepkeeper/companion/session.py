@@ -69,6 +69,7 @@ class Session:
         opening: Open,
         on_directive: Callable[[Directive], None],
         *,
+        on_complaint: Callable[[str | None], None] = lambda _text: None,
         patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
         self._opening = opening
@@ -89,6 +90,7 @@ class Session:
 
         self._collected = False
         self._complaint: str | None = None
+        self._on_complaint = on_complaint
         self.reporter: Reporter | None = None
         if opening.report_target is not None and opening.rank == 0:
             self.reporter = Reporter(opening.report_target, opening.report_interval_s, on_directive)
@@ -250,13 +252,18 @@ class Session:
             yield from self._delete()
             if not self._collected:
                 yield from self._collect()
-            self._complaint = None
+            self._complain(None)
         except Exception as error:  # the commit stands, and the next save needs this process
-            self._complaint = f"after the commit of step {record.step}: {error!r}"
-            print(f"stepkeeper: {self._complaint}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+            self._complain(f"after the commit of step {record.step}: {error!r}")
             if not isinstance(error, StepkeeperError):
                 traceback.print_exc()
         self._tell_reporter()
+
+    def _complain(self, text: str | None) -> None:
+        """Whoever asks how checkpointing is doing hears it, until what follows a later commit goes well."""
+        if text != self._complaint:
+            self._on_complaint(text)
+        self._complaint = text
 
     def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> Work:
         """The store holds what was written.

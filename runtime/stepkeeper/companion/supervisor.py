@@ -84,6 +84,12 @@ class Companion:
         process = self._process
         return None if process is None or process.lost else process.pid
 
+    @property
+    def complaint(self) -> str | None:
+        """What went wrong after a commit: it isn't verified, or what was to go is still there."""
+        process = self._process
+        return None if process is None else process.complaint
+
     def process(self) -> CompanionProcess:
         """A running companion process that knows the root, the claim and the trainer's state.
 

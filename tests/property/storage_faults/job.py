@@ -72,6 +72,11 @@ class Job:
         health = manager.health()
         return {"committed": health.committed_step, "health": health.error, "ok": health.ok}
 
+    def complaint(self) -> str | None:
+        """What health() says of what followed the newest commit."""
+        assert self._manager is not None
+        return self._manager.health().complaint
+
     def check(self, steps: list[int]) -> dict[str, Any]:
         """Which of these can be restored, and are what was saved, element by element."""
         assert self._manager is not None
