@@ -25,6 +25,7 @@ from stepcluster import binaries
 from stepkeeper import SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper.dcp import Stager, StorageReader, StorageWriter
 from stepkeeper.errors import SaveError, TornCheckpointError
+from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
 
@@ -215,6 +216,22 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
         assert kind.validate_checkpoint_id(tmp_path)
         assert kind.validate_checkpoint_id("memory://name")
         assert not kind.validate_checkpoint_id("local://folder")
+
+
+def test_hosts_that_do_not_see_one_folder_make_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = StorageWriter.write_data
+
+    def write_elsewhere(writer: StorageWriter, *arguments: Any) -> Any:
+        written = write(writer, *arguments)
+        next(tmp_path.glob("*.distcp")).unlink()
+        return written
+
+    monkeypatch.setattr(StorageWriter, "write_data", write_elsewhere)
+    with pytest.raises(CheckpointException, match="all hosts have to see one folder"):
+        save({"n": 3}, storage_writer=StorageWriter(tmp_path, patience=Patience(total_s=0)))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("planner", ["ours", "theirs"])

@@ -26,6 +26,7 @@ _BYTES: Final = "tests/property/test_storage_bytes.py"
 _CUT: Final = "tests/property/test_storage_power_cut.py::test_nothing_that_was_answered_is_lost"
 _KILL: Final = "tests/property/test_storage_kill.py::test_killed_at_any_storage_operation"
 _LEGACY: Final = "tests/integration/test_manager_legacy.py"
+_DCP: Final = "tests/integration/test_dcp_storage.py"
 
 TESTS: Final = {
     "fence": f"{_RULES}::test_a_later_begin_fences_the_earlier_claim",
@@ -87,6 +88,8 @@ TESTS: Final = {
     "fsync-of-new-folders": "tests/property/test_storage_power_cut.py::"
     "test_a_folder_made_where_no_name_can_be_made_to_last_is_refused",
     "fsync-by-the-loser": f"{_CUT}[meeting_an_entry]",
+    "dcp-old-stays": f"{_DCP}::test_killed_anywhere_what_can_be_read_is_whole",
+    "dcp-all-there": f"{_DCP}::test_hosts_that_do_not_see_one_folder_make_no_checkpoint",
 }
 """By patch, the test that must notice."""
 
