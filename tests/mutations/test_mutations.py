@@ -26,6 +26,7 @@ _BYTES: Final = "tests/property/test_storage_bytes.py"
 _CUT: Final = "tests/property/test_storage_power_cut.py::test_nothing_that_was_answered_is_lost"
 _KILL: Final = "tests/property/test_storage_kill.py::test_killed_at_any_storage_operation"
 _LEGACY: Final = "tests/integration/test_manager_legacy.py"
+_TIER: Final = "tests/unit/runtime/test_local_tier.py"
 _DCP: Final = "tests/integration/test_dcp_storage.py"
 
 TESTS: Final = {
@@ -67,6 +68,9 @@ TESTS: Final = {
     "whole": "tests/unit/runtime/test_checkpoint_objects.py::test_ranks_that_do_not_fit_together_are_no_checkpoint",
     "block-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[__0_0.distcp]",
     "manifest-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[manifest.0.json]",
+    "bad-copy-counts-for-nothing": f"{_TIER}::test_only_what_is_bad_at_the_root_is_torn",
+    "staged-is-compared": f"{_TIER}::test_a_disk_that_holds_something_else_by_then_uploads_nothing_of_it",
+    "copies-prove-nothing": "tests/integration/test_manager_tier.py::test_a_restore_reads_none_of_the_roots_data",
     "legacy-is-chosen": f"{_LEGACY}::test_an_old_root_is_resumed_and_left_as_it_is",
     "legacy-below": "tests/unit/runtime/test_log_legacy.py::"
     "test_when_the_first_commit_is_condemned_what_lies_below_it_is_the_latest_again",

@@ -16,6 +16,7 @@ from typing import Final, final
 from stepkeeper.errors import MissingObjectError, StorageError
 from stepkeeper.manifest import is_object_name
 from stepkeeper.storage.base import Buffer, check_path
+from stepkeeper.storage.direct import write_past_cache
 from stepkeeper.storage.posix import PosixStore
 
 __all__ = ["LocalTier", "TierPlace"]
@@ -79,8 +80,9 @@ class LocalTier:
         try:
             # Not fsynced: after a power cut its checksums tell.
             with temporary.open("xb") as file:
-                for part in parts:
-                    file.write(part)
+                if not write_past_cache(file.fileno(), parts):
+                    for part in parts:
+                        file.write(part)
             temporary.replace(target)
         except BaseException:
             with suppress(OSError):
