@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 from typing_extensions import override
 
 from stepkeeper import CheckpointManager
+from stepkeeper.dcp import Stager, StorageWriter
 
 __all__ = ["WAYS", "Way"]
 
@@ -123,6 +124,36 @@ class DcpProcess(DcpAsync):
     kind = AsyncCheckpointerType.PROCESS
 
 
+class DcpOurs(Dcp):
+    """dcp.save, given our writer."""
+
+    @override
+    def begin(self, step: int, state: State) -> None:
+        save(state, storage_writer=StorageWriter(self.folder / str(step)))
+
+
+class DcpAsyncOurs(Dcp):
+    """dcp.async_save, given our writer and stager."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.stager = Stager()
+
+    @override
+    def begin(self, step: int, state: State) -> None:
+        writer = StorageWriter(self.folder / str(step))
+        self.future: Any = async_save(state, storage_writer=writer, async_stager=self.stager)
+
+    @override
+    def finish(self) -> None:
+        self.future.result()
+
+    @override
+    def close(self) -> None:
+        self.stager.close()
+        super().close()
+
+
 class Memcpy(Way):
     """Into memory that is there: the least that a copy of CPU tensors takes."""
 
@@ -143,5 +174,7 @@ WAYS: Final[dict[str, Callable[[Path], Way]]] = {
     "dcp.save": Dcp,
     "dcp.async_save, thread": DcpAsync,
     "dcp.async_save, process": DcpProcess,
+    "dcp.save, ours in it": DcpOurs,
+    "dcp.async_save, ours in it": DcpAsyncOurs,
     "warm memcpy": Memcpy,
 }
