@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from benchmarks.saving import steps as training
+from benchmarks.saving.lines import line
 from benchmarks.saving.picture import draw
 from benchmarks.saving.states import SHAPES
 
@@ -25,8 +26,10 @@ HOST_WAYS = (
     "dcp.save",
     "dcp.async_save, thread",
     "dcp.async_save, process",
+    "dcp.save, ours in it",
+    "dcp.async_save, ours in it",
 )
-DEVICE_WAYS = ("stepkeeper, 100 %", "stepkeeper, 50 %", "stepkeeper, 0 %", "torch_xla's manager")
+DEVICE_WAYS = ("stepkeeper, 100 %", "torch_xla's manager", "stepkeeper, 50 %", "stepkeeper, 0 %")
 _DEVICES = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
 
 
@@ -36,8 +39,12 @@ def main() -> None:
     parser.add_argument("--sizes-mib", type=_numbers, default=(100, 1000), help="4000 needs 20 GB of memory")
     parser.add_argument("--steps", type=int, default=200, help="of the training on four devices")
     parser.add_argument("--saves", type=int, default=10, help="in these steps")
+    parser.add_argument("--long-steps", type=int, default=240, help="of 100 ms, half of them beside saves")
+    parser.add_argument(
+        "--short-steps", type=int, default=20_000, help="of 10 ms, trainer and companion pinned"
+    )
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
-    parser.add_argument("--limit-s", type=float, default=900.0, help="for each measurement")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="for each measurement")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "saving.json")
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -45,7 +52,7 @@ def main() -> None:
         for case in _cases(options.sizes_mib):
             found = _measured(case, folder, options)
             results.append(found)
-            print(_line(found, results), flush=True)
+            print(line(found, results), flush=True)
     document: dict[str, Any] = {"machine": _machine(), "results": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -58,14 +65,24 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _cases(sizes_mib: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
-    """Where, which way, of which shape and size. Small states have one shape only."""
+    """Where, which way, of which shape and size.
+
+    On the host, small states have one shape only. On devices, thousands of tensors make the steps themselves long:
+    these are measured with the smallest state, and shapes beside the first by the two ways that matter most.
+    """
     for size_mib in sizes_mib:
         yield "disk", "the disk itself", "-", size_mib
-        for shape in SHAPES if size_mib == max(sizes_mib) else SHAPES[:1]:
+        largest = size_mib == max(sizes_mib)
+        for shape in SHAPES if largest else SHAPES[:1]:
             for way in HOST_WAYS:
                 yield "host", way, shape, size_mib
-            for way in DEVICE_WAYS:
+        others = {"many small"} if size_mib == min(sizes_mib) else set()
+        others |= {"one of half"} if largest else set()
+        for shape in SHAPES:
+            for way in DEVICE_WAYS if shape == SHAPES[0] else DEVICE_WAYS[:2] if shape in others else ():
                 yield "devices", way, shape, size_mib
+    for way in training.WAYS:
+        yield "steps", way, SHAPES[0], max(sizes_mib)
 
 
 def _measured(case: tuple[str, str, str, int], folder: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -73,6 +90,9 @@ def _measured(case: tuple[str, str, str, int], folder: str, options: argparse.Na
     arguments = [*map(str, case), folder]
     if where == "devices":
         arguments += [str(options.steps), str(options.steps // options.saves)]
+    if where == "steps":
+        n_steps = options.long_steps * (1 if "100 ms" in way else 10)
+        arguments.append(str(options.short_steps if way == training.LONGEST else n_steps))
     try:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.saving.measure", *arguments],
@@ -91,44 +111,6 @@ def _measured(case: tuple[str, str, str, int], folder: str, options: argparse.Na
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
     return {"where": where, "way": way, "shape": shape, "size_mib": size_mib, "failure": failure}
-
-
-def _line(found: dict[str, Any], results: list[dict[str, Any]]) -> str:
-    head = f"{found['where']:8}{found['size_mib']:6} MiB  {found['shape']:12} {found['way']:26}"
-    if "failure" in found:
-        return f"{head} {found['failure']}"
-    gib = found["size_mib"] / 1024
-    if found["where"] == "disk":
-        return head + ("" if found["best_s"] is None else f" {gib / found['best_s']:6.2f} GiB/s")
-    memory = (found["peak_extra_bytes"] + found.get("others_bytes", 0)) / (found["size_mib"] * 1024 * 1024)
-    if found["where"] == "host":
-        stall_s, durable_s = (statistics.median(found[key][1:]) for key in ("stall_s", "durable_s"))
-        least = _same(results, found, "warm memcpy")
-        ratio = "" if least is None else f" = {stall_s / statistics.median(least['stall_s'][1:]):5.2f} memcpy"
-        text = f" stall {stall_s * 1000:7.0f} ms{ratio}, durable at {gib / durable_s:5.2f} GiB/s"
-        return f"{head}{text}, first stall {found['stall_s'][0] * 1000:6.0f} ms, memory {memory:4.2f}x"
-    per_gib_ms = found["wall_per_save_s"] / gib * 1000
-    copies = found["wall_per_save_s"] / found["device_copy_s"]
-    steps = ""
-    if found["step_beside_s"] and found["step_alone_s"]:
-        steps = (
-            f", steps {found['step_alone_s'] * 1000:.0f} ms alone, {found['step_beside_s'] * 1000:.0f} ms beside a "
-            f"save, {found['worst_step_beside_s'] * 1000:.0f} ms at most"
-        )
-    stall_ms = statistics.median(found["stall_s"]) * 1000
-    text = (
-        f" call {stall_ms:6.0f} ms, wall {per_gib_ms:6.0f} ms/GiB for each save = {copies:5.1f} device copies"
-    )
-    return f"{head}{text}{steps}, memory {memory:4.2f}x"
-
-
-def _same(results: list[dict[str, Any]], found: dict[str, Any], way: str) -> dict[str, Any] | None:
-    wanted = (found["where"], way, found["shape"], found["size_mib"])
-    for other in results:
-        known = (other["where"], other["way"], other["shape"], other["size_mib"])
-        if known == wanted and "failure" not in other:
-            return other
-    return None
 
 
 def _machine() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.saving.disk import direct_write_s
-from benchmarks.saving.memory import forget_peak, peak_bytes, resident_bytes
+from benchmarks.saving.memory import Group, forget_peak, peak_bytes, resident_bytes
 from benchmarks.saving.states import new_state
 
 _SAVES = 4
@@ -20,10 +20,12 @@ def on_host(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]
     """Several saves of CPU tensors, which change in between."""
     from benchmarks.saving import host
 
+    group = Group.entered()
     state = new_state(shape, size_mib)
     saver = host.WAYS[way](folder)
     forget_peak()
     before_bytes, others_bytes = resident_bytes(), 0
+    group_before_bytes = 0 if group is None else group.forget_peak()
     saver.prepare(state)
     stalls, durables = [], []
     for step in range(1, _SAVES + 1):
@@ -36,12 +38,16 @@ def on_host(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]
             tensor.add_(1)
         others_bytes = max(others_bytes, saver.others_bytes())
     peak = peak_bytes() - before_bytes
+    group_extra_bytes = None if group is None else group.peak_bytes() - group_before_bytes
     saver.close()
+    if group is not None:
+        group.leave()
     return {
         "stall_s": stalls,
         "durable_s": durables,
         "peak_extra_bytes": peak,
         "others_bytes": others_bytes,
+        "group_extra_bytes": group_extra_bytes,
     }
 
 
@@ -59,6 +65,10 @@ def main() -> None:
             found = on_host(way, shape, size_mib, Path(name))
         elif where == "disk":
             found = on_disk(size_mib, Path(name))
+        elif where == "steps":
+            from benchmarks.saving import steps as training
+
+            found = training.measure(way, shape, size_mib, Path(name), n_steps=int(sys.argv[6]))
         else:
             from benchmarks.saving import devices
 
