@@ -33,7 +33,6 @@ __all__ = [
     "files_for",
     "finish_checkpoint",
     "manifest_of",
-    "record_of",
     "verify_objects",
     "write_checkpoint",
     "write_files",
@@ -265,7 +264,7 @@ def _object_record(name: str, parts: Sequence[Buffer]) -> ObjectRecord:
     return ObjectRecord(path=name, size_bytes=joined_size_bytes(parts), blocks=block_crcs(parts, BLOCK_BYTES))
 
 
-def record_of(path: str, item: Item) -> ChunkRecord | ValueRecord:
+def _record_of(path: str, item: Item) -> ChunkRecord | ValueRecord:
     """Where what was ordered is, in the object at `path`."""
     order, offset_bytes = item.order, item.offset_bytes
     if isinstance(order, ValueOrder):
@@ -289,7 +288,7 @@ def _records(files: Sequence[File]) -> tuple[tuple[TensorRecord, ...], tuple[Val
     values: list[ValueRecord] = []
     for file in files:
         for item in file.items:
-            record = record_of(file.name, item)
+            record = _record_of(file.name, item)
             if isinstance(record, ValueRecord):
                 values.append(record)
             else:

@@ -22,7 +22,6 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File
-from stepkeeper.checkpoint.writing import record_of
 from stepkeeper.dcp.dtypes import size_in_bytes
 from stepkeeper.errors import SaveError
 from stepkeeper.manifest import ChunkRecord, Manifest, ObjectRecord, ValueRecord
@@ -95,12 +94,17 @@ class Share:
         return part
 
     def written(self, files: Iterable[File], manifest: Manifest) -> list[tuple[WriteItem, WrittenItem]]:
-        """Each item with where it is, if these are the files."""
+        """Each item with where it is, if the share became these files, and they what the manifest says."""
+        chunks = {
+            (chunk.path, chunk.offset_bytes): chunk for tensor in manifest.tensors for chunk in tensor.chunks
+        }
+        values = {value.fqn: value for value in manifest.values}
         pieces: dict[int, list[ChunkRecord | ValueRecord]] = {}
         for file in files:
             for placed in file.items:
-                found = self._at(placed.order.start).order.start
-                pieces.setdefault(found, []).append(record_of(file.name, placed))
+                is_value = isinstance(placed.order, ValueOrder)
+                record = values[placed.order.fqn] if is_value else chunks[file.name, placed.offset_bytes]
+                pieces.setdefault(self._at(placed.order.start).order.start, []).append(record)
         return [
             (
                 made.item,

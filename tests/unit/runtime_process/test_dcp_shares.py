@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.checkpoint.packing import packed
+from stepkeeper.checkpoint.writing import manifest_of
 from stepkeeper.dcp.shares import Share, WrittenItem, joined_manifest, with_places
 from stepkeeper.errors import SaveError
 from stepkeeper.manifest import ChunkRecord, Manifest, ObjectRecord, ValueRecord
@@ -72,11 +73,15 @@ def test_tensors_are_asked_for_once_when_they_are_written_and_let_go() -> None:
 
 def test_each_item_has_its_pieces_also_what_was_cut_and_what_is_empty() -> None:
     planner = Planner(
-        none=torch.zeros(0, 3), cut=torch.zeros(100_000), also_none=torch.zeros(2, 0), n=io.BytesIO(b"value")
+        none=torch.zeros(0, 3),
+        cut=torch.zeros(100_000),
+        also_none=torch.zeros(2, 0),
+        nothing=io.BytesIO(),
+        n=io.BytesIO(b"value"),
     )
     share = Share(planner.items(), planner.resolve)
     files = packed(order_of(share), streams=3, least_bytes=64 * 1024)
-    manifest = Manifest(rank=3, world_size=1, step=0, claim=0, nonce="a", objects=(), tensors=(), values=())
+    manifest = manifest_of(order_of(share), files, (), {})
     written = {item.index.fqn: each for item, each in share.written(files, manifest)}
     cut = [piece for piece in written["cut"].pieces if isinstance(piece, ChunkRecord)]
     assert len(cut) > 1
@@ -87,7 +92,10 @@ def test_each_item_has_its_pieces_also_what_was_cut_and_what_is_empty() -> None:
         (piece,) = written[name].pieces
         assert isinstance(piece, ChunkRecord)
         assert 0 in piece.sizes
-    assert isinstance(written["n"].pieces[0], ValueRecord)
+    for name, length_bytes in (("n", 5), ("nothing", 0)):
+        (value,) = written[name].pieces
+        assert isinstance(value, ValueRecord)
+        assert (value.fqn, value.length_bytes) == (name, length_bytes)
     assert [name for name, each in written.items() if each.manifest] == ["none"]
 
 
