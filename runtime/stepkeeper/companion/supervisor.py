@@ -157,8 +157,19 @@ class Companion:
         if self._begun is None:
             begun = self.begin(take_over=take_over)
         else:
-            begun = decode(Begun, self._settled().ask(Kind.REFRESH, {}))
+            begun = decode(Begun, self._resolved().ask(Kind.REFRESH, {}))
         return begun.base or begun.legacy
+
+    def _resolved(self) -> CompanionProcess:
+        """A running process. Whether the claim was followed by another one is known, and won't change any more.
+
+        Where that wasn't put, HEAD stays what it is: whoever wants to know it has asked for nothing else.
+        """
+        process = self.process()
+        if (succession := self._succession) is not None:
+            stays = replace(succession.body, base=None, legacy=None)
+            self._begun = self._followed(process, replace(succession, body=stays))
+        return process
 
     def _settled(self) -> CompanionProcess:
         """A running process, and a claim that was to be followed by another one is."""
@@ -186,7 +197,9 @@ class Companion:
             # It was not put, and isn't to be any more.
             self._succession = None
             raise
-        self._origin, self._succession = succession.origin, None
+        self._succession = None
+        if _stands_on(begun, succession.origin):
+            self._origin = succession.origin
         return begun
 
     def _claimed(self, process: CompanionProcess, body: Begin) -> Begun:
@@ -235,6 +248,12 @@ class Companion:
             return process
         finally:
             self._lock.release()
+
+
+def _stands_on(begun: Begun, origin: Origin) -> bool:
+    if isinstance(origin.base, LegacyBase):
+        return begun.legacy is not None and begun.legacy.folder == origin.base.folder
+    return begun.base is not None and begun.base.slot == origin.base
 
 
 def _based(body: Begin, origin: Origin) -> Begin:
