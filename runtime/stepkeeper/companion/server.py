@@ -1,6 +1,7 @@
 """The companion's two threads of control: one hears what is asked, one does it. What can wait is done aside."""
 
 import contextlib
+import errno
 import os
 import queue
 import select
@@ -39,6 +40,8 @@ _BROKEN: Final = 70
 
 _OF_A_SAVE: Final = (Kind.STAGE, Kind.UPLOAD, Kind.WRITE, Kind.COMMIT, Kind.VOID)
 """Go before what comes after earlier commits. All else waits for that: who restores must not choose what it deletes."""
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 _MOST_BEHIND: Final = 8
 """Commits after which another save is begun though what comes after them isn't done."""
@@ -90,6 +93,9 @@ class _Server:
         self._session: Session | None = None
         self._state: TrainerState | None = None
         """None before the trainer has told it."""
+
+        self._put_off: Packet | None = None
+        """Tried again once all is gone that can go: there was no room."""
 
         self._flush_from_s: float | None = None
         self._close_by_s = 0.0
@@ -149,6 +155,8 @@ class _Server:
     def _may_be_answered(self, packet: Packet) -> bool:
         """True unless what comes after commits goes first."""
         n_works, kind = self._aside.n_works, packet.message["kind"]
+        if packet is self._put_off:
+            return n_works == 0
         if kind in (Kind.STAGE, Kind.WRITE):
             return n_works < _MOST_BEHIND
         if kind == Kind.CLOSE and self._flush_from_s is not None:
@@ -161,13 +169,28 @@ class _Server:
             body, after = self._do(Kind(packet.message["kind"]), packet.message["body"], packet.fds)
             answer: dict[str, Any] = {"body": body}
         except Exception as error:  # it is the trainer's to judge
+            if self._puts_off(packet, error):
+                return
             answer = {"error": _told(error)}
-        finally:
-            for fd in packet.fds:
-                os.close(fd)
+        self._put_off = None
+        for fd in packet.fds:
+            os.close(fd)
         self._send({"id": packet.message["id"], **answer})
         if after is not None:
             self._aside.add(after)
+
+    def _puts_off(self, packet: Packet, error: Exception) -> bool:
+        """Whether `packet` is answered later: what has failed for want of room may not, once all is gone that can."""
+        cause = error.__cause__
+        is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
+        if not is_full or packet.message["kind"] != Kind.WRITE or packet is self._put_off:
+            return False
+        room = None if self._session is None else self._session.make_room()
+        if room is not None:
+            self._aside.add(room)
+        self._put_off = packet
+        self._requests.insert(0, packet)
+        return True
 
     def _do(
         self, kind: Kind, raw: dict[str, Any], fds: tuple[int, ...]

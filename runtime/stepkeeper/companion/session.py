@@ -259,6 +259,17 @@ class Session:
                 traceback.print_exc()
         self._tell_reporter()
 
+    def make_room(self) -> Work | None:
+        """All that may go is gone, without a commit before it. None: this process may not delete anything."""
+        return None if self._claim is None or self._opening.rank != 0 else self._make_room()
+
+    def _make_room(self) -> Work:
+        try:
+            yield from self._delete()
+            yield from self._collect()
+        except Exception as error:  # the save fails for want of room, which is what is to be known
+            self._complain(f"room could not be made: {error!r}")
+
     def _complain(self, text: str | None) -> None:
         """Whoever asks how checkpointing is doing hears it, until what follows a later commit goes well."""
         if text != self._complaint:

@@ -1,5 +1,6 @@
 """What a companion answers first: a save never waits for what comes after the commits before it."""
 
+import errno
 import os
 import queue
 import secrets
@@ -9,7 +10,7 @@ from typing import Any, final
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.checkpoint import SaveOrder, ValueOrder
 from stepkeeper.companion import server as module
 from stepkeeper.companion.aside import Work, aside
 from stepkeeper.companion.channel import Packet
@@ -17,6 +18,7 @@ from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Writ
 from stepkeeper.companion.server import _Server
 from stepkeeper.companion.session import Session
 from stepkeeper.contract.wire import encode
+from stepkeeper.errors import StorageError
 from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
@@ -43,12 +45,11 @@ class Answers:
 class Trainer:
     """Asks a companion's server, and gives it its turns."""
 
-    def __init__(self, last: int = 1) -> None:
-        name = secrets.token_hex(4)
-        self.bucket = named_bucket(name)
+    def __init__(self, last: int = 1, uri: str = "") -> None:
+        self.uri = uri or f"memory://{secrets.token_hex(4)}"
+        self.bucket = named_bucket(self.uri.removeprefix("memory://"))
         self.answers = Answers()
         self.server = _Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
-        self.uri = f"memory://{name}"
         self.n_asked = 0
         self.nonces: dict[int, str] = {}
         self.body(
@@ -70,9 +71,17 @@ class Trainer:
     def write(self, step: int) -> int:
         self.nonces[step] = secrets.token_hex(16)
         order = SaveOrder(
-            rank=0, world_size=1, step=step, claim=self.claim, nonce=self.nonces[step], tensors=(), values=()
+            rank=0,
+            world_size=1,
+            step=step,
+            claim=self.claim,
+            nonce=self.nonces[step],
+            tensors=(),
+            values=(ValueOrder(fqn="note", start=0, length_bytes=4),),
         )
-        return self.ask(Kind.WRITE, Write(order=order), (os.memfd_create("region"),))
+        region = os.memfd_create("region")
+        os.write(region, b"note")
+        return self.ask(Kind.WRITE, Write(order=order), (region,))
 
     def commit(self, step: int) -> int:
         folder = f"{step}/{self.claim}-{self.nonces[step]}"
@@ -212,7 +221,7 @@ def test_who_restores_waits_for_the_deletion_and_a_save_that_comes_later_does_no
     assert refresh not in trainer.answers.by_id
     block.released.set()
     assert trainer.body(refresh)["base"]["step"] == 20
-    assert trainer.steps == [20]
+    assert trainer.steps == [20, 30], "30 is written, and isn't committed"
     assert trainer.server._aside.n_works == 0
 
 
@@ -256,6 +265,67 @@ def test_a_companion_that_is_closed_leaves_what_takes_too_long_to_the_next_start
     assert trainer.steps == [10, 20]
     block.released.set()
     trainer.finish()
+
+
+class Full:
+    """In a store's place as the companion sees it: there is room for a write only while `blocks` has no data."""
+
+    def __init__(self, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+        self._trainer = trainer
+        self._blocks = blocks
+        self.n_refused = 0
+        monkeypatch.setattr(MemoryStore, "write", self.write_as(MemoryStore.write))
+
+    def write_as(self, write: Callable[..., None]) -> Callable[..., None]:
+        def refused_or_written(store: MemoryStore, path: str, parts: Any) -> None:
+            if self._blocks in self._trainer.steps:
+                self.n_refused += 1
+                cause = OSError(errno.ENOSPC, "No space left on device")
+                raise StorageError(errno.ENOSPC, f"{path}: {cause.strerror}") from cause
+            write(store, path, parts)
+
+        return refused_or_written
+
+
+def test_a_save_that_finds_no_room_waits_for_deletion_that_it_went_before(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.save(10)
+    trainer.finish()
+    trainer.save(20)
+    full = Full(trainer, monkeypatch, blocks=10)
+    trainer.save(30)
+    assert full.n_refused == 1
+    trainer.finish()
+    assert trainer.steps == [30]
+
+
+def test_a_start_on_a_full_store_collects_what_the_last_one_left(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.save(10)
+    trainer.finish()
+    trainer.body(trainer.write(15))
+    later = Trainer(uri=trainer.uri)
+    full = Full(later, monkeypatch, blocks=15)
+    later.save(20)
+    assert full.n_refused == 1
+    later.finish()
+    assert later.steps == [20]
+
+
+def test_without_anything_to_delete_a_full_store_is_told(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.save(10)
+    trainer.finish()
+    full = Full(trainer, monkeypatch, blocks=10)
+    number = trainer.write(20)
+    while number not in trainer.answers.by_id:
+        trainer.server.turn()
+    assert "No space left on device" in trainer.answers.by_id[number]["error"]["message"]
+    assert full.n_refused == 2
+    assert trainer.session._complaint is None
 
 
 def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(trainer: Trainer) -> None:
