@@ -1,6 +1,7 @@
 """How a process leaves its manager: because training is done, because it was told to stop, or by an exception."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -123,7 +124,8 @@ class Leaving:
         self._gang.abort()
         stepping.close()
         self._progress.flush()
-        self._companion.close(stepping.ending.closing_s())
+        ends_s = time.monotonic() + stepping.ending.closing_s()
+        self._companion.close(ends_s - time.monotonic())
         self._saves.close()
         if code != ExitCode.PEER_LOST:
-            self._gang.leave(min(_READ_S, stepping.ending.closing_s()))
+            self._gang.leave(min(_READ_S, ends_s - time.monotonic()))

@@ -49,6 +49,9 @@ class SaveJob:
     release: Callable[[], None] = lambda: None
     """Told when the region is needed no more, if that is before the save has ended."""
 
+    is_last: bool = False
+    """No other save comes after it: it goes to the root at once, and nobody needs the region again."""
+
     wrote: Callable[[int], None] = lambda _size_bytes: None
     """Told how many bytes this rank made durable."""
 
@@ -93,7 +96,7 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
         if lost is not None:
             raise lost
         process = companion.process()
-        written = _write(job, process, place, gang, staged=companion.has_tier)
+        written = _write(job, process, place, gang, staged=companion.has_tier and not job.is_last)
         job.wrote(written.size_bytes)
         job.moved(SaveState.COMMITTING)
         vote = {"written": encode(written)}

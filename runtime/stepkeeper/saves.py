@@ -125,8 +125,12 @@ class Saves:
         state: Mapping[str, object],
         timeout_s: float | None = None,
         metrics: Mapping[str, str] | None = None,
+        *,
+        is_last: bool = False,
     ) -> InFlight:
         """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be.
+
+        `is_last`: no other will be begun.
 
         Raises:
             TimeoutError: as many still were after `timeout_s`.
@@ -135,7 +139,7 @@ class Saves:
         """
         clock = SaveClock()
         self._proof.make()
-        begun = self._last_begun = self._saver.start(step, state, timeout_s, metrics, clock)
+        begun = self._last_begun = self._saver.start(step, state, timeout_s, metrics, clock, is_last=is_last)
         self._progress.saving(step)
         if begun.ended:
             self._progress.saving(None)
@@ -155,7 +159,7 @@ class Saves:
         last = self._last_begun
         if last is None or last.step != step or self._failed_anywhere(last, timeout_s):
             try:
-                self.begin(step, state, timeout_s, metrics)
+                self.begin(step, state, timeout_s, metrics, is_last=True)
             except (StorageError, TimeoutError) as error:
                 _log.error("step %d is not saved for the notice: %s", step, error)
 
@@ -197,7 +201,7 @@ class Saves:
         if last is not None and last.step == step and not last.failed:
             return
         try:
-            self.begin(step, state, timeout_s).result(timeout_s)
+            self.begin(step, state, timeout_s, is_last=True).result(timeout_s)
         except Exception:  # of any kind: another exception is ending the training already
             _log.exception("step %d is not saved for the exception", step)
 

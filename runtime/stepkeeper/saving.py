@@ -168,6 +168,8 @@ class Saver:
         timeout_s: float | None = None,
         metrics: Mapping[str, str] | None = None,
         clock: SaveClock | None = None,
+        *,
+        is_last: bool = False,
     ) -> InFlight:
         """A snapshot of `state` is taken and on its way. Waits first while too many saves are pending.
 
@@ -210,6 +212,7 @@ class Saver:
             duration_millis=in_flight.duration_millis,
             wrote=in_flight.wrote,
             metrics=metrics or {},
+            is_last=is_last,
         )
         clock.released()
         self._pending.append(in_flight)

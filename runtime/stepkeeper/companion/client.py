@@ -26,8 +26,8 @@ __all__ = ["CompanionProcess", "error_from", "error_to"]
 
 _log: Final = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
-_ANSWER_TIMEOUT_S: Final = 600.0
-"""Longer than the companion tries to reach a store that doesn't answer."""
+_ANSWER_TIMEOUT_S: Final = 3600.0
+"""Longer than the companion tries to reach a store that doesn't answer, for this and for what comes after commits."""
 
 
 class CompanionProcess:

@@ -183,7 +183,7 @@ class _Server:
         """Whether `packet` is answered later: what has failed for want of room may not, once all is gone that can."""
         cause = error.__cause__
         is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
-        if not is_full or packet.message["kind"] != Kind.WRITE or packet is self._put_off:
+        if not is_full or packet.message["kind"] not in (Kind.WRITE, Kind.UPLOAD) or packet is self._put_off:
             return False
         room = None if self._session is None else self._session.make_room()
         if room is not None:

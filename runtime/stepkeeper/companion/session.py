@@ -172,8 +172,9 @@ class Session:
         """As `write`, of what was staged. Raises SaveError if the local disk doesn't hold it any more."""
         if self._hop is None or body.folder not in self._staged:
             raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
-        order, manifest = self._staged.pop(body.folder)
+        order, manifest = self._staged[body.folder]
         self._hop.upload(manifest)
+        self._staged = {}
         self._written = {manifest.folder: (order, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 

@@ -31,6 +31,8 @@ class FirstHop:
         self._root = root
         self._tier = tier
         self._patience = patience
+        self._unfinished: str | None = None
+        """The folder of a save that was staged and isn't at the root."""
 
     def stage(
         self, order: SaveOrder, data: memoryview, *, aliases: Mapping[str, str] | None = None
@@ -41,6 +43,10 @@ class FirstHop:
         """
         size_bytes = sum(size_in_bytes(each.dtype, each.sizes) for each in order.tensors)
         size_bytes += sum(each.length_bytes for each in order.values)
+        if self._unfinished is not None:
+            # It came to nothing. What was committed before is worth more.
+            self._tier.drop(self._unfinished)
+        self._unfinished = order.folder
         self._tier.make_room(order.folder, order.rank, size_bytes)
         staging = _StreamedStaging if isinstance(self._root, StreamedStore) else _Staging
         store = staging(self._root, self._tier)
@@ -54,7 +60,7 @@ class FirstHop:
     def upload(self, manifest: Manifest) -> None:
         """What was staged is durable at the root, and so is the manifest, but rank 0's: that comes last.
 
-        Raises:
+        It can be tried again. Raises:
             SaveError: the disk doesn't hold what was put there.
             StorageError: the root gave no answer, or refused.
 
@@ -67,13 +73,11 @@ class FirstHop:
                     each.result()
             except BaseException:
                 pool.shutdown(cancel_futures=True)
-                # Nothing will come of it that anybody could read here.
-                for record in manifest.objects:
-                    self._tier.forget(f"{manifest.folder}/{record.path}")
                 raise
         if manifest.rank != 0:
             path = f"{manifest.folder}/{manifest_name(manifest.rank)}"
             self._patience.retry(lambda: self._root.write(path, [manifest.to_json()]))
+        self._unfinished = None
 
     def _upload(self, folder: str, record: ObjectRecord) -> None:
         path = f"{folder}/{record.path}"

@@ -6,6 +6,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, final
 
 import pytest
@@ -14,7 +15,7 @@ from stepkeeper.checkpoint import SaveOrder, ValueOrder
 from stepkeeper.companion import server as module
 from stepkeeper.companion.aside import Work, aside
 from stepkeeper.companion.channel import Packet
-from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Write
+from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Upload, Write
 from stepkeeper.companion.server import _Server
 from stepkeeper.companion.session import Session
 from stepkeeper.contract.wire import encode
@@ -22,6 +23,7 @@ from stepkeeper.errors import StorageError
 from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
+from stepkeeper.tier import TierPlace
 
 Predicate = Callable[[Operation, str], bool]
 
@@ -45,16 +47,15 @@ class Answers:
 class Trainer:
     """Asks a companion's server, and gives it its turns."""
 
-    def __init__(self, last: int = 1, uri: str = "") -> None:
+    def __init__(self, last: int = 1, uri: str = "", *, disk: Path | None = None) -> None:
         self.uri = uri or f"memory://{secrets.token_hex(4)}"
         self.bucket = named_bucket(self.uri.removeprefix("memory://"))
         self.answers = Answers()
         self.server = _Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
         self.n_asked = 0
         self.nonces: dict[int, str] = {}
-        self.body(
-            self.ask(Kind.OPEN, Open(rank=0, world_size=1, uri=self.uri, keep=Keep(last=(LastN(last),))))
-        )
+        keep, tier = Keep(last=(LastN(last),)), None if disk is None else TierPlace(folder=str(disk))
+        self.body(self.ask(Kind.OPEN, Open(rank=0, world_size=1, uri=self.uri, keep=keep, tier=tier)))
         self.claim = int(self.body(self.ask(Kind.BEGIN, Begin()))["claim"]["slot"])
 
     @property
@@ -68,7 +69,7 @@ class Trainer:
         self.server.hear(Packet(message={"id": self.n_asked, "kind": str(kind), "body": raw}, fds=fds))
         return self.n_asked
 
-    def write(self, step: int) -> int:
+    def write(self, step: int, kind: Kind = Kind.WRITE) -> int:
         self.nonces[step] = secrets.token_hex(16)
         order = SaveOrder(
             rank=0,
@@ -81,7 +82,7 @@ class Trainer:
         )
         region = os.memfd_create("region")
         os.write(region, b"note")
-        return self.ask(Kind.WRITE, Write(order=order), (region,))
+        return self.ask(kind, Write(order=order), (region,))
 
     def commit(self, step: int) -> int:
         folder = f"{step}/{self.claim}-{self.nonces[step]}"
@@ -296,6 +297,20 @@ def test_a_save_that_finds_no_room_waits_for_deletion_that_it_went_before(
     full = Full(trainer, monkeypatch, blocks=10)
     trainer.save(30)
     assert full.n_refused == 1
+    trainer.finish()
+    assert trainer.steps == [30]
+
+
+def test_an_upload_that_finds_no_room_waits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(disk=tmp_path)
+    trainer.save(10)
+    trainer.finish()
+    trainer.save(20)
+    full = Full(trainer, monkeypatch, blocks=10)
+    assert trainer.body(trainer.write(30, Kind.STAGE))["held"]
+    trainer.body(trainer.ask(Kind.UPLOAD, Upload(folder=f"30/{trainer.claim}-{trainer.nonces[30]}")))
+    assert full.n_refused == 1
+    trainer.body(trainer.commit(30))
     trainer.finish()
     assert trainer.steps == [30]
 

@@ -20,7 +20,12 @@ WORLD_SIZE = 3
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Saves]:
     """Those that have begun one."""
     found: list[Saves] = []
-    monkeypatch.setattr(Saves, "begin", lambda saves, *_: found.append(saves))
+
+    def begin(saves: Saves, *_: object, is_last: bool) -> None:
+        assert is_last
+        found.append(saves)
+
+    monkeypatch.setattr(Saves, "begin", begin)
     return found
 
 

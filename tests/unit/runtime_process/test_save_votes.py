@@ -1,6 +1,8 @@
 """One rank that couldn't write is enough: the save is void, however well the others wrote."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -8,11 +10,11 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
 from stepkeeper.companion.client import CompanionProcess, error_to
-from stepkeeper.companion.messages import Kind, Written
+from stepkeeper.companion.messages import Kind, Staged, Written
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
 from stepkeeper.errors import CompanionLostError, StorageError
-from stepkeeper.gang import StoreGang
+from stepkeeper.gang import SoloGang, StoreGang
 from stepkeeper.log import ManifestRef
 from stepkeeper.persist import SaveJob, _decide, _Place, persist
 from stepkeeper.snapshot import Region, Snapshot, Snapshots
@@ -110,3 +112,38 @@ def test_no_rank_waits_for_one_whose_companion_does_not_start() -> None:
         finally:
             for gang in gangs:
                 gang.abort()
+
+
+class Tiered:
+    """A companion with a local disk; its commits fail."""
+
+    has_tier = True
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def begin(self, *, origin: object = None) -> Any:
+        return SimpleNamespace(claim=SimpleNamespace(slot=0))
+
+    def process(self) -> "Tiered":
+        return self
+
+    lost = False
+
+    def ask(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
+        self.kinds.append(kind)
+        if kind is Kind.COMMIT:
+            raise StorageError("no")
+        return encode(Staged(held=True)) if kind is Kind.STAGE else wrote(0)["written"]
+
+
+@pytest.mark.parametrize(("is_last", "ways"), [(False, [Kind.STAGE, Kind.UPLOAD]), (True, [Kind.WRITE])])
+def test_the_last_save_goes_straight_to_the_root(is_last: bool, ways: list[Kind]) -> None:
+    """A notice's has seconds, and its pod's disk goes with the pod."""
+    gang, region, companion = SoloGang(), Region(), Tiered()
+    snapshot = Snapshots(gang.ranks).take({"w": torch.ones(2)}, region)
+    job = replace(job_of(snapshot, region), is_last=is_last)
+    with pytest.raises(StorageError):
+        persist(job, cast(Companion, companion), gang)
+    assert companion.kinds == [*ways, Kind.COMMIT]
+    region.close()
