@@ -200,15 +200,23 @@ def test_a_disk_that_holds_something_else_by_then_uploads_nothing_of_it(
     with pytest.raises(SaveError, match="not what was put there"):
         hop.upload(manifest)
     assert f"{manifest.folder}/{copy.name}" not in root.store.bucket.objects
-    assert copies(tmp_path) == []
 
 
-def test_a_root_that_refuses_leaves_nothing_on_the_disk(tmp_path: Path, root: Root, hop: FirstHop) -> None:
-    manifest = hop.stage(order(), memoryview(DATA))
+def test_an_upload_that_failed_can_be_tried_again_and_else_goes_before_what_was_committed(
+    tmp_path: Path, root: Root, hop: FirstHop
+) -> None:
+    hop.upload(hop.stage(order(1), memoryview(DATA)))
+    manifest = hop.stage(order(2), memoryview(DATA))
     root.fails = "write"
     with pytest.raises(StorageError, match="no"):
         hop.upload(manifest)
-    assert copies(tmp_path) == []
+    root.fails = None
+    hop.upload(manifest)
+    assert saves(tmp_path) == ["1", "2"]
+    hop.stage(order(3), memoryview(DATA))
+    assert saves(tmp_path) == ["2", "3"]
+    hop.stage(order(4), memoryview(DATA))
+    assert saves(tmp_path) == ["2", "4"]
 
 
 def test_a_disk_that_gets_full_on_the_way_keeps_nothing(
@@ -258,8 +266,8 @@ def test_a_bound_is_kept_and_older_saves_make_room(tmp_path: Path, root: Root) -
 
 def test_the_bound_is_each_processs_own(tmp_path: Path, root: Root) -> None:
     place = TierPlace(folder=str(tmp_path), most_bytes=N_BYTES + 4096)
-    hop = FirstHop(root.store, LocalTier(place, root.store.uri))
     for rank in (0, 1, 10):
+        hop = FirstHop(root.store, LocalTier(place, root.store.uri))
         hop.stage(order(rank=rank, world_size=11), memoryview(DATA))
     assert {path.name.split("_")[2] for path in copies(tmp_path)} == {"0", "1", "10"}
 
@@ -269,7 +277,7 @@ def test_of_other_saves_the_one_used_last_stays(
 ) -> None:
     restored = hop.stage(order(1), memoryview(DATA))
     ages(tmp_path, "1", 100)
-    hop.stage(order(2), memoryview(DATA))
+    FirstHop(root.store, tier).stage(order(2), memoryview(DATA))
     ages(tmp_path, "2", 50)
     hop.upload(restored)
     all_bytes(NearStore(root.store, tier), restored)
@@ -293,7 +301,7 @@ def test_what_a_kill_left_goes_with_its_save_and_nobody_reads_it(
     assert tier.read(f"{manifest.folder}/{first.name}") is None
     ages(tmp_path, "1", 100)
     for step in (2, 3):
-        hop.stage(order(step), memoryview(DATA))
+        hop.upload(hop.stage(order(step), memoryview(DATA)))
     assert saves(tmp_path) == ["2", "3"]
 
 
@@ -303,7 +311,7 @@ def test_a_strangers_file_stays_and_so_does_its_folder(tmp_path: Path, hop: Firs
     (save / "notes.txt").write_text("mine")
     (save.parent.parent / "results").mkdir()
     for step in (2, 3, 4):
-        hop.stage(order(step), memoryview(DATA))
+        hop.upload(hop.stage(order(step), memoryview(DATA)))
     assert [path.name for path in copies(tmp_path) if path.parent == save] == ["notes.txt"]
     assert (save.parent.parent / "results").is_dir()
 
