@@ -25,9 +25,6 @@ class HeldArchive(PlacedArchive):
     def damage(self) -> str | None:
         """What is wrong with it, by the checksums of its records; None if nothing is."""
         for path in sorted(self.names):
-            if not path.startswith(self.root):
-                # Nothing that is read.
-                continue
             name = path.removeprefix(self.root)
             try:
                 start, n_bytes = self.place(name)
