@@ -11,7 +11,7 @@ from stepkeeper.errors import BadUriError
 from stepkeeper.storage import ObjectStat, Store, open_store
 from stepkeeper.storage.base import Buffer, StreamedStore
 
-__all__ = ["Location", "open_folder", "uri_of"]
+__all__ = ["Location", "is_folder_name", "open_folder", "uri_of"]
 
 Location = str | os.PathLike[str]
 """A folder on this machine by its path; or any by its URI."""
@@ -37,6 +37,15 @@ def open_folder(location: Location) -> "Folder":
     # Of all that is put there only `.metadata` must not be there before, and one process puts it.
     store = open_store(uri_of(location), unsafe_single_writer=True)
     return _StreamedFolder(store) if isinstance(store, StreamedStore) else Folder(store)
+
+
+def is_folder_name(location: Location) -> bool:
+    """Whether that is a folder's name: of a store that is known, in a form that is safe."""
+    try:
+        open_folder(location).close()
+    except BadUriError:
+        return False
+    return True
 
 
 class Folder:

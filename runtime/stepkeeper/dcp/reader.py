@@ -15,7 +15,7 @@ from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.reading import read_manifest
 from stepkeeper.checkpoint.suspect import BadItem, read_there
 from stepkeeper.dcp.fills import Fills, fill_from_chunks
-from stepkeeper.dcp.folder import Folder, Location, open_folder, uri_of
+from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
 from stepkeeper.dcp.metadata import METADATA_NAME
 from stepkeeper.errors import BadUriError, RestoreError, TornCheckpointError
 from stepkeeper.legacy.content import LegacyContent
@@ -63,11 +63,7 @@ class StorageReader(storage.StorageReader):
     @override
     def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
         """Whether that is a folder's name: of a store that is known, in a form that is safe."""
-        try:
-            open_folder(checkpoint_id).close()
-        except BadUriError:
-            return False
-        return True
+        return is_folder_name(checkpoint_id)
 
     @override
     def reset(self, checkpoint_id: Location | None = None) -> None:

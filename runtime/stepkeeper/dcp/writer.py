@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.checkpoint.writing import files_for, manifest_of, write_files
-from stepkeeper.dcp.folder import Folder, Location, open_folder, uri_of
+from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
 from stepkeeper.dcp.metadata import METADATA_NAME
 from stepkeeper.dcp.shares import Share, joined_manifest, with_places
 from stepkeeper.errors import BadUriError, ObjectExistsError, SaveError, TransientStorageError
@@ -73,11 +73,7 @@ class StorageWriter(storage.StorageWriter):
     @override
     def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
         """Whether that is a folder's name: of a store that is known, in a form that is safe."""
-        try:
-            open_folder(checkpoint_id).close()
-        except BadUriError:
-            return False
-        return True
+        return is_folder_name(checkpoint_id)
 
     @override
     def reset(self, checkpoint_id: Location | None = None) -> None:
