@@ -255,9 +255,7 @@ class Session:
                 yield from self._collect()
             self._complain(None)
         except Exception as error:  # the commit stands, and the next save needs this process
-            self._complain(f"after the commit of step {record.step}: {error!r}")
-            if not isinstance(error, StepkeeperError):
-                traceback.print_exc()
+            self._complain_of(f"after the commit of step {record.step}", error)
         self._tell_reporter()
 
     def make_room(self) -> Work | None:
@@ -269,7 +267,12 @@ class Session:
             yield from self._delete()
             yield from self._collect()
         except Exception as error:  # the save fails for want of room, which is what is to be known
-            self._complain(f"room could not be made: {error!r}")
+            self._complain_of("room could not be made", error)
+
+    def _complain_of(self, what: str, error: Exception) -> None:
+        self._complain(f"{what}: {error!r}")
+        if not isinstance(error, StepkeeperError):
+            traceback.print_exception(error)
 
     def _complain(self, text: str | None) -> None:
         """Whoever asks how checkpointing is doing hears it, until what follows a later commit goes well."""
