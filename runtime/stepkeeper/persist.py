@@ -1,8 +1,9 @@
-"""One save of one rank after its snapshot: place, transfer, write, vote, commit."""
+"""One save of one rank once its snapshot is on its way to the host: place, write, vote, commit."""
 
 import json
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -44,6 +45,9 @@ class SaveJob:
 
     snapshot: Snapshot
     region: Region
+    transferred: Future[None]
+    """All of the snapshot is in the region; or why it isn't."""
+
     moved: Callable[[SaveState], None]
     duration_millis: Callable[[], int]
     release: Callable[[], None] = lambda: None
@@ -82,8 +86,7 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
     """
     lost: Exception | None = None
     try:
-        # First, so that the devices have their room back, however late another rank may be.
-        job.snapshot.transfer(job.region)
+        job.transferred.result()
     except Exception as error:  # raised below, once the others can be told
         lost = error
     check_same_state(job.name, job.step, job.snapshot.summary, gang)

@@ -18,7 +18,7 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
     """Every save of `manager` is counted in `registry`, by default the process's own; the answer ends that.
 
     `stepkeeper_saves_total{outcome}`, `stepkeeper_saved_bytes_total`, `stepkeeper_committed_step`, and histograms in
-    seconds of its parts: `stepkeeper_save_{stall,transfer,persist,commit,duration}_seconds`. Serving them is the
+    seconds of its parts: `stepkeeper_save_{stall,transfer,queue,persist,commit,duration}_seconds`. Serving them is the
     program's business, with `prometheus_client.start_http_server(port)` for one.
 
     Raises:
@@ -42,6 +42,7 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
         for part, text in (
             ("stall", "How long the train thread waited for a save."),
             ("transfer", "From the snapshot until all of it was in host memory."),
+            ("queue", "Until its turn had come to be written."),
             ("persist", "Until this rank's share was durable."),
             ("commit", "Until the commit was in the log."),
             ("duration", "From the call to the end of a save."),
@@ -56,6 +57,7 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
         saved_bytes.inc(report.size_bytes)
         step.set(report.step)
         parts["transfer"].observe(report.transfer_s)
+        parts["queue"].observe(report.queue_s)
         parts["persist"].observe(report.persist_s)
         parts["commit"].observe(report.commit_s)
         parts["duration"].observe(report.duration_s)

@@ -28,7 +28,10 @@ class SaveReport:
     """How long the train thread waited: for an earlier save, if one was in the way, and for the snapshot."""
 
     transfer_s: float
-    """From the snapshot until all of it was in host memory: the ranks' comparing of their states included."""
+    """From the snapshot until all of it was in host memory."""
+
+    queue_s: float
+    """Until it was written: the save before had ended by then, and the ranks had compared their states."""
 
     persist_s: float
     """Until this rank's share was durable."""
@@ -52,11 +55,16 @@ class SaveClock:
     def __init__(self) -> None:
         self.began_s: Final = time.monotonic()
         self._stalled_s: float | None = None
+        self._transferred_s: float | None = None
         self._reached_s: dict[SaveState, float] = {}
 
     def released(self) -> None:
         """The train thread goes on."""
         self._stalled_s = time.monotonic()
+
+    def transferred(self) -> None:
+        """All of the snapshot is in host memory."""
+        self._transferred_s = time.monotonic()
 
     def reached(self, state: SaveState) -> None:
         """The save has come as far as `state`."""
@@ -81,6 +89,7 @@ class SaveClock:
         released_s = self._stalled_s or now_s
         written_s = self._reached_s.get(SaveState.COMMITTING, now_s)
         writing_s = self._reached_s.get(SaveState.WRITING, written_s)
+        transferred_s = self._transferred_s or writing_s
         return SaveReport(
             step=step,
             sequence=sequence,
@@ -88,7 +97,8 @@ class SaveClock:
             size_bytes=size_bytes,
             total_bytes=total_bytes,
             stall_s=released_s - self.began_s,
-            transfer_s=max(0.0, writing_s - released_s),
+            transfer_s=transferred_s - released_s,
+            queue_s=writing_s - transferred_s,
             persist_s=written_s - writing_s,
             commit_s=now_s - written_s,
             duration_s=now_s - self.began_s,

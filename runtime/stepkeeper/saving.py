@@ -1,4 +1,7 @@
-"""Saves: a snapshot in the train thread, everything else in one thread behind it."""
+"""Saves: a snapshot in the train thread, and behind it one thread that empties the devices, one for all the rest.
+
+So the devices have their room back whatever the save before is waiting for: a store, or another rank.
+"""
 
 import logging
 import threading
@@ -9,6 +12,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from traceback import clear_frames
 from typing import Final
 
 from stepkeeper.companion.messages import Committed
@@ -19,7 +23,7 @@ from stepkeeper.log import CommitRecord
 from stepkeeper.persist import SaveJob, SaveState, persist
 from stepkeeper.same_state import check_same_state
 from stepkeeper.save_report import SaveClock, SaveReport
-from stepkeeper.snapshot import Region, Snapshots
+from stepkeeper.snapshot import Region, Snapshot, Snapshots
 
 __all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
 
@@ -139,7 +143,8 @@ class Saver:
         self._failure: BaseException | None = None
         self._unmended: BaseException | None = None
         self._noting = threading.Lock()
-        # Its thread is waited for when the interpreter ends: a save that was begun is finished.
+        # Their threads are waited for when the interpreter ends: a save that was begun is finished.
+        self._transfers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-transfer")
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
 
     @property
@@ -159,7 +164,7 @@ class Saver:
         size_bytes = self._snapshots.prepare(state)
         region = self._free[-1]
         region.reserve(size_bytes)
-        self._executor.submit(region.populate, size_bytes)
+        self._transfers.submit(region.populate, size_bytes)
 
     def start(
         self,
@@ -201,12 +206,14 @@ class Saver:
             self._free.append(region)
             self._executor.submit(self._tell_refusal, name, step, f"{type(error).__name__}: {error}")
             raise
+        clock.released()
         job = SaveJob(
             name=name,
             step=step,
             origin=self._origin(),
             snapshot=snapshot,
             region=region,
+            transferred=self._transfers.submit(_transfer, snapshot, region, clock),
             moved=in_flight.moved,
             release=partial(self._release, region, in_flight),
             duration_millis=in_flight.duration_millis,
@@ -214,7 +221,6 @@ class Saver:
             metrics=metrics or {},
             is_last=is_last,
         )
-        clock.released()
         self._pending.append(in_flight)
         self._executor.submit(self._run, job, in_flight)
         return in_flight
@@ -238,6 +244,7 @@ class Saver:
     def close(self) -> None:
         """Saves in flight have ended, the memory is given back."""
         self._executor.shutdown(wait=True)
+        self._transfers.shutdown(wait=True)
         for region in self._free:
             region.close()
 
@@ -297,3 +304,14 @@ class Saver:
             self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
             if not 0 < self._lost_in_a_row < _MOST_LOST_IN_A_ROW:
                 self._failure = failure
+
+
+def _transfer(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
+    try:
+        snapshot.transfer(region)
+    except BaseException as error:
+        # What is still on the devices is needed no more, and the error is kept until the save's turn has come.
+        snapshot.on_device.clear()
+        clear_frames(error.__traceback__)
+        raise
+    clock.transferred()

@@ -176,7 +176,7 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
     assert (good.step, good.sequence, good.total_bytes) == (1, record.slot, record.size_bytes)
     assert good.committed
     assert 4000 <= good.size_bytes < record.size_bytes, "metadata belongs to no rank"
-    parts = (good.stall_s, good.transfer_s, good.persist_s, good.commit_s)
+    parts = (good.stall_s, good.transfer_s, good.queue_s, good.persist_s, good.commit_s)
     assert all(part >= 0 for part in parts)
     assert sum(parts) == pytest.approx(good.duration_s, abs=1e-6)
     assert (bad.step, bad.sequence, bad.committed) == (2, None, False)

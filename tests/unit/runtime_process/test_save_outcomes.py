@@ -1,6 +1,7 @@
 """What a save that came to nothing is called in each rank."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -75,6 +76,8 @@ class FirstOfTwo:
 
 def a_job() -> SaveJob:
     region = Region()
+    transferred: Future[None] = Future()
+    transferred.set_result(None)
     snapshot = Snapshots(Ranks(rank=0, world_size=1)).take({"step": 7}, region)
     return SaveJob(
         name="save/0",
@@ -82,6 +85,7 @@ def a_job() -> SaveJob:
         origin=None,
         snapshot=snapshot,
         region=region,
+        transferred=transferred,
         moved=lambda _state: None,
         duration_millis=lambda: 1,
     )
