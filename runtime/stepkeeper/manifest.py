@@ -3,6 +3,8 @@
 import json
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
 from typing import Any, Final, Self
 
 from stepkeeper.errors import ManifestError
@@ -12,6 +14,7 @@ from stepkeeper.storage.crc import combine_crc32c, crc32c
 __all__ = [
     "BLOCK_BYTES",
     "ChunkRecord",
+    "Inventory",
     "Manifest",
     "ObjectRecord",
     "TensorRecord",
@@ -19,6 +22,7 @@ __all__ = [
     "checkpoint_folder",
     "is_object_name",
     "manifest_name",
+    "parted",
 ]
 
 FORMAT: Final = 1
@@ -26,6 +30,7 @@ BLOCK_BYTES: Final = 16 * 1024 * 1024
 """The unit of verification: a read is verified by whole blocks."""
 
 _NUMBER: Final = "(?:0|[1-9][0-9]*)"
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _OBJECT: Final = re.compile(rf"__{_NUMBER}_{_NUMBER}\.distcp|manifest\.{_NUMBER}\.json|\.metadata")
 
 
@@ -92,6 +97,26 @@ class ValueRecord:
     length_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """What of a manifest says nothing of the save: equal ones may be one object, which is encoded once."""
+
+    tensors: tuple[TensorRecord, ...] = ()
+    values: tuple[ValueRecord, ...] = ()
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """As they stand in the manifest's JSON. Put together piece by piece: there may be very many of them."""
+        tensors = b",".join(_encoded(_raw_tensor(tensor)) for tensor in self.tensors)
+        values = b",".join(_encoded(_raw_value(value)) for value in self.values)
+        return b'"tensors":[%b],"values":[%b]' % (tensors, values)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of `encoded`."""
+        return sha256(self.encoded).digest()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     rank: int
@@ -102,10 +127,17 @@ class Manifest:
     objects: tuple[ObjectRecord, ...]
     """Rank 0's: also `.metadata` and the other ranks' manifests."""
 
-    tensors: tuple[TensorRecord, ...]
-    values: tuple[ValueRecord, ...]
+    inventory: Inventory
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name under which they were written."""
+
+    @property
+    def tensors(self) -> tuple[TensorRecord, ...]:
+        return self.inventory.tensors
+
+    @property
+    def values(self) -> tuple[ValueRecord, ...]:
+        return self.inventory.values
 
     @property
     def folder(self) -> str:
@@ -122,48 +154,21 @@ class Manifest:
         return ManifestRef(path=manifest_name(self.rank), size_bytes=len(data), crc32c=crc32c(data))
 
     def to_json(self) -> bytes:
-        raw = {
-            "format": FORMAT,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "step": self.step,
-            "claim": self.claim,
-            "nonce": self.nonce,
+        """With all keys sorted: the inventory stands between the others."""
+        before = {
+            "aliases": self.aliases,
             "block_bytes": BLOCK_BYTES,
+            "claim": self.claim,
+            "format": FORMAT,
+            "nonce": self.nonce,
             "objects": [
                 {"path": o.path, "size_bytes": o.size_bytes, "blocks": o.blocks} for o in self.objects
             ],
-            "tensors": [
-                {
-                    "fqn": t.fqn,
-                    "dtype": t.dtype,
-                    "global_shape": t.global_shape,
-                    "chunks": [
-                        {
-                            "offsets": c.offsets,
-                            "sizes": c.sizes,
-                            "path": c.path,
-                            "offset_bytes": c.offset_bytes,
-                            "length_bytes": c.length_bytes,
-                            "data_offset_bytes": c.data_offset_bytes,
-                        }
-                        for c in t.chunks
-                    ],
-                }
-                for t in self.tensors
-            ],
-            "values": [
-                {
-                    "fqn": v.fqn,
-                    "path": v.path,
-                    "offset_bytes": v.offset_bytes,
-                    "length_bytes": v.length_bytes,
-                }
-                for v in self.values
-            ],
-            "aliases": self.aliases,
+            "rank": self.rank,
+            "step": self.step,
         }
-        return json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
+        after: dict[str, object] = {"world_size": self.world_size}
+        return b"%b,%b,%b" % (_encoded(before)[:-1], self.inventory.encoded, _encoded(after)[1:])
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
@@ -182,14 +187,60 @@ class Manifest:
                 claim=raw["claim"],
                 nonce=raw["nonce"],
                 objects=tuple(_object(item) for item in raw["objects"]),
-                tensors=tuple(_tensor(item) for item in raw["tensors"]),
-                values=tuple(ValueRecord(**item) for item in raw["values"]),
+                inventory=Inventory(
+                    tensors=tuple(_tensor(item) for item in raw["tensors"]),
+                    values=tuple(ValueRecord(**item) for item in raw["values"]),
+                ),
                 aliases=dict(raw.get("aliases", {})),
             )
         except ManifestError:
             raise
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestError(f"{where} is no manifest: {error!r}") from error
+
+
+def _encoded(raw: dict[str, object]) -> bytes:
+    return _ENCODER.encode(raw).encode()
+
+
+def _raw_tensor(tensor: TensorRecord) -> dict[str, object]:
+    return {
+        "fqn": tensor.fqn,
+        "dtype": tensor.dtype,
+        "global_shape": tensor.global_shape,
+        "chunks": [
+            {
+                "offsets": chunk.offsets,
+                "sizes": chunk.sizes,
+                "path": chunk.path,
+                "offset_bytes": chunk.offset_bytes,
+                "length_bytes": chunk.length_bytes,
+                "data_offset_bytes": chunk.data_offset_bytes,
+            }
+            for chunk in tensor.chunks
+        ],
+    }
+
+
+def _raw_value(value: ValueRecord) -> dict[str, object]:
+    return {
+        "fqn": value.fqn,
+        "path": value.path,
+        "offset_bytes": value.offset_bytes,
+        "length_bytes": value.length_bytes,
+    }
+
+
+def parted(data: bytes, where: str) -> tuple[bytes, bytes]:
+    """A manifest's JSON without its inventory, and the inventory as it stands there: few bytes, and many.
+
+    Only for what `Manifest.to_json` has made. Raises ManifestError that names `where`, the manifest's object.
+    """
+    # No quotation mark in a string stands bare, and no key before the inventory's has a list of that name.
+    start, end = data.find(b',"tensors":[') + 1, data.rfind(b',"world_size":')
+    if not 0 < start < end:
+        raise ManifestError(f"{where} is no manifest as this stepkeeper writes it: where are its tensors?")
+    return data[:start] + Inventory().encoded + data[end:], data[start:end]
 
 
 def _object(raw: Any) -> ObjectRecord:

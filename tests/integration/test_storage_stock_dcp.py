@@ -1,6 +1,7 @@
 """Stock torch loads what the torch-free half wrote: every dtype, every shape, shards over files, bytes values."""
 
 import io
+import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -90,7 +91,8 @@ def write(
         )
         manifests.append(write_checkpoint(store, order, memoryview(rank.data), aliases=aliases))
     others = [manifest.ref() for manifest in manifests[1:]]
-    finish_checkpoint(store, manifests[0], others, key_paths=key_paths)
+    paths = None if key_paths is None else json.dumps(key_paths)
+    finish_checkpoint(store, manifests[0], others, key_paths=paths)
     return root / manifests[0].folder
 
 

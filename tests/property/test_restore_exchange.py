@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepkeeper.manifest import ChunkRecord, Manifest, ObjectRecord, TensorRecord
+from stepkeeper.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
 from stepkeeper.restore import blocks as blocks_module
 from stepkeeper.restore.blocks import BlockTable, runs_of
 from stepkeeper.restore.contents import Contents
@@ -134,8 +134,7 @@ def stored(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], Objects, Manifest]
             ObjectRecord(path=path, size_bytes=len(data), blocks=(0,) * -(-len(data) // BLOCK))
             for path, data in objects.data.items()
         ),
-        tensors=tuple(records),
-        values=(),
+        inventory=Inventory(tensors=tuple(records)),
     )
     return tensors, objects, manifest
 

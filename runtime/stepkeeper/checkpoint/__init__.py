@@ -3,6 +3,7 @@
 from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
+from stepkeeper.checkpoint.recurring import Recurring
 from stepkeeper.checkpoint.writing import (
     FinishedCheckpoint,
     finish_checkpoint,
@@ -14,6 +15,7 @@ __all__ = [
     "CheckpointReader",
     "CommitFiles",
     "FinishedCheckpoint",
+    "Recurring",
     "SaveOrder",
     "TensorOrder",
     "ValueOrder",

@@ -15,7 +15,14 @@ from stepkeeper.storage.base import CopiedStore, Store
 from stepkeeper.storage.crc import block_crcs, crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["CheckpointReader", "proven_manifests", "read_manifest", "read_manifest_bytes", "read_manifests"]
+__all__ = [
+    "CheckpointReader",
+    "manifest_bytes",
+    "proven_manifests",
+    "read_manifest",
+    "read_manifest_bytes",
+    "read_manifests",
+]
 
 _READS: Final = 3
 """The first and two fresh ones: bytes that went bad on the way are no bad bytes in the store."""
@@ -38,7 +45,7 @@ def read_manifest_bytes(
     store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[bytes, ...]:
     """As `read_manifests`, and as they are stored."""
-    read = partial(_manifest_bytes, store, commit.folder, patience=patience)
+    read = partial(manifest_bytes, store, commit.folder, patience=patience)
     first = read(commit.manifest)
     where = f"{store.uri}/{commit.folder}"
     refs = list(_other_refs(Manifest.from_json(first, f"{where}/{commit.manifest.path}"), where))
@@ -60,11 +67,10 @@ def proven_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) ->
 
 def read_manifest(
     store: Store, folder: str, ref: ManifestRef, *, patience: Patience = DEFAULT_PATIENCE
-) -> tuple[Manifest, ObjectRecord]:
-    """The manifest that `ref` names, and its own record as an object. Raises TornCheckpointError, StorageError."""
-    data = _manifest_bytes(store, folder, ref, patience=patience)
-    record = ObjectRecord(path=ref.path, size_bytes=len(data), blocks=block_crcs([data], BLOCK_BYTES))
-    return Manifest.from_json(data, f"{store.uri}/{folder}/{ref.path}"), record
+) -> Manifest:
+    """The manifest that `ref` names. Raises TornCheckpointError, StorageError."""
+    data = manifest_bytes(store, folder, ref, patience=patience)
+    return Manifest.from_json(data, f"{store.uri}/{folder}/{ref.path}")
 
 
 def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
@@ -77,7 +83,8 @@ def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
         yield ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
 
 
-def _manifest_bytes(store: Store, folder: str, ref: ManifestRef, *, patience: Patience) -> bytes:
+def manifest_bytes(store: Store, folder: str, ref: ManifestRef, *, patience: Patience) -> bytes:
+    """The manifest that `ref` names, as it is stored. Raises TornCheckpointError, StorageError."""
     path = f"{folder}/{ref.path}"
     whole = _whole(folder, ref)
 

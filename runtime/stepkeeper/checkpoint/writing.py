@@ -1,28 +1,23 @@
 """The objects of a checkpoint: written by each rank, finished by rank 0."""
 
+import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from hashlib import sha256
+from typing import Final, Protocol, Self
 
 from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
-from stepkeeper.checkpoint.packing import File, Item, packed
-from stepkeeper.checkpoint.reading import read_manifest
-from stepkeeper.dcp.blob import blob_layout, encode_blob
+from stepkeeper.checkpoint.packing import File, packed
+from stepkeeper.checkpoint.reading import manifest_bytes
+from stepkeeper.checkpoint.recurring import Part, Recurring
+from stepkeeper.dcp.blob import encode_blob
 from stepkeeper.dcp.dtypes import size_in_bytes
-from stepkeeper.dcp.metadata import METADATA_NAME, KeyPath, encode_metadata
+from stepkeeper.dcp.metadata import METADATA_NAME, encode_metadata
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log.entries import ManifestRef
-from stepkeeper.manifest import (
-    BLOCK_BYTES,
-    ChunkRecord,
-    Manifest,
-    ObjectRecord,
-    TensorRecord,
-    ValueRecord,
-    manifest_name,
-)
+from stepkeeper.manifest import BLOCK_BYTES, Inventory, Manifest, ObjectRecord, manifest_name, parted
 from stepkeeper.storage.base import Buffer, ObjectStat, Store, StreamedStore, joined_size_bytes
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -52,10 +47,11 @@ _LEAST_STREAMED_BYTES: Final = 4 * 1024 * 1024
 class FinishedCheckpoint:
     """Durable and whole: what a commit entry says of it."""
 
+    folder: str
     manifest: ManifestRef
     size_bytes: int
-    manifests: tuple[Manifest, ...]
-    """By rank."""
+    objects: tuple[ObjectRecord, ...]
+    """Of all ranks, but for the manifest of rank 0."""
 
 
 class RankData(Protocol):
@@ -94,15 +90,17 @@ def write_checkpoint(
     data: RankData,
     *,
     aliases: Mapping[str, str] | None = None,
+    recurring: Recurring | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Manifest:
     """One rank's objects are durable, and so is its manifest, but rank 0's: that comes last, by `finish_checkpoint`.
 
     `aliases` gives tied tensors further names. Raises StorageError.
     """
-    files = files_for(store, order)
-    objects = write_files(store, order.folder, files, data, patience=patience)
-    manifest = manifest_of(order, files, objects, aliases or {})
+    streams, least_bytes = _streams(store)
+    layout = (recurring or Recurring()).layout(order, streams=streams, least_bytes=least_bytes)
+    objects = write_files(store, order.folder, layout.files, data, patience=patience)
+    manifest = manifest_of(order, layout.inventory, objects, aliases or {})
     if order.rank != 0:
         _write_object(store, order.folder, manifest_name(order.rank), [manifest.to_json()], patience)
     return manifest
@@ -110,12 +108,11 @@ def write_checkpoint(
 
 def manifest_of(
     order: SaveOrder,
-    files: Sequence[File],
+    inventory: Inventory,
     objects: Sequence[ObjectRecord],
     aliases: Mapping[str, str],
 ) -> Manifest:
-    """What the rank wrote, if its share became these files, and they these objects."""
-    tensors, values = _records(files)
+    """What the rank wrote, if that is in these objects."""
     return Manifest(
         rank=order.rank,
         world_size=order.world_size,
@@ -123,8 +120,7 @@ def manifest_of(
         claim=order.claim,
         nonce=order.nonce,
         objects=tuple(objects),
-        tensors=tensors,
-        values=values,
+        inventory=inventory,
         aliases=dict(aliases),
     )
 
@@ -134,27 +130,66 @@ def finish_checkpoint(
     own: Manifest,
     others: Sequence[ManifestRef],
     *,
-    key_paths: Mapping[str, KeyPath] | None = None,
+    key_paths: str | None = None,
+    recurring: Recurring | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FinishedCheckpoint:
     """On rank 0, once all have written: `.metadata` and rank 0's manifest are durable. Ready to be committed.
 
-    `others` are what the other ranks' manifests have to be. Raises ManifestError if the ranks' parts don't make a
-    whole, TornCheckpointError if a manifest isn't what its rank wrote, StorageError.
+    `others` are what the other ranks' manifests have to be. `key_paths` is JSON: name → keys that lead to it in the
+    nested state. Raises ManifestError if the ranks' parts don't make a whole, TornCheckpointError if a manifest isn't
+    what its rank wrote, StorageError.
     """
     read = [_read_once_shown(store, own.folder, ref, patience) for ref in others]
-    manifests = sorted([own, *(manifest for manifest, _ in read)], key=lambda manifest: manifest.rank)
-    _check_one_save(manifests)
-    metadata = encode_metadata(manifests, key_paths=key_paths)
-    written = _write_object(store, own.folder, METADATA_NAME, [metadata], patience)
-    complete = replace(own, objects=(*own.objects, written, *(record for _, record in read)))
-    _write_object(store, own.folder, manifest_name(0), [complete.to_json()], patience)
-    ref = complete.ref()
+    shared = sorted((_Shared.of(data, own.folder) for data in read), key=lambda each: each.manifest.rank)
+    _check_one_save([own, *(each.manifest for each in shared)])
+
+    def metadata() -> bytes:
+        manifests = [own, *(each.whole() for each in shared)]
+        paths = None if key_paths is None else {n: tuple(p) for n, p in json.loads(key_paths).items()}
+        return encode_metadata(manifests, key_paths=paths)
+
+    parts = [Part(inventory=own.inventory.digest, aliases=own.aliases), *(each.part for each in shared)]
+    encoded = (recurring or Recurring()).metadata(parts, key_paths, metadata)
+    written = _write_object(store, own.folder, METADATA_NAME, [encoded], patience)
+    complete = replace(own, objects=(*own.objects, written, *(each.record for each in shared)))
+    data = complete.to_json()
+    record = _write_object(store, own.folder, manifest_name(0), [data], patience)
+    objects = (*complete.objects, *(each for part in shared for each in part.manifest.objects))
     return FinishedCheckpoint(
-        manifest=ref,
-        size_bytes=ref.size_bytes + complete.size_bytes + sum(m.size_bytes for m, _ in read),
-        manifests=(complete, *manifests[1:]),
+        folder=own.folder,
+        manifest=ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c),
+        size_bytes=record.size_bytes + sum(each.size_bytes for each in objects),
+        objects=objects,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """Another rank's manifest."""
+
+    data: bytes
+    manifest: Manifest
+    """Without the inventory."""
+
+    part: Part
+    where: str
+
+    @classmethod
+    def of(cls, data: bytes, folder: str) -> Self:
+        heading, inventory = parted(data, folder)
+        manifest = Manifest.from_json(heading, folder)
+        part = Part(inventory=sha256(inventory).digest(), aliases=manifest.aliases)
+        return cls(data=data, manifest=manifest, part=part, where=folder)
+
+    @property
+    def record(self) -> ObjectRecord:
+        """Of the manifest itself."""
+        return _object_record(manifest_name(self.manifest.rank), [self.data])
+
+    def whole(self) -> Manifest:
+        """With the inventory."""
+        return Manifest.from_json(self.data, self.where)
 
 
 def verify_objects(
@@ -164,10 +199,9 @@ def verify_objects(
 
     Raises VerifyError naming objects, StorageError.
     """
-    folder = finished.manifests[0].folder
-    ref = finished.manifest
+    folder, ref = finished.folder, finished.manifest
     expected = [(ref.path, ref.size_bytes, ref.crc32c)]
-    expected += [(o.path, o.size_bytes, o.crc32c) for m in finished.manifests for o in m.objects]
+    expected += [(each.path, each.size_bytes, each.crc32c) for each in finished.objects]
     there = _listed_once_shown(store, folder, {path for path, _, _ in expected}, patience)
     wrong = []
     for path, size_bytes, crc in expected:
@@ -184,13 +218,11 @@ def verify_objects(
         )
 
 
-def _read_once_shown(
-    store: Store, folder: str, ref: ManifestRef, patience: Patience
-) -> tuple[Manifest, ObjectRecord]:
+def _read_once_shown(store: Store, folder: str, ref: ManifestRef, patience: Patience) -> bytes:
     """Another rank's manifest. That rank says that it is durable: where it isn't shown yet, it is waited for."""
     for pause_s in patience.pauses_s():
         try:
-            return read_manifest(store, folder, ref, patience=patience)
+            return manifest_bytes(store, folder, ref, patience=patience)
         except TornCheckpointError:
             try:
                 patience.retry(lambda: store.read(f"{folder}/{ref.path}", 0, 1))
@@ -198,7 +230,7 @@ def _read_once_shown(
                 patience.sleep(pause_s)
             else:
                 raise
-    return read_manifest(store, folder, ref, patience=patience)
+    return manifest_bytes(store, folder, ref, patience=patience)
 
 
 def _listed_once_shown(
@@ -262,41 +294,3 @@ def _write_object(
 
 def _object_record(name: str, parts: Sequence[Buffer]) -> ObjectRecord:
     return ObjectRecord(path=name, size_bytes=joined_size_bytes(parts), blocks=block_crcs(parts, BLOCK_BYTES))
-
-
-def _record_of(path: str, item: Item) -> ChunkRecord | ValueRecord:
-    """Where what was ordered is, in the object at `path`."""
-    order, offset_bytes = item.order, item.offset_bytes
-    if isinstance(order, ValueOrder):
-        return ValueRecord(
-            fqn=order.fqn, path=path, offset_bytes=offset_bytes, length_bytes=order.length_bytes
-        )
-    layout = blob_layout(order.dtype, order.sizes)
-    return ChunkRecord(
-        offsets=order.offsets,
-        sizes=order.sizes,
-        path=path,
-        offset_bytes=offset_bytes,
-        length_bytes=layout.length_bytes,
-        data_offset_bytes=layout.data_offset_bytes,
-    )
-
-
-def _records(files: Sequence[File]) -> tuple[tuple[TensorRecord, ...], tuple[ValueRecord, ...]]:
-    chunks: dict[str, list[ChunkRecord]] = {}
-    first: dict[str, TensorOrder] = {}
-    values: list[ValueRecord] = []
-    for file in files:
-        for item in file.items:
-            record = _record_of(file.name, item)
-            if isinstance(record, ValueRecord):
-                values.append(record)
-            else:
-                assert isinstance(item.order, TensorOrder)
-                first.setdefault(item.order.fqn, item.order)
-                chunks.setdefault(item.order.fqn, []).append(record)
-    tensors = (
-        TensorRecord(fqn=fqn, dtype=order.dtype, global_shape=order.global_shape, chunks=tuple(chunks[fqn]))
-        for fqn, order in first.items()
-    )
-    return tuple(tensors), tuple(values)

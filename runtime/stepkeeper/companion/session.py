@@ -1,6 +1,5 @@
 """What the companion does when it is asked: the only code that writes to a root."""
 
-import json
 import mmap
 import os
 import socket
@@ -13,7 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from stepkeeper.checkpoint import FinishedCheckpoint, finish_checkpoint, verify_objects, write_checkpoint
+from stepkeeper.checkpoint import (
+    FinishedCheckpoint,
+    Recurring,
+    finish_checkpoint,
+    verify_objects,
+    write_checkpoint,
+)
 from stepkeeper.collect import Garbage, collect, sweep
 from stepkeeper.companion.aside import Work, aside
 from stepkeeper.companion.messages import (
@@ -82,6 +87,7 @@ class Session:
         if opening.tier is not None:
             self._hop = FirstHop(self._store, LocalTier(opening.tier, self._store.uri), patience=patience)
         self._hop_fails = False
+        self._recurring = Recurring()
         self._staged: dict[str, tuple[Write, Manifest]] = {}
         self._written: dict[str, tuple[Write, Manifest]] = {}
         self._verified: set[int] = set()
@@ -147,7 +153,12 @@ class Session:
         """What this rank has to write is durable; rank 0's manifest comes with the commit."""
         with _mapped(region_fd) as data:
             manifest = write_checkpoint(
-                self._store, body.order, data, aliases=body.aliases, patience=self._patience
+                self._store,
+                body.order,
+                data,
+                aliases=body.aliases,
+                recurring=self._recurring,
+                patience=self._patience,
             )
         self._written = {manifest.folder: (body, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
@@ -159,7 +170,7 @@ class Session:
             raise CompanionError("there is no local tier to stage anything in")
         try:
             with _mapped(region_fd) as data:
-                manifest = self._hop.stage(body.order, data, aliases=body.aliases)
+                manifest = self._hop.stage(body.order, data, aliases=body.aliases, recurring=self._recurring)
         except OSError as error:
             why_not = None if self._hop_fails else str(error)
             self._hop_fails = True
@@ -187,9 +198,13 @@ class Session:
         if body.folder not in self._written:
             raise CompanionError(f"nothing was written to {body.folder} by this companion process")
         order, own = self._written.pop(body.folder)
-        key_paths = {name: tuple(path) for name, path in json.loads(order.key_paths).items()}
         finished = finish_checkpoint(
-            self._store, own, body.others, key_paths=key_paths, patience=self._patience
+            self._store,
+            own,
+            body.others,
+            key_paths=order.key_paths,
+            recurring=self._recurring,
+            patience=self._patience,
         )
         record = self._append_commit(own, finished, body.metrics)
         uri = self._uri(record.folder)

@@ -5,31 +5,28 @@ Protocol 2, and only opcodes that torch's restricted unpickler (weights_only) kn
 
 import pickle
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 __all__ = ["Call", "Global", "Instance", "Pairs", "Persistent", "pickled"]
 
 
-@dataclass(frozen=True, slots=True)
-class Global:
+class Global(NamedTuple):
     """A class, function or other value that the unpickler finds by name."""
 
     module: str
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """What `function(*arguments)` returns."""
 
     function: Global
     arguments: tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(NamedTuple):
     """What `cls.__new__(cls)` makes, given `state` as __setstate__ or __dict__ take it, unless that is None."""
 
     cls: Global
@@ -40,11 +37,11 @@ class Instance:
 class Pairs:
     """A dict, also of keys that can't be hashed here."""
 
-    items: Sequence[tuple[object, object]]
+    items: Iterable[tuple[object, object]]
+    """Asked for once, one by one: each may be made when it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Persistent:
+class Persistent(NamedTuple):
     """What the unpickler's persistent_load makes of `identity`."""
 
     identity: object
@@ -57,13 +54,14 @@ def pickled(value: object) -> bytes:
     """`value`, made of the classes above and of None, bool, int, str, tuple, list and dict. Raises TypeError."""
     writer = _Writer()
     writer.add(value)
-    return b"\x80\x02" + b"".join(writer.opcodes) + pickle.STOP
+    writer.written += pickle.STOP
+    return bytes(writer.written)
 
 
 @final
 class _Writer:
     def __init__(self) -> None:
-        self.opcodes: list[bytes] = []
+        self.written = bytearray(b"\x80\x02")
         self._memo: dict[object, bytes] = {}
 
     def add(self, value: object) -> None:
@@ -73,23 +71,23 @@ class _Writer:
         method(self, value)
 
     def add_none(self, _: None) -> None:
-        self.opcodes.append(pickle.NONE)
+        self.written += pickle.NONE
 
     def add_bool(self, value: bool) -> None:
-        self.opcodes.append(pickle.NEWTRUE if value else pickle.NEWFALSE)
+        self.written += pickle.NEWTRUE if value else pickle.NEWFALSE
 
     def add_int(self, value: int) -> None:
-        self.opcodes.append(_integer(value))
+        self.written += _integer(value)
 
     def add_str(self, value: str) -> None:
         if not self._known(value):
             text = value.encode("utf-8", "surrogatepass")
-            self.opcodes += (pickle.BINUNICODE, struct.pack("<I", len(text)), text)
+            self.written += pickle.BINUNICODE + struct.pack("<I", len(text)) + text
             self._keep(value)
 
     def add_global(self, value: Global) -> None:
         if not self._known(value):
-            self.opcodes.append(pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode())
+            self.written += pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode()
             self._keep(value)
 
     def add_call(self, value: Call) -> None:
@@ -97,22 +95,22 @@ class _Writer:
         if not self._known(value):
             self.add_global(value.function)
             self.add_tuple(value.arguments)
-            self.opcodes.append(pickle.REDUCE)
+            self.written += pickle.REDUCE
             self._keep(value)
 
     def add_tuple(self, value: tuple[object, ...]) -> None:
         short = _SMALL_TUPLES.get(len(value))
         if short is None:
-            self.opcodes.append(pickle.MARK)
+            self.written += pickle.MARK
         for item in value:
             self.add(item)
-        self.opcodes.append(short or pickle.TUPLE)
+        self.written += short or pickle.TUPLE
 
     def add_list(self, value: list[object]) -> None:
-        self.opcodes.append(pickle.EMPTY_LIST + pickle.MARK)
+        self.written += pickle.EMPTY_LIST + pickle.MARK
         for item in value:
             self.add(item)
-        self.opcodes.append(pickle.APPENDS)
+        self.written += pickle.APPENDS
 
     def add_dict(self, value: dict[object, object]) -> None:
         self._add_items(value.items())
@@ -122,27 +120,27 @@ class _Writer:
 
     def add_instance(self, value: Instance) -> None:
         self.add_global(value.cls)
-        self.opcodes.append(pickle.EMPTY_TUPLE + pickle.NEWOBJ)
+        self.written += pickle.EMPTY_TUPLE + pickle.NEWOBJ
         if value.state is not None:
             self.add(value.state)
-            self.opcodes.append(pickle.BUILD)
+            self.written += pickle.BUILD
 
     def add_persistent(self, value: Persistent) -> None:
         self.add(value.identity)
-        self.opcodes.append(pickle.BINPERSID)
+        self.written += pickle.BINPERSID
 
     def _add_items(self, items: Iterable[tuple[object, object]]) -> None:
-        self.opcodes.append(pickle.EMPTY_DICT + pickle.MARK)
+        self.written += pickle.EMPTY_DICT + pickle.MARK
         for key, item in items:
             self.add(key)
             self.add(item)
-        self.opcodes.append(pickle.SETITEMS)
+        self.written += pickle.SETITEMS
 
     def _known(self, value: object) -> bool:
         """True if the value was kept: it is taken from there."""
         get = self._memo.get(value)
         if get is not None:
-            self.opcodes.append(get)
+            self.written += get
         return get is not None
 
     def _keep(self, value: object) -> None:
@@ -150,7 +148,7 @@ class _Writer:
         short = place < 256
         number = struct.pack("<B" if short else "<I", place)
         self._memo[value] = (pickle.BINGET if short else pickle.LONG_BINGET) + number
-        self.opcodes.append((pickle.BINPUT if short else pickle.LONG_BINPUT) + number)
+        self.written += (pickle.BINPUT if short else pickle.LONG_BINPUT) + number
 
 
 _METHODS: Final[dict[type, Callable[[_Writer, Any], None]]] = {

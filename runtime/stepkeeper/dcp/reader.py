@@ -202,7 +202,7 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
         if record is None:
             raise TornCheckpointError(f"{folder.own_uri}/{manifest_name(0)} doesn't list rank {rank}'s", item)
         ref = ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
-        others.append(read_manifest(folder, folder.name, ref, patience=patience)[0])
+        others.append(read_manifest(folder, folder.name, ref, patience=patience))
     return metadata, (manifest, *others)
 
 

@@ -24,7 +24,7 @@ from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File
 from stepkeeper.dcp.dtypes import size_in_bytes
 from stepkeeper.errors import SaveError
-from stepkeeper.manifest import ChunkRecord, Manifest, ObjectRecord, ValueRecord
+from stepkeeper.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
 from stepkeeper_planners.dtypes import dtype_name
 
 __all__ = ["Share", "WrittenItem", "joined_manifest", "with_places"]
@@ -166,8 +166,10 @@ def joined_manifest(
         claim=0,
         nonce=nonce,
         objects=(*(each for manifest in manifests for each in manifest.objects), *more),
-        tensors=tuple(each for manifest in manifests for each in manifest.tensors),
-        values=tuple(each for manifest in manifests for each in manifest.values),
+        inventory=Inventory(
+            tensors=tuple(each for manifest in manifests for each in manifest.tensors),
+            values=tuple(each for manifest in manifests for each in manifest.values),
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from torch.futures import Future
 from typing_extensions import override
 
 from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.checkpoint.recurring import inventory_of
 from stepkeeper.checkpoint.writing import files_for, manifest_of, write_files
 from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
 from stepkeeper.dcp.metadata import METADATA_NAME
@@ -154,7 +155,7 @@ class StorageWriter(storage.StorageWriter):
                 size_in_bytes=sum(piece.length_bytes for piece in written.pieces),
                 storage_data=written,
             )
-            for item, written in share.written(files, manifest_of(order, files, objects, {}))
+            for item, written in share.written(files, manifest_of(order, inventory_of(files), objects, {}))
         ]
         future: Future[list[storage.WriteResult]] = Future()
         future.set_result(results)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, final
 
-from stepkeeper.checkpoint import SaveOrder, write_checkpoint
+from stepkeeper.checkpoint import Recurring, SaveOrder, write_checkpoint
 from stepkeeper.dcp.dtypes import size_in_bytes
 from stepkeeper.errors import SaveError
 from stepkeeper.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
@@ -35,7 +35,12 @@ class FirstHop:
         """The folder of a save that was staged and isn't at the root."""
 
     def stage(
-        self, order: SaveOrder, data: memoryview, *, aliases: Mapping[str, str] | None = None
+        self,
+        order: SaveOrder,
+        data: memoryview,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        recurring: Recurring | None = None,
     ) -> Manifest:
         """All that is ordered is on the local disk, so that `data` is needed no more. Nothing is durable.
 
@@ -51,7 +56,9 @@ class FirstHop:
         staging = _StreamedStaging if isinstance(self._root, StreamedStore) else _Staging
         store = staging(self._root, self._tier)
         try:
-            return write_checkpoint(store, order, data, aliases=aliases, patience=_AT_ONCE)
+            return write_checkpoint(
+                store, order, data, aliases=aliases, recurring=recurring, patience=_AT_ONCE
+            )
         except BaseException:
             for path in store.staged:
                 self._tier.forget(path)

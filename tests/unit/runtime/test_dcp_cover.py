@@ -8,7 +8,7 @@ import pytest
 from stepkeeper.dcp.cover import Box, overlap
 from stepkeeper.dcp.metadata import merge_tensors
 from stepkeeper.errors import ManifestError
-from stepkeeper.manifest import ChunkRecord, Manifest, TensorRecord
+from stepkeeper.manifest import ChunkRecord, Inventory, Manifest, TensorRecord
 
 
 def manifest(rank: int, shape: tuple[int, ...], *boxes: Box) -> Manifest:
@@ -20,7 +20,13 @@ def manifest(rank: int, shape: tuple[int, ...], *boxes: Box) -> Manifest:
     )
     tensor = TensorRecord(fqn="w", dtype="float32", global_shape=shape, chunks=chunks)
     return Manifest(
-        rank=rank, world_size=2, step=1, claim=0, nonce="n", objects=(), tensors=(tensor,), values=()
+        rank=rank,
+        world_size=2,
+        step=1,
+        claim=0,
+        nonce="n",
+        objects=(),
+        inventory=Inventory(tensors=(tensor,)),
     )
 
 

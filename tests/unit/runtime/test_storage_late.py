@@ -19,7 +19,7 @@ from stepkeeper.checkpoint import (
 )
 from stepkeeper.collect import gc
 from stepkeeper.errors import FencedError, MissingObjectError, TornCheckpointError, VerifyError
-from stepkeeper.log import Claim, CommitRecord, Log
+from stepkeeper.log import Claim, CommitRecord, Log, ManifestRef
 from stepkeeper.storage.base import Buffer, ObjectStat
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
@@ -179,9 +179,11 @@ def test_what_never_shows_is_missing(world: World, hosts: tuple[Host, Host], log
     hosts[0].delete(f"{saved.folder}/manifest.1.json")
     with pytest.raises(VerifyError, match=r"manifest\.1\.json is missing"):
         verify_objects(hosts[0], finished, patience=world.patience)
-    own, other = finished.manifests
+    own = write_checkpoint(hosts[0], saved, memoryview(bytes(400)), patience=world.patience)
+    (other,) = (each for each in finished.objects if each.path == "manifest.1.json")
+    gone = ManifestRef(path=other.path, size_bytes=other.size_bytes, crc32c=other.crc32c)
     with pytest.raises(TornCheckpointError, match=r"manifest\.1\.json"):
-        finish_checkpoint(hosts[0], own, [other.ref()], patience=world.patience)
+        finish_checkpoint(hosts[0], own, [gone], patience=world.patience)
 
 
 def test_a_reader_behind_holds_what_it_has_pinned(

@@ -17,10 +17,11 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.checkpoint.packing import packed
+from stepkeeper.checkpoint.recurring import inventory_of
 from stepkeeper.checkpoint.writing import manifest_of
 from stepkeeper.dcp.shares import Share, WrittenItem, joined_manifest, with_places
 from stepkeeper.errors import SaveError
-from stepkeeper.manifest import ChunkRecord, Manifest, ObjectRecord, ValueRecord
+from stepkeeper.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
 from stepkeeper_planners.global_metadata import GlobalMetadata
 
 
@@ -81,7 +82,7 @@ def test_each_item_has_its_pieces_also_what_was_cut_and_what_is_empty() -> None:
     )
     share = Share(planner.items(), planner.resolve)
     files = packed(order_of(share), streams=3, least_bytes=64 * 1024)
-    manifest = manifest_of(order_of(share), files, (), {})
+    manifest = manifest_of(order_of(share), inventory_of(files), (), {})
     written = {item.index.fqn: each for item, each in share.written(files, manifest)}
     cut = [piece for piece in written["cut"].pieces if isinstance(piece, ChunkRecord)]
     assert len(cut) > 1
@@ -160,8 +161,7 @@ def test_the_manifest_of_all_ranks_stands_alone() -> None:
             claim=0,
             nonce=str(rank),
             objects=(ObjectRecord(path=f"__{rank}_0.distcp", size_bytes=3, blocks=(1,)),),
-            tensors=(),
-            values=(),
+            inventory=Inventory(),
         )
         for rank in range(2)
     ]

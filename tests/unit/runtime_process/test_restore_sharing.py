@@ -2,7 +2,7 @@
 
 import json
 
-from stepkeeper.manifest import BLOCK_BYTES, ChunkRecord, Manifest, ObjectRecord, TensorRecord
+from stepkeeper.manifest import BLOCK_BYTES, ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
 from stepkeeper.restore.blocks import BlockTable, numbers_of, runs_of
 from stepkeeper.restore.contents import Contents
 from stepkeeper.restore.links import neighbours
@@ -124,8 +124,7 @@ def test_tensors_get_whole_one_after_another_whatever_files_they_lie_in() -> Non
             claim=0,
             nonce="00",
             objects=tuple(objects),
-            tensors=tuple(tensors),
-            values=(),
+            inventory=Inventory(tensors=tuple(tensors)),
         )
 
     contents = Contents.of([manifest(0), manifest(1)])
@@ -166,8 +165,7 @@ def test_a_tensor_that_comes_late_in_one_file_is_read_as_a_whole_where_it_comes_
             claim=0,
             nonce="00",
             objects=objects,
-            tensors=tensors,
-            values=(),
+            inventory=Inventory(tensors=tensors),
         )
 
     contents = Contents.of([manifest(0, ("a0", "a1", "a2", "both")), manifest(1, ("both", "b1"))])

@@ -1,0 +1,168 @@
+"""Saves that have much in common store what each would store if it were the first."""
+
+import json
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from stepkeeper.checkpoint import (
+    Recurring,
+    SaveOrder,
+    TensorOrder,
+    ValueOrder,
+    finish_checkpoint,
+    write_checkpoint,
+)
+from stepkeeper.dcp.metadata import encode_metadata
+from stepkeeper.errors import ManifestError
+from stepkeeper.manifest import Inventory, Manifest, parted
+from stepkeeper.storage.memory import MemoryStore
+
+_COLUMNS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Rows of each tensor, which two ranks share evenly; what else a save is given."""
+
+    rows: dict[str, int]
+    dtype: str = "float32"
+    value_bytes: int = 3
+    aliases: dict[str, str] = field(default_factory=dict)
+    key_paths: str | None = None
+    split_by_columns: bool = False
+
+    def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
+        tensors, start = [], 0
+        for fqn, rows in self.rows.items():
+            axis = 1 if self.split_by_columns else 0
+            sizes = [rows, _COLUMNS]
+            sizes[axis] //= world_size
+            offsets = [0, 0]
+            offsets[axis] = rank * sizes[axis]
+            tensors.append(
+                TensorOrder(
+                    fqn=fqn,
+                    dtype=self.dtype,
+                    global_shape=(rows, _COLUMNS),
+                    offsets=(offsets[0], offsets[1]),
+                    sizes=(sizes[0], sizes[1]),
+                    start=start,
+                )
+            )
+            start += 4 * sizes[0] * sizes[1]
+        value = ValueOrder(fqn="step", start=start, length_bytes=self.value_bytes)
+        return SaveOrder(
+            rank=rank,
+            world_size=world_size,
+            step=step,
+            claim=0,
+            nonce=f"{step:032x}",
+            tensors=tuple(tensors),
+            values=(value,) if rank == 0 else (),
+        )
+
+
+def stored(
+    state: State, step: int, world_size: int, recurring: list[Recurring] | None = None
+) -> dict[str, bytes]:
+    store = MemoryStore()
+    manifests = []
+    for rank in range(world_size):
+        data = bytes((step + rank + place) % 251 for place in range(4096))
+        manifests.append(
+            write_checkpoint(
+                store,
+                state.order(rank, step, world_size),
+                memoryview(data),
+                aliases=state.aliases if rank == 0 else {},
+                recurring=None if recurring is None else recurring[rank],
+            )
+        )
+    own, *others = manifests
+    finish_checkpoint(
+        store,
+        own,
+        [each.ref() for each in others],
+        key_paths=state.key_paths,
+        recurring=None if recurring is None else recurring[0],
+    )
+    return store.bucket.objects
+
+
+FIRST = State(rows={"w": 4, "b": 2})
+CHANGED = {
+    "nothing": FIRST,
+    "a name": State(rows={"w": 4, "c": 2}),
+    "the order": State(rows={"b": 2, "w": 4}),
+    "a size": State(rows={"w": 4, "b": 6}),
+    "a type": replace(FIRST, dtype="int32"),
+    "a value's length": replace(FIRST, value_bytes=4),
+    "a tied tensor": replace(FIRST, aliases={"tied": "w"}),
+    "what a tied tensor stands for": replace(FIRST, aliases={"tied": "b"}),
+    "the nesting": replace(FIRST, key_paths=json.dumps({"w": ["w"]})),
+    "the placement": replace(FIRST, split_by_columns=True),
+}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("changed", CHANGED.values(), ids=CHANGED.keys())
+def test_what_an_earlier_save_has_left_changes_nothing_that_is_stored(
+    changed: State, world_size: int
+) -> None:
+    recurring = [Recurring() for _ in range(world_size)]
+    tied = replace(FIRST, aliases={"tied": "w"})
+    for step, state in enumerate((FIRST, tied, changed, changed, FIRST), 1):
+        assert stored(state, step, world_size, recurring) == stored(state, step, world_size)
+
+
+def test_what_is_the_same_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(*args: object, **options: object) -> bytes:
+        made.append(1)
+        return encode_metadata(*args, **options)  # type: ignore[arg-type]  # as they came
+
+    monkeypatch.setattr("stepkeeper.checkpoint.writing.encode_metadata", counted)
+    recurring = [Recurring(), Recurring()]
+    for step in (1, 2, 3):
+        stored(FIRST, step, 2, recurring)
+    assert len(made) == 1
+    order = FIRST.order(0, 4, 1)
+    layout = recurring[0].layout(order, streams=8, least_bytes=1)
+    again = replace(order, step=5, nonce="5", tensors=tuple(replace(each) for each in order.tensors))
+    assert recurring[0].layout(again, streams=8, least_bytes=1) is layout
+    assert recurring[0].layout(order, streams=4, least_bytes=1) is not layout
+
+
+def test_metadata_of_parts_that_dont_fit_is_not_kept() -> None:
+    recurring = Recurring()
+    store = MemoryStore()
+    data = memoryview(bytes(4096))
+    for step, state in ((1, State(rows={"w": 4})), (2, State(rows={"w": 4, "b": 2}))):
+        own = write_checkpoint(store, state.order(0, step, 2), data, recurring=recurring)
+        other = write_checkpoint(store, State(rows={"w": 6}).order(1, step, 2), data)
+        with pytest.raises(ManifestError):
+            finish_checkpoint(store, own, [other.ref()], recurring=recurring)
+
+
+HOSTILE = ('"tensors":[', ',"tensors":[', ',"world_size":', '],"values":[', "ü\\")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_manifest_is_parted_at_its_tensors_whatever_they_are_called(name: str) -> None:
+    whole = write_checkpoint(
+        MemoryStore(),
+        State(rows={"w": 4, name: 2}).order(0, 1, 1),
+        memoryview(bytes(4096)),
+        aliases={name: name, "tensors": "w"},
+    )
+    heading, inventory = parted(whole.to_json(), "here")
+    assert Manifest.from_json(heading, "here") == replace(whole, inventory=Inventory())
+    assert inventory == whole.inventory.encoded
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"rank":0,"tensors":[],"values":[]}'])
+def test_what_has_no_inventory_in_its_place_is_no_manifest(data: bytes) -> None:
+    with pytest.raises(ManifestError, match="here is no manifest"):
+        parted(data, "here")
