@@ -11,6 +11,7 @@ from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.companion.messages import Open
 from stepkeeper.contract import (
     CA_FILE_NAME,
+    LOCAL_TIER_FOLDER,
     NOTICE_FILE,
     SETTINGS_FILE_NAME,
     SETTINGS_FOLDER,
@@ -35,6 +36,7 @@ class Places:
     notice_file: Path = Path(NOTICE_FILE)
     termination_file: Path = Path(TERMINATION_FILE)
     token_file: Path = Path(TOKEN_FILE)
+    local_tier_folder: Path = Path(LOCAL_TIER_FOLDER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,12 @@ class Environment:
     identity: Identity
     settings: Settings
     places: Places
+
+    @property
+    def local_tier(self) -> Path | None:
+        """Where the job's template has mounted a volume for it; None: it hasn't."""
+        folder = self.places.local_tier_folder
+        return folder if folder.is_dir() else None
 
     @property
     def report_target(self) -> ReportTarget | None:

@@ -150,7 +150,10 @@ class CheckpointManager(DropIn):
         local_tier: str | PathLike[str] | None = None,
         local_tier_bytes: int | None = None,
     ) -> Self:
-        """The manager that this container's CheckpointedTrainingJob asks for, with a tier on a disk of its template.
+        """The manager that this container's CheckpointedTrainingJob asks for.
+
+        A volume that its template mounts at /var/cache/stepkeeper is the `local_tier`, if none is given here;
+        `local_tier_bytes` bounds it where there is one.
 
         Raises:
             NotInPodError: no operator made this container; it says what to write instead.
@@ -161,13 +164,14 @@ class CheckpointManager(DropIn):
         environment = read_environment(places=places)
         check_ranks(environment, process_group)
         settings = environment.settings
+        tier = environment.local_tier if local_tier is None else local_tier
         return cls(
             settings.uri,
             from_interval(settings.interval, total_steps=settings.total_steps),
             process_group=process_group,
             keep=from_retention(settings.retention),
-            local_tier=local_tier,
-            local_tier_bytes=local_tier_bytes,
+            local_tier=tier,
+            local_tier_bytes=None if tier is None else local_tier_bytes,
             environment=environment,
         )
 

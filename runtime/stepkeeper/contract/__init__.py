@@ -9,6 +9,7 @@ from stepkeeper.contract.identity import Identity
 from stepkeeper.contract.places import (
     CA_FILE_NAME,
     CONTAINER_NAME,
+    LOCAL_TIER_FOLDER,
     NOTICE_FILE,
     RUN_FOLDER,
     SETTINGS_FILE_NAME,
@@ -32,6 +33,7 @@ from stepkeeper.contract.wire import ContractError
 __all__ = [
     "CA_FILE_NAME",
     "CONTAINER_NAME",
+    "LOCAL_TIER_FOLDER",
     "NOTICE_FILE",
     "RUN_FOLDER",
     "SETTINGS_FILE_NAME",

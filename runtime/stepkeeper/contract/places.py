@@ -5,6 +5,7 @@ from typing import Final
 __all__ = [
     "CA_FILE_NAME",
     "CONTAINER_NAME",
+    "LOCAL_TIER_FOLDER",
     "NOTICE_FILE",
     "RUN_FOLDER",
     "SETTINGS_FILE_NAME",
@@ -31,6 +32,9 @@ NOTICE_FILE: Final = f"{RUN_FOLDER}/notice"
 
 TOKEN_FILE: Final = "/var/run/secrets/stepkeeper/token"  # noqa: S105  # a path, no secret
 """Projected service-account token for the endpoint."""
+
+LOCAL_TIER_FOLDER: Final = "/var/cache/stepkeeper"
+"""A volume that the template mounts here is the trainer's local tier. The operator adds none."""
 
 TERMINATION_FILE: Final = "/dev/termination-log"
 """Kubernetes' default termination-message path."""
