@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final, Protocol, Self
 
-from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.orders import SaveOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File, packed
 from stepkeeper.checkpoint.reading import manifest_bytes
 from stepkeeper.checkpoint.recurring import Part, Recurring
@@ -273,15 +273,20 @@ def _write_file(store: Store, folder: str, file: File, data: RankData, patience:
 
 
 def _parts(file: File, data: RankData) -> list[Buffer]:
+    """What is between two tensors' data is one part."""
     parts: list[Buffer] = []
+    behind = b""
     for item in file.items:
-        match item.order:
-            case TensorOrder(dtype=dtype, sizes=sizes, start=start):
-                end = start + size_in_bytes(dtype, sizes)
-                parts += encode_blob(dtype, sizes, data[start:end])
-            case ValueOrder(start=start, length_bytes=length_bytes):
-                parts.append(data[start : start + length_bytes])
-    return parts
+        order = item.order
+        if isinstance(order, ValueOrder):
+            parts += (behind, data[order.start : order.start + order.length_bytes])
+            behind = b""
+        else:
+            end = order.start + size_in_bytes(order.dtype, order.sizes)
+            before, elements, after = encode_blob(order.dtype, order.sizes, data[order.start : end])
+            parts += (behind + before, elements)
+            behind = after
+    return [*parts, behind]
 
 
 def _write_object(

@@ -11,7 +11,6 @@ from typing import Final
 
 from stepkeeper.dcp.dtypes import dtype_named, size_in_bytes
 from stepkeeper.dcp.pickling import Call, Global, Persistent, pickled
-from stepkeeper.storage.base import Buffer
 
 __all__ = ["BlobLayout", "blob_layout", "data_offset", "encode_blob"]
 
@@ -22,6 +21,8 @@ _ZIP64: Final = 45
 _UTF8: Final = 0x0800
 _IN_EXTRA: Final = 0xFFFFFFFF
 _DATA_NAME: Final = b"archive/data/0"
+_CRC_IN_HEADER: Final = 14
+_CRC_IN_ENTRY: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +41,17 @@ class _Record:
     header_offset_bytes: int
 
 
-@lru_cache(maxsize=4096)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    """A blob without its data, and without the data's checksum, which stands before and behind it."""
+
+    layout: BlobLayout
+    before: tuple[bytes, bytes]
+    behind: tuple[bytes, bytes]
+
+
 def blob_layout(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
-    head, records = _head(dtype, sizes)
-    data_bytes = size_in_bytes(dtype, sizes)
-    offset = len(head) + _data_header_bytes(len(head))
-    # Fields have fixed widths: any checksum gives the same length.
-    tail = _tail([*records, _data_record(len(head), 0, data_bytes)], offset + data_bytes)
-    return BlobLayout(
-        data_offset_bytes=offset, data_bytes=data_bytes, length_bytes=offset + data_bytes + len(tail)
-    )
+    return _frame(dtype, sizes).layout
 
 
 def data_offset(dtype: str, sizes: tuple[int, ...]) -> int:
@@ -57,20 +59,41 @@ def data_offset(dtype: str, sizes: tuple[int, ...]) -> int:
     return blob_layout(dtype, sizes).data_offset_bytes
 
 
-def encode_blob(dtype: str, sizes: tuple[int, ...], data: memoryview) -> list[Buffer]:
+def encode_blob(dtype: str, sizes: tuple[int, ...], data: memoryview) -> tuple[bytes, memoryview, bytes]:
     """The blob in parts; `data` is one of them, not copied. Raises ValueError if it isn't as long as it must be."""
-    expected_bytes = size_in_bytes(dtype, sizes)
+    frame = _frame(dtype, sizes)
+    expected_bytes = frame.layout.data_bytes
     if data.nbytes != expected_bytes:
         raise ValueError(f"{dtype}{list(sizes)} has {expected_bytes} bytes, got {data.nbytes}")
-    head, records = _head(dtype, sizes)
     flat = data.cast("B") if data.nbytes else memoryview(b"")
-    record = _data_record(len(head), zlib.crc32(flat), data.nbytes)
-    header = _local_header(record, padded_to=_data_header_bytes(len(head)))
-    end = len(head) + len(header) + data.nbytes
-    return [head + header, flat, _tail([*records, record], end)]
+    crc = struct.pack("<I", zlib.crc32(flat))
+    return crc.join(frame.before), flat, crc.join(frame.behind)
 
 
 @lru_cache(maxsize=4096)
+def _frame(dtype: str, sizes: tuple[int, ...]) -> _Frame:
+    head, records = _head(dtype, sizes)
+    data_bytes = size_in_bytes(dtype, sizes)
+    # Fields have fixed widths: any checksum gives the same lengths.
+    record = _data_record(len(head), 0, data_bytes)
+    header = _local_header(record, padded_to=_data_header_bytes(len(head)))
+    offset = len(head) + len(header)
+    tail = _tail([*records, record], offset + data_bytes)
+    layout = BlobLayout(
+        data_offset_bytes=offset, data_bytes=data_bytes, length_bytes=offset + data_bytes + len(tail)
+    )
+    in_tail = sum(len(_directory_entry(each)) for each in records) + _CRC_IN_ENTRY
+    return _Frame(
+        layout=layout,
+        before=_without_crc(head + header, len(head) + _CRC_IN_HEADER),
+        behind=_without_crc(tail, in_tail),
+    )
+
+
+def _without_crc(data: bytes, place: int) -> tuple[bytes, bytes]:
+    return data[:place], data[place + 4 :]
+
+
 def _head(dtype: str, sizes: tuple[int, ...]) -> tuple[bytes, tuple[_Record, ...]]:
     """All records before the data, each with its header."""
     contents = {b"archive/data.pkl": _tensor_pickle(dtype, sizes), b"archive/byteorder": b"little"}

@@ -11,8 +11,8 @@ from stepkeeper.storage.base import Buffer
 __all__ = ["block_crcs", "combine_crc32c", "crc32c", "crc32c_of_parts"]
 
 _POLYNOMIAL: Final = 0x82F63B78
-_PIECE_BYTES: Final = 1 << 20
-"""The library holds the GIL and takes bytes only: small copies, short holds (0.1 ms each)."""
+_PIECE_BYTES: Final = 128 * 1024
+"""The library holds the GIL and takes bytes only: small copies, short holds (0.02 ms each)."""
 
 
 def crc32c(data: Buffer, start: int = 0) -> int:
@@ -36,15 +36,11 @@ def block_crcs(parts: Sequence[Buffer], block_bytes: int) -> tuple[int, ...]:
     """The crc32c of each `block_bytes` of `parts` joined; the last block may be shorter. None for no bytes."""
     crcs: list[int] = []
     crc, room = 0, block_bytes
-    for piece in _pieces(parts):
-        view = piece
-        while view.nbytes:
-            taken = min(view.nbytes, room)
-            crc = crc32c(view[:taken], crc)
-            view, room = view[taken:], room - taken
-            if not room:
-                crcs.append(crc)
-                crc, room = 0, block_bytes
+    for piece in _pieces(parts, block_bytes):
+        crc, room = google_crc32c.extend(crc, piece), room - len(piece)
+        if not room:
+            crcs.append(crc)
+            crc, room = 0, block_bytes
     if room < block_bytes:
         crcs.append(crc)
     return tuple(crcs)
@@ -59,11 +55,24 @@ def combine_crc32c(crcs: Sequence[int], block_bytes: int, size_bytes: int) -> in
     return whole
 
 
-def _pieces(parts: Sequence[Buffer]) -> Iterator[memoryview]:
+def _pieces(parts: Sequence[Buffer], block_bytes: int) -> Iterator[bytes]:
+    """Small copies of `parts` joined, none of which goes on behind the end of a block."""
+    waiting: list[memoryview] = []
+    in_block = block_bytes
+    room = min(_PIECE_BYTES, in_block)
     for part in parts:
-        view = memoryview(part)
-        if view.nbytes:
-            yield view.cast("B")
+        view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
+        while view.nbytes:
+            waiting.append(view if view.nbytes <= room else view[:room])
+            view = view[room:]
+            room, in_block = room - waiting[-1].nbytes, in_block - waiting[-1].nbytes
+            if not room:
+                yield b"".join(waiting)
+                waiting.clear()
+                in_block = in_block or block_bytes
+                room = min(_PIECE_BYTES, in_block)
+    if waiting:
+        yield b"".join(waiting)
 
 
 Matrix = tuple[int, ...]
