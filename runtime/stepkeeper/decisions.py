@@ -12,6 +12,7 @@ from stepkeeper.policy.save import Disruptions, Moment, SaveCost, SavePolicy
 __all__ = ["Decisions", "Seen"]
 
 _SAVE: Final = "save"
+_POLICY: Final = "policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,7 @@ class Decisions:
         self._asked_for: str | None = None
         self._asked_step: int | None = None
         self._stop_step: int | None = None
+        self._n_begun = 0
         self._last_save_s = time.monotonic()
 
     @property
@@ -61,10 +63,10 @@ class Decisions:
         # At the stop step itself nothing new can come up, and the other ranks may be gone already.
         if step != self._stop_step:
             for wish in self._agreement.passed(step):
-                if wish != STOP:
+                if wish == STOP:
+                    self._stop_step = step if self._stop_step is None else self._stop_step
+                elif not self._is_past(wish):
                     self._asked_step = step
-                elif self._stop_step is None:
-                    self._stop_step = step
         return self._stop_step is not None
 
     def due(self, step: int, *, stopping: bool = False) -> bool:
@@ -80,13 +82,26 @@ class Decisions:
         if self._gang.world_size == 1:
             return True
         # These differ between ranks: rank 0's count, and all save at a step that they agree on.
-        self._agreement.wish(_SAVE)
+        self._agreement.wish(self._policys_wish)
         return False
 
     def save_begun(self) -> None:
-        """The policy's clock starts anew, and what was asked for is done."""
+        """The policy's clock starts anew, and what was asked for is done. Ranks: all, at the same steps."""
         self._asked_step = None
+        self._n_begun += 1
         self._last_save_s = time.monotonic()
+
+    @property
+    def _policys_wish(self) -> str:
+        """It names the saves that it comes after."""
+        return f"{_POLICY}/{self._n_begun}"
+
+    def _is_past(self, wish: str) -> bool:
+        """True of what the policy wished before the last save: its clock started anew with that one.
+
+        All ranks come to the same answer: a wish is due at the same step in all, and before it all began as many saves.
+        """
+        return wish.startswith(f"{_POLICY}/") and wish != self._policys_wish
 
     def _moment(self, step: int) -> Moment:
         seen = self._see()

@@ -1,7 +1,10 @@
 """What is to be done after a step, however often it is asked."""
 
-import time
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +12,17 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch d
 
 from stepkeeper.decisions import Decisions, Seen
 from stepkeeper.gang import SoloGang, StoreGang
-from stepkeeper.policy.save import AnyOf, Continuous, Disruptions, EveryNSteps, Moment, OnPreemption, SaveCost
+from stepkeeper.policy.save import (
+    AnyOf,
+    Continuous,
+    Disruptions,
+    EveryNSteps,
+    EverySeconds,
+    Moment,
+    OnPreemption,
+    SaveCost,
+    SavePolicy,
+)
 
 
 def asked(decisions: Decisions, step: int) -> bool:
@@ -91,28 +104,113 @@ class TalkingGang(StoreGang):
         return super().gather(name, value, timeout_s)
 
 
+class Trainings:
+    """Ranks as threads, each at most `lead` steps ahead of the last one. Rank 0's clock counts its own steps."""
+
+    def __init__(
+        self, policy: SavePolicy, world_size: int, lead: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps = self.steps = [0] * world_size
+        monkeypatch.setattr("stepkeeper.agreement._POLL_S", 0.001)
+        monkeypatch.setattr("stepkeeper.decisions.time", SimpleNamespace(monotonic=lambda: steps[0]))
+        store = HashStore()
+        self.saved: list[list[int]] = [[] for _ in range(world_size)]
+        self.lead = lead
+        self.moved = threading.Condition()
+        self.ranks = [Decisions(policy, TalkingGang(store, rank, world_size)) for rank in range(world_size)]
+        self.ranks[0]._see = lambda: Seen(saving=False)
+
+    def run(self, enough: Callable[[list[int]], bool]) -> None:
+        """Until rank 0 has saved `enough`, and all have stopped at one step."""
+        with ThreadPoolExecutor(len(self.ranks)) as pool:
+            running = [pool.submit(self._train, rank, enough) for rank in range(len(self.ranks))]
+            for each in running:
+                each.result()
+        for decisions in self.ranks:
+            decisions.close()
+
+    def _train(self, rank: int, enough: Callable[[list[int]], bool]) -> None:
+        decisions, saved = self.ranks[rank], self.saved[rank]
+        decisions.start()
+        for step in range(1, 10**6):
+            with self.moved:
+                while step > min(self.steps) + self.lead:
+                    assert self.moved.wait(60), "a rank is stuck"
+                self.steps[rank] = step
+                self.moved.notify_all()
+            if decisions.stops(step):
+                return
+            if decisions.due(step):
+                saved.append(step)
+                decisions.save_begun()
+                if rank == 0 and enough(saved):
+                    decisions.wish_stop()
+
+
 @pytest.mark.timeout(120)
-def test_ranks_that_see_different_things_save_the_same_steps() -> None:
-    store = HashStore()
-    ranks = [
-        Decisions(Continuous(), TalkingGang(store, rank, 3), lambda: Seen(saving=True)) for rank in range(3)
-    ]
-    for rank in ranks:
-        rank.start()
+@pytest.mark.parametrize(("after_s", "lead"), [(399, 1), (390, 3), (250, 1), (150, 3)])
+def test_ranks_save_the_same_steps_and_each_for_a_reason(
+    after_s: int, lead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps come up in each rank by itself, the time in rank 0: what one has done, the other doesn't repeat."""
+    trainings = Trainings(AnyOf((EveryNSteps(400), EverySeconds(after_s))), 3, lead, monkeypatch)
+    trainings.run(lambda saved: sum(step % 400 != 0 for step in saved) >= 3 or len(saved) >= 60)
+    first, *others = trainings.saved
+    assert others == [first, first]
+    for before, step in pairwise((0, *first)):
+        assert step % 400 == 0 or step - before >= after_s, f"{step} is saved though {before} was"
+
+
+def agreed_on(decisions: Decisions) -> bool:
+    """Waits until this rank knows of a step for a wish."""
+    agreement = decisions._agreement
+    with agreement._changed:
+        return agreement._changed.wait_for(lambda: bool(agreement._agreed), 60)
+
+
+@pytest.mark.timeout(120)
+def test_a_wish_that_a_save_has_overtaken_is_dropped_in_all_ranks() -> None:
+    """Rank 1 is ahead by the step that is saved anyway: what rank 0 wishes before that is agreed on for the next."""
+    store, policy, saving = HashStore(), AnyOf((EveryNSteps(100), Continuous())), False
+    behind = Decisions(policy, TalkingGang(store, 0, 2), lambda: Seen(saving=saving))
+    ahead = Decisions(policy, TalkingGang(store, 1, 2))
+    for decisions in (behind, ahead):
+        decisions.start()
+    assert asked(ahead, 100)
+    ahead.save_begun()
+    assert not asked(behind, 99), "it wishes to save the next step that it can"
+    assert agreed_on(behind)
+    assert agreed_on(ahead)
+    assert asked(behind, 100)
+    behind.save_begun()
     saving = True
-    ranks[0]._see = lambda: Seen(saving=saving)
-    saved: list[list[int]] = [[], [], []]
-    for step in range(10**6):
-        if step == 5:
-            saving = False
-        for rank, found in zip(ranks, saved, strict=True):
-            if asked(rank, step):
-                found.append(step)
-                rank.save_begun()
-        if all(saved):
-            break
-        time.sleep(0.001)  # the other ranks hear of it by a thread of theirs
-    for rank in ranks:
-        rank.close()
-    assert saved[0][0] > 5
-    assert saved[0][:1] == saved[1][:1] == saved[2][:1]
+    for decisions in (behind, ahead):
+        assert not asked(decisions, 101)
+    saving = False
+    assert not asked(behind, 102), "it wishes the same again, after another save"
+    assert agreed_on(behind)
+    assert agreed_on(ahead)
+    saving = True
+    for decisions in (ahead, behind):
+        assert [asked(decisions, 102), asked(decisions, 103)] == [False, True]
+        decisions.save_begun()
+        assert not asked(decisions, 104)
+        decisions.close()
+
+
+@pytest.mark.timeout(120)
+def test_what_the_operator_asked_for_is_saved_whatever_was_saved_before() -> None:
+    store, policy = HashStore(), EveryNSteps(100)
+    behind, ahead = (Decisions(policy, TalkingGang(store, rank, 2)) for rank in range(2))
+    for decisions in (behind, ahead):
+        decisions.start()
+    assert asked(ahead, 100)
+    ahead.save_begun()
+    behind.wish_save("policy/0")
+    assert agreed_on(behind)
+    assert agreed_on(ahead)
+    assert asked(behind, 100)
+    behind.save_begun()
+    for decisions in (behind, ahead):
+        assert asked(decisions, 101)
+        decisions.close()
