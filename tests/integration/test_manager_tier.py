@@ -1,5 +1,6 @@
 """Saves by way of a local disk: memory is free before the root has them, and only what the root has is committed."""
 
+import json
 import logging
 import os
 import shutil
@@ -148,6 +149,13 @@ def test_the_next_snapshot_is_taken_while_the_root_is_slow(root: Path, disk: Pat
             manager.restore(step, state)
             assert torch.equal(state["w"], state_at(step)["w"])
     assert manager.base_path == f"{root.as_uri()}/"
+
+
+def test_devices_have_their_room_back_while_the_root_is_slow(
+    tmp_path: Path, hold: Path, run_on_devices: Callable[..., str]
+) -> None:
+    said = run_on_devices(HERE / "devices.py", tmp_path)
+    assert json.loads(said.splitlines()[-1]) == {"two in memory": [0, 0], "tier": [0, 0]}
 
 
 @pytest.mark.parametrize("ending", ["killed", "told"])
