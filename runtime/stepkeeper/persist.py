@@ -1,6 +1,5 @@
 """One save of one rank once its snapshot is on its way to the host: place, write, vote, commit."""
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -11,6 +10,7 @@ from typing import Any, Final
 from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.companion.client import CompanionProcess, error_from, error_to
 from stepkeeper.companion.messages import Commit, Committed, Kind, Staged, Upload, Void, Write, Written
+from stepkeeper.companion.plans import Common, Told, name_of, plan_of
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionLostError, FencedError, SaveError, StepkeeperError
@@ -150,7 +150,6 @@ def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
 
 
 def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang, *, staged: bool) -> Written:
-    snapshot = job.snapshot
     job.moved(SaveState.WRITING)
     order = SaveOrder(
         rank=gang.rank,
@@ -159,21 +158,32 @@ def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang, *
         claim=place.claim,
         nonce=place.nonce,
         tensors=(),
-        values=snapshot.values,
+        values=job.snapshot.values,
     )
-    body = encode(Write(order=order, aliases=snapshot.aliases, key_paths=json.dumps(snapshot.key_paths)))
-    body["order"]["tensors"] = snapshot.plan.encoded_orders
-    if staged and _stage(job, process, body):
+    if staged and _stage(job, process, order):
         job.release()
         upload = encode(Upload(folder=order.folder))
         return decode(Written, process.ask(Kind.UPLOAD, upload, timeout_s=_SAVE_TIMEOUT_S))
-    return decode(Written, process.ask(Kind.WRITE, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S))
+    return decode(Written, _ask_to_write(Kind.WRITE, job, process, order))
 
 
-def _stage(job: SaveJob, process: CompanionProcess, body: dict[str, Any]) -> bool:
+def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, order: SaveOrder) -> dict[str, Any]:
+    """The answer. What the process knows from the save before isn't told again."""
+    snapshot = job.snapshot
+    common = Common(tensors=snapshot.tensors, aliases=snapshot.aliases, key_paths=snapshot.key_paths)
+    plan, told = None, process.told
+    if told is None or told.common != common:
+        plan = plan_of(common)
+        told = Told(common=common, name=name_of(plan))
+    body = encode(Write(order=order, plan=told.name, told=plan))
+    answer = process.ask(kind, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
+    process.told = told
+    return answer
+
+
+def _stage(job: SaveJob, process: CompanionProcess, order: SaveOrder) -> bool:
     """True if all is on the local disk, which is as good as nowhere, but that the region is free."""
-    answer = process.ask(Kind.STAGE, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
-    staged = decode(Staged, answer)
+    staged = decode(Staged, _ask_to_write(Kind.STAGE, job, process, order))
     if staged.why_not is not None:
         _log.warning(
             "step %d, and those after it until this is mended, goes to the root without the local tier: %s",

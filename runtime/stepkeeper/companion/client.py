@@ -18,6 +18,7 @@ import stepkeeper
 from stepkeeper import errors
 from stepkeeper.companion.channel import Channel
 from stepkeeper.companion.messages import Kind
+from stepkeeper.companion.plans import Told
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode
 from stepkeeper.errors import CompanionError, CompanionLostError, StepkeeperError
@@ -44,6 +45,9 @@ class CompanionProcess:
         self._next_id = 1
         self._lost = False
         self._complaint: str | None = None
+        self.told: Told | None = None
+        """What the saves that it writes have in common, once it has written one of them. Of whoever asks it to."""
+
         self._reader = threading.Thread(target=self._read, name="companion", daemon=True)
         self._reader.start()
 

@@ -1,6 +1,6 @@
 """What the trainer and its companion say to each other. A request has an answer; the state is told without one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from stepkeeper.checkpoint import SaveOrder
@@ -18,6 +18,7 @@ __all__ = [
     "Committed",
     "Kind",
     "Open",
+    "Plan",
     "Quarantine",
     "Restored",
     "Staged",
@@ -123,15 +124,29 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the saves of a state have in common for as long as it is built alike."""
+
+    tensors: str
+    """One order a line, each the JSON of a list."""
+
+    aliases: dict[str, str]
+    """Further names of tied tensors."""
+
+    key_paths: str
+    """Name → keys that lead to it in the nested state, as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
     """This rank's share of a save; its bytes are in the region that comes along."""
 
     order: SaveOrder
-    aliases: dict[str, str] = field(default_factory=dict)
-    """Further names of tied tensors."""
+    plan: str | None = None
+    """The name of the plan that has its tensors; None: the order has them, and there is no more to say of them."""
 
-    key_paths: str = "{}"
-    """Name → keys that lead to it in the nested state, as JSON."""
+    told: Plan | None = None
+    """That plan, unless this process has been told it by the last save before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from stepkeeper.companion.messages import (
     Write,
     Written,
 )
+from stepkeeper.companion.plans import Held, Whole
 from stepkeeper.companion.reporter import LogView, Reporter
 from stepkeeper.contract import Commit as ReportedCommit
 from stepkeeper.contract import Directive, Head
@@ -88,8 +89,9 @@ class Session:
             self._hop = FirstHop(self._store, LocalTier(opening.tier, self._store.uri), patience=patience)
         self._hop_fails = False
         self._recurring = Recurring()
-        self._staged: dict[str, tuple[Write, Manifest]] = {}
-        self._written: dict[str, tuple[Write, Manifest]] = {}
+        self._plan = Held()
+        self._staged: dict[str, tuple[Whole, Manifest]] = {}
+        self._written: dict[str, tuple[Whole, Manifest]] = {}
         self._verified: set[int] = set()
         self._folders: dict[int, str] = {}
         """By slot, of commits whose data is there as far as this process knows, also where the log has deleted them."""
@@ -151,16 +153,17 @@ class Session:
 
     def write(self, body: Write, region_fd: int) -> Written:
         """What this rank has to write is durable; rank 0's manifest comes with the commit."""
+        whole = self._plan.whole(body)
         with _mapped(region_fd) as data:
             manifest = write_checkpoint(
                 self._store,
-                body.order,
+                whole.order,
                 data,
-                aliases=body.aliases,
+                aliases=whole.aliases,
                 recurring=self._recurring,
                 patience=self._patience,
             )
-        self._written = {manifest.folder: (body, manifest)}
+        self._written = {manifest.folder: (whole, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
     def stage(self, body: Write, region_fd: int) -> Staged:
@@ -168,25 +171,28 @@ class Session:
         self._staged = {}
         if self._hop is None:
             raise CompanionError("there is no local tier to stage anything in")
+        whole = self._plan.whole(body)
         try:
             with _mapped(region_fd) as data:
-                manifest = self._hop.stage(body.order, data, aliases=body.aliases, recurring=self._recurring)
+                manifest = self._hop.stage(
+                    whole.order, data, aliases=whole.aliases, recurring=self._recurring
+                )
         except OSError as error:
             why_not = None if self._hop_fails else str(error)
             self._hop_fails = True
             return Staged(held=False, why_not=why_not)
         self._hop_fails = False
-        self._staged = {manifest.folder: (body, manifest)}
+        self._staged = {manifest.folder: (whole, manifest)}
         return Staged(held=True)
 
     def upload(self, body: Upload) -> Written:
         """As `write`, of what was staged. Raises SaveError if the local disk doesn't hold it any more."""
         if self._hop is None or body.folder not in self._staged:
             raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
-        order, manifest = self._staged[body.folder]
+        whole, manifest = self._staged[body.folder]
         self._hop.upload(manifest)
         self._staged = {}
-        self._written = {manifest.folder: (order, manifest)}
+        self._written = {manifest.folder: (whole, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
     def commit(self, body: Commit) -> tuple[Committed, Work]:
@@ -197,12 +203,12 @@ class Session:
         """
         if body.folder not in self._written:
             raise CompanionError(f"nothing was written to {body.folder} by this companion process")
-        order, own = self._written.pop(body.folder)
+        whole, own = self._written.pop(body.folder)
         finished = finish_checkpoint(
             self._store,
             own,
             body.others,
-            key_paths=order.key_paths,
+            key_paths=whole.key_paths,
             recurring=self._recurring,
             patience=self._patience,
         )

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
-from stepkeeper.contract.wire import encode
 from stepkeeper.snapshot import device
 from stepkeeper.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
@@ -72,11 +71,6 @@ class SnapshotPlan:
         """Of the other ones that are not copied on devices, as `mine`."""
         whole = {fqn for _, fqn in self.whole}
         return {fqn: mine for fqn, mine in self.mine.items() if fqn not in self.cuts and fqn not in whole}
-
-    @cached_property
-    def encoded_orders(self) -> list[Any]:
-        """`orders` as the companion is told them: made once, for it takes the GIL from the training."""
-        return [encode(order) for order in self.orders]
 
     @cached_property
     def forms(self) -> dict[str, bytes]:

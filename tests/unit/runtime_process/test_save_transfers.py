@@ -34,6 +34,7 @@ class SlowCompanion:
 
     has_tier = False
     lost = False
+    told = None
 
     def __init__(self) -> None:
         self.writing = threading.Event()

@@ -121,6 +121,7 @@ class Tiered:
     """A companion with a local disk; its commits fail."""
 
     has_tier = True
+    told = None
 
     def __init__(self) -> None:
         self.kinds: list[Kind] = []

@@ -1,0 +1,252 @@
+"""What saves have in common is told once, and nothing is ever written by what another save had."""
+
+import os
+import secrets
+import struct
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from stepkeeper.checkpoint import CheckpointReader, SaveOrder, TensorOrder, read_manifests
+from stepkeeper.companion.messages import Begin, Commit, Committed, Kind, Open, Plan, Upload, Void, Write
+from stepkeeper.companion.plans import Common, Held, Told, name_of, plan_of
+from stepkeeper.companion.session import Session
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.dcp.metadata import merge_tensors
+from stepkeeper.errors import CompanionError, CompanionLostError
+from stepkeeper.gang import SoloGang
+from stepkeeper.persist import SaveJob, persist
+from stepkeeper.snapshot import Region, Snapshots
+from stepkeeper.storage.memory import MemoryStore, named_bucket
+from stepkeeper.testing.aside import done
+from stepkeeper.tier import TierPlace
+
+ROWS = (
+    TensorOrder(fqn='w\n"ü', dtype="float32", global_shape=(4, 8), offsets=(2, 0), sizes=(2, 8), start=0),
+    TensorOrder(fqn="s", dtype="int64", global_shape=(), offsets=(), sizes=(), start=64),
+)
+COMMON = Common(tensors=ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")})
+ORDER = SaveOrder(rank=1, world_size=2, step=1, claim=0, nonce="0", tensors=(), values=())
+
+
+def test_what_was_told_is_what_is_written_in_the_next_saves() -> None:
+    held, plan = Held(), plan_of(COMMON)
+    first = held.whole(Write(order=ORDER, plan=name_of(plan), told=plan))
+    again = held.whole(Write(order=replace(ORDER, step=2), plan=name_of(plan)))
+    assert first.order == replace(ORDER, tensors=ROWS)
+    assert again.order == replace(ORDER, step=2, tensors=ROWS)
+    assert (again.aliases, again.key_paths) == ({"v": "s"}, '{"s": ["a", 0, "s"]}')
+    assert held.whole(Write(order=ORDER)).order == ORDER
+
+
+def test_what_is_alike_in_the_tensors_is_held_once() -> None:
+    tensors = tuple(replace(ROWS[0], fqn=str(n), start=64 * n) for n in range(2))
+    plan = plan_of(replace(COMMON, tensors=tensors))
+    one, other = Held().whole(Write(order=ORDER, plan=name_of(plan), told=plan)).order.tensors
+    assert (one.dtype is other.dtype, one.sizes is other.sizes) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(COMMON, tensors=ROWS[:1]),
+        replace(COMMON, tensors=(replace(ROWS[0], start=8), ROWS[1])),
+        replace(COMMON, aliases={}),
+        replace(COMMON, key_paths={"s": ("a", 1, "s")}),
+    ],
+)
+def test_another_plan_has_another_name_and_only_the_last_is_held(other: Common) -> None:
+    held, plan, following = Held(), plan_of(COMMON), plan_of(other)
+    assert name_of(plan) != name_of(following)
+    for told in (plan, following):
+        held.whole(Write(order=ORDER, plan=name_of(told), told=told))
+    with pytest.raises(CompanionError, match="by a plan that wasn't told"):
+        held.whole(Write(order=ORDER, plan=name_of(plan)))
+
+
+def test_nothing_is_written_by_a_name_that_what_was_told_does_not_have() -> None:
+    held, plan = Held(), plan_of(COMMON)
+    with pytest.raises(CompanionError, match="by a plan that wasn't told"):
+        held.whole(Write(order=ORDER, plan=name_of(plan), told=replace(plan, aliases={})))
+    with pytest.raises(CompanionError, match="by a plan that wasn't told"):
+        held.whole(Write(order=ORDER, plan=name_of(plan)))
+
+
+@dataclass
+class Process:
+    """A companion process, in this one."""
+
+    session: Session
+    told: Told | None = None
+    lost: bool = False
+    plans: list[bool] = field(default_factory=list)
+    """For each write that was asked for, whether its plan came along."""
+
+    fails: int = 0
+    """The next so many writes."""
+
+    def ask(self, kind: Kind, raw: Any, fds: Any = (), *, timeout_s: float) -> Any:
+        if kind in (Kind.WRITE, Kind.STAGE):
+            body = decode(Write, raw)
+            self.plans.append(body.told is not None)
+            if self.fails:
+                self.fails -= 1
+                raise CompanionLostError("gone before it read that")
+            do = self.session.write if kind is Kind.WRITE else self.session.stage
+            return encode(do(body, fds[0]))
+        if kind is Kind.VOID:
+            return self.session.void(decode(Void, raw))
+        if kind is Kind.UPLOAD:
+            return encode(self.session.upload(decode(Upload, raw)))
+        committed, after = self.session.commit(decode(Commit, raw))
+        done(after)
+        return encode(committed)
+
+
+class Trainer:
+    """Saves states of one rank."""
+
+    def __init__(self, tier: TierPlace | None = None) -> None:
+        self.name = secrets.token_hex(4)
+        self.has_tier = tier is not None
+        self.opening = Open(rank=0, world_size=1, uri=f"memory://{self.name}", tier=tier)
+        self.running = Process(self.new_session())
+        self.claim = self.running.session.begin(Begin()).claim
+        self.gang, self.region, self.step = SoloGang(), Region(), 0
+        self.snapshots = Snapshots(self.gang.ranks)
+
+    def new_session(self) -> Session:
+        return Session(self.opening, lambda directive: None)
+
+    def lose(self) -> None:
+        """Another companion process follows this one."""
+        self.opening = replace(self.opening, claim=self.claim)
+        self.running = Process(self.new_session())
+        self.running.session.resume()
+
+    def begin(self, *, origin: object) -> Any:
+        return SimpleNamespace(claim=self.claim)
+
+    def process(self) -> Process:
+        return self.running
+
+    def save(self, state: dict[str, Any]) -> dict[str, bytes]:
+        """All that the commit holds of tensors, by each of their names."""
+        self.step += 1
+        transferred: Future[None] = Future()
+        transferred.set_result(None)
+        job = SaveJob(
+            name=str(self.step),
+            step=self.step,
+            origin=None,
+            snapshot=self.snapshots.take(state, self.region),
+            region=self.region,
+            transferred=transferred,
+            moved=lambda _: None,
+            duration_millis=lambda: 1,
+        )
+        return self.contents(persist(job, cast(Companion, self), self.gang))
+
+    def contents(self, committed: Committed) -> dict[str, bytes]:
+        store = MemoryStore(named_bucket(self.name))
+        manifests = read_manifests(store, committed.record)
+        reader = CheckpointReader(store, manifests)
+        return {
+            fqn: b"".join(
+                reader.read_verified(
+                    chunk.path,
+                    chunk.offset_bytes + chunk.data_offset_bytes,
+                    chunk.length_bytes - chunk.data_offset_bytes,
+                )[: 4 * chunk.sizes[0]]
+                for chunk in tensor.chunks
+            )
+            for fqn, tensor in merge_tensors(manifests).items()
+        }
+
+
+@pytest.fixture
+def trainer() -> Iterator[Trainer]:
+    trainer = Trainer()
+    yield trainer
+    trainer.region.close()
+
+
+def floats(*numbers: float) -> bytes:
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def test_a_state_that_is_built_alike_is_told_of_once_and_another_one_anew(trainer: Trainer) -> None:
+    assert trainer.save({"w": torch.ones(2), "n": 1}) == {"w": floats(1, 1)}
+    assert trainer.save({"w": torch.zeros(2), "n": 1000}) == {"w": floats(0, 0)}
+    assert trainer.save({"w": torch.ones(3), "b": torch.zeros(1)}) == {"w": floats(1, 1, 1), "b": floats(0)}
+    assert trainer.save({"b": torch.ones(1), "w": torch.zeros(3)}) == {"w": floats(0, 0, 0), "b": floats(1)}
+    tied = torch.ones(1)
+    assert trainer.save({"b": tied, "w": torch.zeros(3), "v": tied})["v"] == floats(1)
+    assert trainer.save({"w": torch.ones(2), "n": 1}) == {"w": floats(1, 1)}
+    assert trainer.running.plans[:3] == [True, False, True]
+    assert trainer.running.plans[4:] == [True, True]
+
+
+def test_a_companion_that_follows_a_lost_one_is_told_all(trainer: Trainer) -> None:
+    state = {"w": torch.ones(2)}
+    trainer.save(state)
+    trainer.lose()
+    assert trainer.save(state) == {"w": floats(1, 1)}
+    assert trainer.save(state) == {"w": floats(1, 1)}
+    assert trainer.running.plans == [True, False]
+
+
+def test_what_a_failed_save_has_told_is_told_again(trainer: Trainer) -> None:
+    state = {"w": torch.ones(2)}
+    trainer.running.fails = 1
+    with pytest.raises(CompanionLostError):
+        trainer.save(state)
+    assert trainer.save(state) == {"w": floats(1, 1)}
+    assert trainer.running.plans == [True, True]
+
+
+def test_a_save_by_way_of_the_local_disk_tells_it_too(tmp_path: Any) -> None:
+    trainer = Trainer(TierPlace(folder=str(tmp_path)))
+    for number in (1.0, 2.0):
+        assert trainer.save({"w": torch.full((2,), number)}) == {"w": floats(number, number)}
+    assert trainer.running.plans == [True, False]
+    trainer.region.close()
+
+
+def test_two_ranks_tell_each_their_own(tmp_path: Any) -> None:
+    """One that changes its plan between saves, and one that doesn't."""
+    uri = tmp_path.as_uri()
+    sessions = [Session(Open(rank=rank, world_size=2, uri=uri), lambda directive: None) for rank in (0, 1)]
+    claim = sessions[0].begin(Begin()).claim.slot
+    row = TensorOrder(fqn="w", dtype="float32", global_shape=(2, 2), offsets=(0, 0), sizes=(1, 2), start=0)
+    more = TensorOrder(fqn="b", dtype="float32", global_shape=(2,), offsets=(0,), sizes=(2,), start=8)
+    plans = {
+        0: plan_of(Common(tensors=(row,), aliases={}, key_paths={})),
+        1: plan_of(Common(tensors=(replace(row, offsets=(1, 0)),), aliases={}, key_paths={})),
+    }
+    longer: dict[int, Plan] = plans | {
+        1: plan_of(Common(tensors=(replace(row, offsets=(1, 0)), more), aliases={}, key_paths={}))
+    }
+    region = os.memfd_create("region")
+    os.write(region, floats(1, 2, 3, 4))
+    found = []
+    for step, (now, told) in enumerate([(plans, True), (plans, False), (longer, True), (longer, False)]):
+        nonce, written = f"{step:032x}", []
+        for rank in (1, 0):
+            order = replace(ORDER, rank=rank, step=step, claim=claim, nonce=nonce)
+            body = Write(order=order, plan=name_of(now[rank]), told=now[rank] if told else None)
+            written.append(sessions[rank].write(body, region))
+        commit = Commit(folder=order.folder, others=(written[0].manifest,), duration_millis=1)
+        committed, after = sessions[0].commit(commit)
+        done(after)
+        tensors = merge_tensors(read_manifests(sessions[0]._store, committed.record))
+        found.append({fqn: [chunk.offsets for chunk in tensor.chunks] for fqn, tensor in tensors.items()})
+    os.close(region)
+    short = {"w": [(0, 0), (1, 0)]}
+    assert found == [short, short, short | {"b": [(0,)]}, short | {"b": [(0,)]}]
