@@ -4,10 +4,11 @@ A ranged read of the data gets the tensor's bytes, row-major, little endian: nob
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+from isal import isal_zlib
 
 from stepkeeper.dcp.dtypes import dtype_named, size_in_bytes
 from stepkeeper.dcp.pickling import Call, Global, Persistent, pickled
@@ -66,7 +67,7 @@ def encode_blob(dtype: str, sizes: tuple[int, ...], data: memoryview) -> tuple[b
     if data.nbytes != expected_bytes:
         raise ValueError(f"{dtype}{list(sizes)} has {expected_bytes} bytes, got {data.nbytes}")
     flat = data.cast("B") if data.nbytes else memoryview(b"")
-    crc = struct.pack("<I", zlib.crc32(flat))
+    crc = struct.pack("<I", isal_zlib.crc32(flat))
     return crc.join(frame.before), flat, crc.join(frame.behind)
 
 
@@ -101,7 +102,7 @@ def _head(dtype: str, sizes: tuple[int, ...]) -> tuple[bytes, tuple[_Record, ...
     head, records = b"", []
     for name, content in contents.items():
         record = _Record(
-            name=name, crc32=zlib.crc32(content), size_bytes=len(content), header_offset_bytes=len(head)
+            name=name, crc32=isal_zlib.crc32(content), size_bytes=len(content), header_offset_bytes=len(head)
         )
         head += _local_header(record) + content
         records.append(record)

@@ -1,10 +1,10 @@
 """An archive of torch.save's that was read whole: its checksums are looked at once, and nothing is copied for that."""
 
 import io
-import zlib
 from typing import final
 
 import torch
+from isal import isal_zlib
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PickleRefusedError
@@ -34,7 +34,7 @@ class HeldArchive(PlacedArchive):
             named_at = entry.header_offset + LOCAL_HEADER_BYTES
             if self._data[named_at : named_at + len(known)] != known:
                 return f"record {path} has another name where it stands"
-            if zlib.crc32(self._data[start : start + n_bytes]) != entry.CRC:
+            if isal_zlib.crc32(self._data[start : start + n_bytes]) != entry.CRC:
                 return f"record {path} has another checksum than it says"
         return None
 
