@@ -1,6 +1,5 @@
 """How a process ends: its exit code, and its last word in the termination-message file."""
 
-import logging
 import os
 import time
 import traceback
@@ -12,12 +11,13 @@ from stepkeeper.contract import ExitCode, OnDisruption, Termination
 from stepkeeper.env import Environment
 from stepkeeper.errors import FencedError, GangError
 from stepkeeper.log import CommitRecord
+from stepkeeper.loggers import logger
 from stepkeeper.preemption import NoticeWatcher
 from stepkeeper.progress import Progress
 
 __all__ = ["Ending", "exit_code_of", "traceback_of"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _CLOSING_S: Final = 9.0
 _CLOSING_STOPPED_S: Final = 4.0
 _CLOSING_LATE_S: Final = 0.9

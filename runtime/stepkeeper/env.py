@@ -109,8 +109,8 @@ def check_ranks(environment: Environment, group: dist.ProcessGroup | None) -> No
 
 
 def attempt_of(environment: Environment | None) -> str | None:
-    """What the operator calls this start of the job: its JobSet's number, and how often that was started again."""
-    return None if environment is None else ".".join(map(str, environment.identity.ordinal))
+    """What the operator calls this start of the job."""
+    return None if environment is None else environment.identity.attempt
 
 
 def opening_of(

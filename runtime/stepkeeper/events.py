@@ -1,29 +1,23 @@
 """What becomes of saves and restores, as Python's logging and the training's own hooks are told of it."""
 
-import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from stepkeeper.legacy import Restorable
+from stepkeeper.loggers import logger
 from stepkeeper.save_report import SaveReport
 
 __all__ = ["Events", "SaveHook"]
 
-_log: Final = logging.getLogger("stepkeeper")
+_log: Final = logger("stepkeeper")
 
 SaveHook = Callable[[SaveReport], None]
 
 
 class Events:
-    """Every record carries `step`, `attempt` and `rank`, for handlers that write more than the message.
+    """What goes well is told at INFO, which nobody sees who hasn't asked for it."""
 
-    What goes well is told at INFO, which nobody sees who hasn't asked for it.
-    """
-
-    def __init__(self, *, rank: int, attempt: str | None) -> None:
-        """`attempt` is the operator's number of this start; None where there is no operator."""
-        self._rank = rank
-        self._attempt = attempt
+    def __init__(self) -> None:
         self._hooks: list[SaveHook] = []
 
     def on_save(self, hook: SaveHook) -> Callable[[], None]:
@@ -38,7 +32,7 @@ class Events:
 
     def saved(self, report: SaveReport) -> None:
         """A save has ended. In the saver's thread: what a hook raises is logged, no more."""
-        extra = self._extra(report.step) | {"save": report}
+        extra = {"step": report.step, "save": report}
         if report.error is not None:
             _log.error("the save of step %d failed: %s", report.step, report.error, extra=extra)
         else:
@@ -59,9 +53,6 @@ class Events:
     def restored(self, record: Restorable | None) -> None:
         """The state is what `record` holds; None: there was none."""
         if record is None:
-            _log.info("nothing to restore: the root holds no commit", extra=self._extra(None))
+            _log.info("nothing to restore: the root holds no commit")
         else:
-            _log.info("step %d is restored", record.step, extra=self._extra(record.step))
-
-    def _extra(self, step: int | None) -> dict[str, Any]:
-        return {"step": step, "attempt": self._attempt, "rank": self._rank}
+            _log.info("step %d is restored", record.step, extra={"step": record.step})

@@ -3,7 +3,6 @@
 Nothing is appended to the log, and nothing is claimed: the training notices nothing of it.
 """
 
-import logging
 import os
 import socket
 import threading
@@ -16,6 +15,7 @@ from stepkeeper.env import opening_of, uri_of
 from stepkeeper.errors import RestoreError, StepkeeperError, TransientStorageError
 from stepkeeper.gang import SoloGang
 from stepkeeper.log import CommitRecord, Log, LogState
+from stepkeeper.loggers import logger
 from stepkeeper.pins import Pin, hold, remove_pin
 from stepkeeper.restore import Restorer
 from stepkeeper.retention import metrics_of
@@ -24,7 +24,7 @@ from stepkeeper_planners.selection import LoadRules
 
 __all__ = ["FollowedCommit", "Follower", "follow"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 
 
 class FollowedCommit:
@@ -69,7 +69,13 @@ class FollowedCommit:
         try:
             remove_pin(self._store, pin)
         except StepkeeperError as error:
-            _log.warning("the pin of commit %d is left in %s: %s", self.sequence, self._store.uri, error)
+            _log.warning(
+                "the pin of commit %d is left in %s: %s",
+                self.sequence,
+                self._store.uri,
+                error,
+                extra={"step": self.step},
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -25,6 +25,7 @@ from stepkeeper.env import (
 from stepkeeper.events import Events, SaveHook
 from stepkeeper.gang import open_gang
 from stepkeeper.leaving import Leaving
+from stepkeeper.loggers import identify
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
 from stepkeeper.policy.save import Auto, EveryNSteps, SavePolicy, from_interval, parts_of
 from stepkeeper.progress import Progress
@@ -103,6 +104,7 @@ class CheckpointManager(DropIn):
         policy = EveryNSteps(save_interval) if isinstance(save_interval, int) else save_interval
         self._store = open_store(uri_of(path), unsafe_single_writer=unsafe_single_writer)
         self._gang = open_gang(process_group)
+        identify(rank=self._gang.rank, attempt=attempt_of(environment))
         opening = opening_of(
             environment,
             self._gang,
@@ -116,7 +118,7 @@ class CheckpointManager(DropIn):
         reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
         near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
         self._restorer = Restorer(self._store, self._companion, self._gang, reopen=reopen, near=near)
-        self._events = Events(rank=self._gang.rank, attempt=attempt_of(environment))
+        self._events = Events()
         self._saves = Saves(
             self._store,
             self._companion,

@@ -1,6 +1,5 @@
 """One save of one rank once its snapshot is on its way to the host: place, write, vote, commit."""
 
-import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,13 +15,14 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionLostError, FencedError, SaveError, StepkeeperError
 from stepkeeper.gang import Gang
 from stepkeeper.log.entries import new_nonce
+from stepkeeper.loggers import logger
 from stepkeeper.manifest import checkpoint_folder
 from stepkeeper.same_state import check_same_state
 from stepkeeper.snapshot import Region, Snapshot
 
 __all__ = ["SaveJob", "SaveState", "persist"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _SAVE_TIMEOUT_S: Final = 3600.0
 
 
@@ -189,6 +189,7 @@ def _stage(job: SaveJob, process: CompanionProcess, order: SaveOrder) -> bool:
             "step %d, and those after it until this is mended, goes to the root without the local tier: %s",
             job.step,
             staged.why_not,
+            extra={"step": job.step},
         )
     return staged.held
 

@@ -1,7 +1,6 @@
 """Pins: a reader's word that it needs a commit's data, which deletion leaves alone as long as the pin is there."""
 
 import json
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,12 +16,13 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.log.entries import new_nonce
+from stepkeeper.loggers import logger
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["PIN_PREFIX", "Pin", "hold", "list_pins", "pin_path", "pinned_slots", "put_pin", "remove_pin"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 PIN_PREFIX: Final = ".stepkeeper/pins/"
 FORMAT: Final = 1
 _NAME: Final = re.compile(r"([0-9]{8,})-([0-9a-f]{32})")

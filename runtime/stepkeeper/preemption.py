@@ -5,7 +5,6 @@ collective delays them. The wakeup file descriptor is written by the signal itse
 """
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -18,9 +17,11 @@ from types import FrameType
 from typing import Final
 from weakref import WeakSet
 
+from stepkeeper.loggers import logger
+
 __all__ = ["Notice", "NoticeWatcher"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _TICK_MILLIS: Final = 200
 _SETTLE_S: Final = 1.0
 

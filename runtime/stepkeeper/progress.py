@@ -1,6 +1,5 @@
 """What this process says of itself, handed to the companion now and then: the train thread only leaves notes."""
 
-import logging
 import numbers
 import threading
 import time
@@ -14,10 +13,11 @@ import torch
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import ReportPhase, Restored
 from stepkeeper.contract.report import MAX_METRICS
+from stepkeeper.loggers import logger
 
 __all__ = ["Progress", "numbers_in"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _ERROR_LIMIT: Final = 2000
 _UNREAD: Final = "?"
 _NAME_LIMIT: Final = 128

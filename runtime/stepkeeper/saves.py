@@ -1,6 +1,5 @@
 """The saves of this process as its train thread sees them: begun, awaited, failed."""
 
-import logging
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
@@ -12,6 +11,7 @@ from stepkeeper.events import Events
 from stepkeeper.gang import Gang
 from stepkeeper.legacy import LegacyRecord, Restorable
 from stepkeeper.log import CommitRecord
+from stepkeeper.loggers import logger
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.probe import RootProof
 from stepkeeper.progress import Progress
@@ -22,7 +22,7 @@ from stepkeeper_planners.errors import PlannerError
 
 __all__ = ["Saves"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _NOTICE: Final = "notice/failed"
 _MEET_S: Final = 3600.0
 _REMEMBERED: Final = 8
@@ -45,7 +45,7 @@ class Saves:
     ) -> None:
         self._gang = gang
         self._progress = progress
-        self._events = events or Events(rank=gang.rank, attempt=None)
+        self._events = events or Events()
         self._reports: deque[SaveReport] = deque(maxlen=_REMEMBERED)
         self._cost: SaveCost | None = None
         self._proof = RootProof(store, gang)
@@ -161,7 +161,7 @@ class Saves:
             try:
                 self.begin(step, state, timeout_s, metrics, is_last=True)
             except (StorageError, TimeoutError) as error:
-                _log.error("step %d is not saved for the notice: %s", step, error)
+                _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
 
     def _failed_anywhere(self, last: InFlight, timeout_s: float | None) -> bool:
         """Whether a rank knows that the save failed; false if they can't be asked. Once; ranks: all.
@@ -174,7 +174,12 @@ class Saves:
             found = {"failed": any(each["failed"] for each in by_rank)} if by_rank else None
             return bool(self._gang.broadcast(f"{_NOTICE}/any", found, limit_s)["failed"])
         except GangError as error:
-            _log.error("whether step %d is to be saved again isn't agreed: %s", last.step, error)
+            _log.error(
+                "whether step %d is to be saved again isn't agreed: %s",
+                last.step,
+                error,
+                extra={"step": last.step},
+            )
             return False
 
     def await_last(self, timeout_s: float | None) -> None:
@@ -190,7 +195,7 @@ class Saves:
         except FencedError:
             raise
         except (StepkeeperError, PlannerError, TimeoutError) as error:
-            _log.exception("the save for the notice failed")
+            _log.exception("the save for the notice failed", extra={"step": last.step})
             self._error = f"the save of step {last.step} for the notice failed: {error!r}"
             self._progress.failed(self._error)
         self._saver.take_failure(newest=True)
@@ -203,7 +208,7 @@ class Saves:
         try:
             self.begin(step, state, timeout_s, is_last=True).result(timeout_s)
         except Exception:  # of any kind: another exception is ending the training already
-            _log.exception("step %d is not saved for the exception", step)
+            _log.exception("step %d is not saved for the exception", step, extra={"step": step})
 
     def await_and_prove(self) -> None:
         """No save is in flight, and the root is proven to be one for all ranks. Raises StorageError."""

@@ -3,7 +3,6 @@
 So the devices have their room back whatever the save before is waiting for: a store, or another rank.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.errors import CompanionLostError, GangError, SaveError
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
+from stepkeeper.loggers import logger
 from stepkeeper.persist import SaveJob, SaveState, persist
 from stepkeeper.same_state import check_same_state
 from stepkeeper.save_report import SaveClock, SaveReport
@@ -27,7 +27,7 @@ from stepkeeper.snapshot import Region, Snapshot, Snapshots
 
 __all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _MOST_LOST_IN_A_ROW: Final = 2
 
 
@@ -272,7 +272,11 @@ class Saver:
                 )
             )
         except Exception:  # of whoever is told: the save has ended as it has
-            _log.exception("what step %d's save has come to could not be told", in_flight.step)
+            _log.exception(
+                "what step %d's save has come to could not be told",
+                in_flight.step,
+                extra={"step": in_flight.step},
+            )
         finally:
             held = not in_flight.released.done()
             if held:

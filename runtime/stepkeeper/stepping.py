@@ -1,7 +1,6 @@
 """What happens after each step: nothing, a save, or one last save and the stop of all ranks."""
 
 import faulthandler
-import logging
 import operator
 from collections.abc import Mapping
 from typing import Final, SupportsIndex
@@ -12,6 +11,7 @@ from stepkeeper.decisions import Decisions, Seen
 from stepkeeper.ending import Ending
 from stepkeeper.env import Environment
 from stepkeeper.gang import Gang
+from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnException, OnPreemption, SavePolicy, parts_of
 from stepkeeper.preemption import Notice, NoticeWatcher
 from stepkeeper.progress import Progress, numbers_in
@@ -21,7 +21,7 @@ from stepkeeper.unbroken import LastState
 
 __all__ = ["Stepping", "checked_step"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 
 
 def checked_step(step: SupportsIndex) -> int:
@@ -116,7 +116,10 @@ class Stepping:
         if intact is None:
             _log.warning("nothing is saved for the exception: the state is no step's as a whole")
         elif self._gang.world_size > 1:
-            _log.warning("nothing is saved for the exception: all ranks would have to save together")
+            _log.warning(
+                "nothing is saved for the exception: all ranks would have to save together",
+                extra={"step": intact[0]},
+            )
         else:
             self._saves.save_for_exception(*intact, timeout_s)
 

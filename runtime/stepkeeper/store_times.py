@@ -1,6 +1,5 @@
 """When things were put into a root, by the store's own clock: for keeping by age, and for how old a root is."""
 
-import logging
 from collections.abc import Iterable
 from functools import partial
 from typing import Final
@@ -8,12 +7,13 @@ from typing import Final
 from stepkeeper.errors import StorageError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.tail import slot_path
+from stepkeeper.loggers import logger
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["StoreTimes"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 
 
 class StoreTimes:

@@ -1,6 +1,5 @@
 """The trainer's end: starts the companion process, asks it for things, notices when it is gone."""
 
-import logging
 import os
 import signal
 import socket
@@ -22,10 +21,11 @@ from stepkeeper.companion.plans import Told
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode
 from stepkeeper.errors import CompanionError, CompanionLostError, StepkeeperError
+from stepkeeper.loggers import logger
 
 __all__ = ["CompanionProcess", "error_from", "error_to"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
 _ANSWER_TIMEOUT_S: Final = 3600.0
 """Longer than the companion tries to reach a store that doesn't answer, for this and for what comes after commits."""

@@ -32,6 +32,7 @@ from stepkeeper.companion.session import Session
 from stepkeeper.contract import ContractError, Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionError
+from stepkeeper.loggers import identify
 
 __all__ = ["serve"]
 
@@ -197,7 +198,10 @@ class _Server:
     ) -> tuple[dict[str, Any], Work | None]:
         """The answer's body, and what is to be done once it is sent."""
         if kind is Kind.OPEN:
-            opened = Session(decode(Open, raw), self._direct, on_complaint=self._complain)
+            opening = decode(Open, raw)
+            identity = opening.identity
+            identify(rank=opening.rank, attempt=None if identity is None else identity.attempt)
+            opened = Session(opening, self._direct, on_complaint=self._complain)
             opened.resume()
             self._session = opened
             # What was told before this moment wasn't passed on, what is told after it is; in between, both do it.

@@ -1,6 +1,5 @@
 """Keeps a companion process at hand: started when first needed, and again after one was lost."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -24,10 +23,11 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import CommitRecord, LegacyBase
 from stepkeeper.log.entries import new_nonce
+from stepkeeper.loggers import logger
 
 __all__ = ["Companion", "Origin"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _OPEN_TIMEOUT_S: Final = 60.0
 _KILL_AGAIN_S: Final = 0.05
 

@@ -52,6 +52,11 @@ class Identity:
         return (self.jobset_number, self.restart_attempt)
 
     @property
+    def attempt(self) -> str:
+        """This start of the job, as people read it: its JobSet's number, and how often that was started again."""
+        return ".".join(map(str, self.ordinal))
+
+    @property
     def rank(self) -> int:
         """Index of this host over all slices."""
         return self.slice_index * self.hosts_per_slice + self.host_index

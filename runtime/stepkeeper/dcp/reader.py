@@ -1,6 +1,5 @@
 """For `dcp.load`: several parts at a time straight into place, and nothing that isn't what was written."""
 
-import logging
 from io import BytesIO
 from typing import Any, Final, final
 
@@ -20,6 +19,7 @@ from stepkeeper.dcp.metadata import METADATA_NAME
 from stepkeeper.errors import BadUriError, RestoreError, TornCheckpointError
 from stepkeeper.legacy.content import LegacyContent
 from stepkeeper.log.entries import ManifestRef, new_nonce
+from stepkeeper.loggers import logger
 from stepkeeper.manifest import Manifest, manifest_name
 from stepkeeper.restore.filling import Filling
 from stepkeeper.storage.crc import crc32c
@@ -29,7 +29,7 @@ from stepkeeper_planners.metadata import check_metadata, read_metadata
 
 __all__ = ["StorageReader"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 
 
 @final

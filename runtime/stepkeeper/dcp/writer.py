@@ -1,6 +1,5 @@
 """For `dcp.save` and `dcp.async_save`: a checkpoint that is never torn."""
 
-import logging
 import os
 import pickle
 import re
@@ -23,13 +22,14 @@ from stepkeeper.dcp.metadata import METADATA_NAME
 from stepkeeper.dcp.shares import Share, joined_manifest, with_places
 from stepkeeper.errors import BadUriError, ObjectExistsError, SaveError, TransientStorageError
 from stepkeeper.log.entries import new_nonce
+from stepkeeper.loggers import logger
 from stepkeeper.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["StorageWriter"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _DATA: Final = re.compile(r"__([0-9]+)_([0-9]+)\.distcp")
 _VERSION: Final = "1.0.0"
 """Of DCP's format, as torch 2.9 writes it."""

@@ -1,6 +1,5 @@
 """Which step of another writer a training goes on from where nothing is committed: the newest one that is complete."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -9,12 +8,13 @@ from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.legacy.content import open_content
 from stepkeeper.legacy.finding import METADATA, LegacyStep, found_in, root_of, unnamed_in
 from stepkeeper.log import LegacyBase
+from stepkeeper.loggers import logger
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["choose", "incomplete"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _NAMED: Final = 8
 
 Look = Callable[[LegacyStep], str | None]
@@ -49,7 +49,13 @@ def newest(store: Store, steps: Sequence[LegacyStep], look: Look, reason: str | 
         if why is None:
             return replace(step.base, reason="; ".join(wrong) or None)
         wrong.append(f"step {step.step} ({step.folder}): {why}")
-        _log.error("%s: step %d of another writer is not gone on from: %s", store.uri, step.step, why)
+        _log.error(
+            "%s: step %d of another writer is not gone on from: %s",
+            store.uri,
+            step.step,
+            why,
+            extra={"step": step.step},
+        )
     said = "; ".join(wrong[:_NAMED]) + ("; …" if len(wrong) > _NAMED else "")
     raise RestoreError(
         f"{store.uri} holds checkpoints of another writer, and none of them is whole: {said}. Put back what "

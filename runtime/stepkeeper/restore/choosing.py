@@ -1,6 +1,5 @@
 """Which commit is restored, and whether it was: the ranks agree on both."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -17,6 +16,7 @@ from stepkeeper.legacy.choosing import choose, incomplete, newest
 from stepkeeper.legacy.content import open_content
 from stepkeeper.legacy.loading import LegacyLoading
 from stepkeeper.log import CommitRecord, LegacyBase, Log
+from stepkeeper.loggers import logger
 from stepkeeper.restore.agreeing import Agreement
 from stepkeeper.restore.confirming import Host, confirm, this_host
 from stepkeeper.restore.exchange import Exchange, exchange_among
@@ -29,7 +29,7 @@ from stepkeeper_planners.selection import LoadRules
 
 __all__ = ["Restorer"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _WHOLE: Final = LoadRules()
 
 
@@ -98,7 +98,12 @@ class Restorer:
                     "likely a node or its way to the store is broken than both of them; nothing more was condemned"
                 )
             self._condemned = f"{_named(base)}: {torn}"
-            _log.error("%s is torn, the one before it is loaded instead: %s", _named(base), torn)
+            _log.error(
+                "%s is torn, the one before it is loaded instead: %s",
+                _named(base),
+                torn,
+                extra={"step": base.step},
+            )
             base = self._agreement.on(partial(self._condemn, base, torn))
         if self._condemned is not None:
             raise RestoreError(f"there is no checkpoint before the one that was read bad, {self._condemned}")
@@ -295,6 +300,7 @@ class Restorer:
                 base.step,
                 base.folder,
                 "" if base.reason is None else f", since {base.reason}",
+                extra={"step": base.step},
             )
         return self._restorable(base)
 

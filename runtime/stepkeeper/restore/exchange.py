@@ -1,6 +1,5 @@
 """What the ranks of a restore do for one another: what several need, one reads, and sends to the others."""
 
-import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from typing import Any, Final
 
 from stepkeeper.errors import GangError, TornCheckpointError
 from stepkeeper.gang import Gang, StoreGang
+from stepkeeper.loggers import logger
 from stepkeeper.manifest import Manifest
 from stepkeeper.restore.blocks import runs_of
 from stepkeeper.restore.contents import Contents
@@ -17,7 +17,7 @@ from stepkeeper.restore.sharing import Duties, Sharing
 
 __all__ = ["Exchange", "exchange_among"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _TIMEOUT_S: Final = 3600.0
 
 

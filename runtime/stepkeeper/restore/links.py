@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import logging
 import socket
 import threading
 import time
@@ -11,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stepkeeper.errors import GangError
+from stepkeeper.loggers import logger
 from stepkeeper.restore.placing import Bytes
 from stepkeeper.restore.wire import FRAME_BYTES, Frame, Kind, call, greet, listen, receive, send
 
 __all__ = ["Links", "PeerStoppedError", "addresses_of_host", "neighbours"]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _CALL_TIMEOUT_S: Final = 5.0
 """For each address that a rank may have."""
 

@@ -3,13 +3,13 @@
 torch_xla is imported only where tensors of it exist.
 """
 
-import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from stepkeeper.errors import SaveError
+from stepkeeper.loggers import logger
 from stepkeeper_planners import adapters
 from stepkeeper_planners.layout import Ranks, TensorLayout
 
@@ -28,7 +28,7 @@ __all__ = [
     "to_copy",
 ]
 
-_log: Final = logging.getLogger(__name__)
+_log: Final = logger(__name__)
 _PIECE_BYTES: Final = 64 * 1024 * 1024
 """Moved by itself; torch_xla holds the GIL meanwhile. Each piece more is a little more to compile, once."""
 

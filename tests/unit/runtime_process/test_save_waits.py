@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from stepkeeper import loggers
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import CompanionError
 from stepkeeper.events import Events
@@ -54,7 +55,7 @@ def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
     companion: SlowCompanion, max_pending: int
 ) -> None:
     reports: list[SaveReport] = []
-    events = Events(rank=0, attempt="1.0")
+    events = Events()
     events.on_save(reports.append)
     saves = saves_with(companion, max_pending, events)
     begun = [saves.begin(step, {"step": step}) for step in range(max_pending)]
@@ -88,10 +89,12 @@ def told(records: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def test_failures_are_told_with_step_attempt_and_rank(
-    companion: SlowCompanion, caplog: pytest.LogCaptureFixture
+    companion: SlowCompanion, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loggers, "_identity", {"attempt": None, "rank": None})
+    loggers.identify(rank=0, attempt="1.0")
     companion.free.set()
-    saves = saves_with(companion, 1, Events(rank=0, attempt="1.0"))
+    saves = saves_with(companion, 1, Events())
     saves.begin(3, {"step": 3})
     assert saves.wait(60)
     (record,) = [each for each in caplog.records if each.name == "stepkeeper"]

@@ -1,0 +1,128 @@
+"""What a manager's process logs: each record says of which step, start and rank it is."""
+
+import logging
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typing_extensions import override
+
+from stepkeeper import CheckpointManager, loggers
+from stepkeeper.contract import ExitCode, Interval, Settings
+from stepkeeper.env import Environment, Places
+from stepkeeper.errors import CompanionError, SaveError
+from stepkeeper.testing.pod import pod_identity
+
+PACKAGE = Path(loggers.__file__).parent
+
+
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[logging.LogRecord]]:
+    """By this package, in a process that has no identity yet."""
+    monkeypatch.setattr(loggers, "_identity", {"attempt": None, "rank": None})
+    handler = Kept()
+    package = logging.getLogger("stepkeeper")
+    level = package.level
+    package.addHandler(handler)
+    package.setLevel(logging.DEBUG)
+    yield handler.records
+    package.setLevel(level)
+    package.removeHandler(handler)
+
+
+def of_pod(folder: Path, **identity: Any) -> Environment:
+    places = Places(
+        settings_folder=folder,
+        notice_file=folder / "notice",
+        termination_file=folder / "no such folder" / "termination",
+        token_file=folder / "token",
+    )
+    settings = Settings(uri=(folder / "root").as_uri(), interval=Interval(steps=1))
+    return Environment(identity=pod_identity(**identity), settings=settings, places=places)
+
+
+def whose(record: logging.LogRecord) -> tuple[Any, Any, Any]:
+    return record.__dict__["step"], record.__dict__["attempt"], record.__dict__["rank"]
+
+
+def test_each_record_of_a_training_that_goes_wrong_says_whose_it_is(
+    tmp_path: Path, logged: list[logging.LogRecord]
+) -> None:
+    environment = of_pod(tmp_path, jobset_number=2, restart_attempt=1)
+    state: dict[str, Any] = {"w": torch.zeros(3)}
+
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("of a hook")
+
+    def training(manager: CheckpointManager) -> None:
+        manager.restore_latest(state)
+        manager.on_save(broken)
+        manager.step(1, state, {"loss": object()})
+        assert manager.wait(60)
+        # A file where the next step's folder has to be.
+        (tmp_path / "root" / "2").write_text("")
+        manager.step(2, state)
+        with pytest.raises(SaveError):
+            manager.wait(60)
+        pid = manager.health().companion_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        manager.step(3, state)
+        try:
+            manager.wait(60)
+        except (SaveError, CompanionError):
+            manager.step(4, state)
+        manager.request_stop()
+        assert manager.step(5, state).stop
+
+    with (
+        pytest.raises(SystemExit, match=str(ExitCode.SAVED.value)),
+        CheckpointManager(environment.settings.uri, 1, environment=environment) as manager,
+    ):
+        training(manager)
+    assert {whose(record)[1:] for record in logged} == {("2.1", 0)}
+    told = {record.name.removeprefix("stepkeeper").removeprefix(".") for record in logged}
+    assert {"", "stepping", "ending", "progress", "companion.supervisor"} <= told
+    about = {step: whose(record)[0] for record in logged if (step := named_step(record)) is not None}
+    assert {1, 2, 5} <= about.keys()
+    assert all(step == named for named, step in about.items())
+
+
+def named_step(record: logging.LogRecord) -> int | None:
+    found = re.search(r"\bstep (\d+)\b", record.getMessage())
+    return None if found is None else int(found[1])
+
+
+def test_a_manager_that_evaluates_for_a_job_leaves_the_jobs_records_alone(
+    tmp_path: Path, logged: list[logging.LogRecord]
+) -> None:
+    log = loggers.logger("stepkeeper.of_this_test")
+    log.warning("before")
+    with CheckpointManager((tmp_path / "root").as_uri()):
+        log.warning("alone")
+        environment = of_pod(tmp_path, restart_attempt=3)
+        with CheckpointManager(environment.settings.uri, environment=environment):
+            with CheckpointManager((tmp_path / "root").as_uri()):
+                log.warning("beside it", extra={"step": 7})
+    of_test = [whose(record) for record in logged if record.name == "stepkeeper.of_this_test"]
+    assert of_test == [(None, None, None), (None, None, 0), (7, "0.3", 0)]
+
+
+def test_no_module_has_a_logger_whose_records_do_not() -> None:
+    paths = (path for path in PACKAGE.rglob("*.py") if path.name != "loggers.py")
+    assert [path.name for path in paths if "getLogger(" in path.read_text(encoding="utf-8")] == []
