@@ -64,6 +64,8 @@ TESTS: Final = {
     "probe-is-shared": f"{_PROBE}::test_two_hosts_with_disks_of_their_own_are_refused_at_once_and_named",
     "place-first": "tests/unit/runtime_process/test_save_votes.py::"
     "test_no_rank_waits_for_one_whose_companion_does_not_start",
+    "moved-before-written": "tests/unit/runtime_process/test_save_transfers.py::"
+    "test_a_region_is_not_used_again_before_all_is_in_it",
     "vote": "tests/unit/runtime_process/test_save_votes.py::test_what_one_rank_could_not_write_is_void",
     "whole": "tests/unit/runtime/test_checkpoint_objects.py::test_ranks_that_do_not_fit_together_are_no_checkpoint",
     "block-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[__0_0.distcp]",
