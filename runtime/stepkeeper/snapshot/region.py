@@ -65,10 +65,11 @@ class Region:
         held = self._bytes
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for start in range(0, min(size_bytes, held.numel()), _AT_ONCE_BYTES):
+        end = min(size_bytes, held.numel())
+        for start in range(0, end, _AT_ONCE_BYTES):
             if self._fd < 0:
                 return
-            length = min(_AT_ONCE_BYTES, held.numel() - start)
+            length = min(_AT_ONCE_BYTES, end - start)
             if madvise(held.data_ptr() + start, length, _MADV_POPULATE_WRITE) != 0:
                 return
 

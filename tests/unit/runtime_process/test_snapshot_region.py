@@ -1,6 +1,7 @@
 """Memory that another process can map."""
 
 import mmap
+import os
 
 import pytest
 import torch
@@ -32,4 +33,14 @@ def test_it_grows_and_never_shrinks() -> None:
     assert bytes(region.tensor(9_000, torch.uint8, (4,)).tolist()) == b"tail"
     assert region.tensor(0, torch.float32, ()).shape == ()
     assert region.tensor(0, torch.float32, (0, 3)).numel() == 0
+    region.close()
+
+
+def test_no_memory_is_taken_that_was_not_asked_for() -> None:
+    """The region has room beyond what is needed, which is to stay without pages."""
+    region = Region()
+    wanted_bytes = 33 * 1024 * 1024
+    region.reserve(wanted_bytes)
+    region.populate(wanted_bytes)
+    assert os.fstat(region.fd).st_blocks * 512 <= wanted_bytes
     region.close()
