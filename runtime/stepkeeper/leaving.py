@@ -21,6 +21,9 @@ _MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
 """The other ranks have so long to hear what rank 0 said last."""
 
+_HOOKS_S: Final = 60.0
+"""Of the last saves, where training is done."""
+
 
 class Leaving:
     """The end of a manager, which comes once."""
@@ -66,6 +69,9 @@ class Leaving:
         if self.closed:
             return
         self._saves.wait()
+        # They may still ask the manager.
+        left_s = self._stepping.ending.left_s()
+        self._saves.finish_telling(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
         self.raise_failure(newest=True)
         if self._gang.world_size > 1:
             met = self._gang.gather("done", {}, _MEET_S)
@@ -129,3 +135,5 @@ class Leaving:
         self._saves.close()
         if code != ExitCode.PEER_LOST:
             self._gang.leave(min(_READ_S, ends_s - time.monotonic()))
+        if code != ExitCode.DONE:
+            self._saves.finish_telling(ends_s - time.monotonic())

@@ -296,7 +296,7 @@ class CheckpointManager(DropIn):
     def on_save(self, hook: SaveHook) -> Callable[[], None]:
         """`hook` is called with a `SaveReport` whenever a save has ended, well or not; the answer takes it away again.
 
-        It is called in a thread of ours, and what it raises is logged: no save is lost by it, and no training.
+        It is called in a thread for hooks: no save waits for it, it may ask the manager, and what it raises is logged.
         """
         return self._events.on_save(hook)
 

@@ -239,6 +239,10 @@ class Saves:
         """Saves in flight have ended, their memory is given back."""
         self._saver.close()
 
+    def finish_telling(self, timeout_s: float) -> None:
+        """The hooks of all saves that have ended have been called, or had `timeout_s` for it."""
+        self._events.finish(timeout_s)
+
     def _ended(self, end: SaveEnd) -> None:
         """In the saver's thread."""
         if end.record is not None:

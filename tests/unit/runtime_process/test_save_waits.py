@@ -66,6 +66,7 @@ def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
     waited = saves.begin(max_pending, {"step": max_pending})
     assert begun[0].done
     assert saves.wait(60)
+    assert events.finish(60)
     assert [report.step for report in reports] == [*range(max_pending + 1)]
     assert waited.report is not None
     assert waited.report.stall_s >= 0.04, "the wait is part of what the save cost"
