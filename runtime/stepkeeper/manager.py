@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from weakref import WeakMethod
 
 import torch.distributed as dist
 
@@ -113,7 +114,7 @@ class CheckpointManager(DropIn):
             tier=tier,
             unsafe_single_writer=unsafe_single_writer,
         )
-        self._companion = Companion(opening, self._direct, claiming=_claiming(policy, take_over))
+        self._companion = Companion(opening, _weakly(self._direct), claiming=_claiming(policy, take_over))
         self._progress = Progress(self._companion.tell)
         reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
         near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
@@ -138,9 +139,9 @@ class CheckpointManager(DropIn):
             saves_on_notice=chkpt_on_preemption,
         )
         self._leaving = Leaving(self._stepping, self._saves, self._progress, self._companion, self._gang)
-        self._stepping.start()
         if environment is not None:
-            # It reports from here on; elsewhere it is started when something is to be written.
+            # It is told and reports from here on; elsewhere that begins with the training.
+            self._stepping.start()
             self._companion.process()
 
     @classmethod
@@ -204,6 +205,7 @@ class CheckpointManager(DropIn):
 
         """
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
+        self._stepping.start()
         self._saves.await_and_prove()
         self._leaving.raise_failure()
         self._progress.moved(ReportPhase.RESTORING)
@@ -329,6 +331,18 @@ class CheckpointManager(DropIn):
     def _direct(self, directive: Directive) -> None:
         """In the thread that listens to the companion, which is there before what follows its directives."""
         self._stepping.follow(directive)
+
+
+def _weakly(direct: Callable[[Directive], None]) -> Callable[[Directive], None]:
+    """Does the same as long as somebody has the manager: the thread that calls it doesn't keep it."""
+    held = WeakMethod(direct)
+
+    def follow(directive: Directive) -> None:
+        alive = held()
+        if alive is not None:
+            alive(directive)
+
+    return follow
 
 
 def _tier_place(folder: str | PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:

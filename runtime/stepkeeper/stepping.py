@@ -57,6 +57,7 @@ class Stepping:
         self._environment = environment
         self.saves_on_notice: Final = saves_on_notice
         self.stopped = False
+        self._started = self._closed = False
         self._last: LastState | None = LastState() if OnException() in parts else None
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
         self.decisions: Final = Decisions(policy, gang, self._seen)
@@ -65,7 +66,13 @@ class Stepping:
         self.ending: Final = Ending(environment, companion, progress, self.notices)
 
     def start(self) -> None:
-        """Notices and the wishes of other ranks are heard from now on."""
+        """This process trains: notices and the wishes of other ranks are heard from now on. Ranks: all.
+
+        A manager that only looks at a root has no thread, and leaves SIGTERM to others.
+        """
+        if self._started or self._closed:
+            return
+        self._started = True
         self.decisions.start()
         self.notices.start(signals=self.saves_on_notice)
 
@@ -76,14 +83,16 @@ class Stepping:
 
     def reached(self, step: int) -> bool:
         """True from the step on that all ranks agreed to stop at. Whether that is heeded or not, it is heard."""
+        self.start()
         return self.decisions.stops(step)
 
     def finished(self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None) -> None:
         """`step` is done, and `state` is what came of it."""
+        self.start()
         self._progress.finished(step, metrics)
         # What a save needs compiled is compiled now: the first one may be a notice's.
         self._saves.prepare(state)
-        if self._last is not None:
+        if self._last is not None and self._gang.world_size == 1:
             self._last.finished(step, state)
 
     def due(self, step: int) -> bool:
@@ -111,20 +120,19 @@ class Stepping:
         """
         if self._last is None:
             return
+        if self._gang.world_size > 1:
+            _log.warning("nothing is saved for the exception: all ranks would have to save together")
+            return
         intact = self._last.intact()
         self._last.close()
         if intact is None:
             _log.warning("nothing is saved for the exception: the state is no step's as a whole")
-        elif self._gang.world_size > 1:
-            _log.warning(
-                "nothing is saved for the exception: all ranks would have to save together",
-                extra={"step": intact[0]},
-            )
         else:
             self._saves.save_for_exception(*intact, timeout_s)
 
     def close(self) -> None:
         """Nothing is heard or watched any more."""
+        self._closed = True
         self.decisions.close()
         self.notices.close()
         if self._last is not None:

@@ -7,6 +7,7 @@ import ctypes
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Final
 
@@ -33,13 +34,15 @@ class Region:
     """A stretch of shared memory. Its pages stay with the process, so that a later save doesn't fault them in again."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("stepkeeper-snapshot")
+        self._fd = -1
+        self._closing: weakref.finalize[[int], Region] | None = None
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._places: tuple[Sequence[TensorOrder], list[torch.Tensor]] = ((), [])
 
     @property
     def fd(self) -> int:
+        """From the first `reserve` on."""
         return self._fd
 
     @property
@@ -48,10 +51,14 @@ class Region:
 
     def reserve(self, size_bytes: int) -> None:
         """At least `size_bytes` are there. Views that were taken before are of the old memory: drop them first."""
-        if size_bytes <= self.size_bytes:
+        if size_bytes <= self.size_bytes and self._fd >= 0:
             return
         wanted = size_bytes + max(size_bytes // _ROOM_PART, _LEAST_ROOM_BYTES)
         wanted = -(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._fd < 0:
+            self._fd = os.memfd_create("stepkeeper-snapshot")
+            # Also for a region that nobody has any more, and nobody closed.
+            self._closing = weakref.finalize(self, os.close, self._fd)
         os.ftruncate(self._fd, wanted)
         self._map = mmap.mmap(self._fd, wanted)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -95,6 +102,6 @@ class Region:
         self._places = ((), [])
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._map = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._fd = -1
+        if self._closing is not None:
+            self._closing()

@@ -1,11 +1,15 @@
 """What counts as a notice, with real signals to this process."""
 
 import asyncio
+import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,7 +105,8 @@ def test_a_tick_or_a_listener_that_raises_does_not_end_the_watch(tmp_path: Path)
     assert not heard.any.wait(0.5), "it has ticked"
     os.kill(os.getpid(), signal.SIGTERM)
     assert heard.any.wait(10)
-    assert watcher._thread.is_alive()
+    assert [notice.source for notice in heard.notices] == ["sigterm"]
+    assert watcher.settled() == heard.notices[0], "it goes on"
     watcher.close()
 
 
@@ -127,3 +132,80 @@ def test_the_handler_before_does_not_end_the_process(heard: Heard, caplog: pytes
     assert heard.any.wait(10)
     watcher.close()
     assert "exit code 0" in caplog.text
+
+
+def open_fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_all_watchers_share_a_thread_and_hear_the_same_signal() -> None:
+    threads, fds = threading.active_count(), open_fds()
+    all_heard = [Heard() for _ in range(50)]
+    watchers = [NoticeWatcher(None, lambda: None, each) for each in all_heard]
+    for watcher in watchers[:-1]:
+        watcher.start(signals=True)
+    assert threading.active_count() - threads <= 1
+    assert open_fds() - fds <= 2
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert all(each.any.wait(10) for each in all_heard[:-1])
+    assert not all_heard[-1].notices
+    watchers[-1].start(signals=True)
+    assert all_heard[-1].any.wait(10), "it was there when the signal came, and begins to train now"
+    late = NoticeWatcher(None, lambda: None, Heard())
+    late.start(signals=True)
+    assert late.settled() is None, "it was made after the signal"
+    for watcher in (*watchers, late):
+        watcher.close()
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: Heard, is_closed: bool) -> None:
+    called: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: called.append(number))
+    watcher = NoticeWatcher(None, lambda: None, heard)
+    watcher.start(signals=True)
+    theirs = signal.getsignal(signal.SIGTERM)
+    assert callable(theirs)
+    # Somebody wraps the handler, so that it can't be taken out any more.
+    signal.signal(signal.SIGTERM, partial(theirs))
+    second = NoticeWatcher(None, lambda: None, heard)
+    second.start(signals=True)
+    if is_closed:
+        watcher.close()
+        second.close()
+    held = weakref.ref(watcher)
+    del watcher, second
+    gc.collect()
+    assert held() is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert called == [signal.SIGTERM]
+    assert not heard.notices
+
+
+def test_a_watcher_that_was_dropped_keeps_no_process_alive() -> None:
+    script = (
+        "import gc, os, signal, threading\n"
+        "from stepkeeper.preemption import NoticeWatcher\n"
+        "watcher = NoticeWatcher(None, lambda: None, lambda notice: None)\n"
+        "watcher.start(signals=True)\n"
+        "del watcher\n"
+        "gc.collect()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Event().wait(10)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGTERM
+
+
+def test_nothing_is_called_behind_the_end() -> None:
+    ticked = threading.Event()
+    watcher = NoticeWatcher(None, ticked.set, Heard())
+    watcher.start(signals=False)
+    assert ticked.wait(10)
+    other = NoticeWatcher(None, lambda: None, Heard())
+    other.start(signals=False)
+    watcher.close()
+    ticked.clear()
+    assert other.settled() is None
+    assert not ticked.is_set()
+    other.close()

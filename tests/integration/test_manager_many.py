@@ -1,0 +1,27 @@
+"""An evaluator constructs a manager every second, and nobody closes one: torch_xla's has no such call."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "manager_trainer" / "many.py"
+
+
+@pytest.mark.parametrize("case", ["unclosed", "closed", "trained"])
+def test_any_number_of_managers_takes_no_descriptors_threads_or_signals(case: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), str(tmp_path / "root"), case, "100"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGTERM, ended.stderr[-3000:]
+    said = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert said[0] == {"fds": 0, "threads": 0}
+    assert said[1] == {"collected": True, "fds": 0}
+    assert all(each["collected"] for each in said[2:])
