@@ -1,58 +1,155 @@
 """The state after the last finished step, for as long as it is known that nothing has begun to change it."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
-from stepkeeper_planners.state import gather_state
+from stepkeeper_planners.errors import UnsupportedValueError
+from stepkeeper_planners.per_rank import PerRank
+from stepkeeper_planners.state import has_plain_leaves_only, has_scalars_only, resolve_state
+from stepkeeper_planners.values import decode_value, encode_value
 
 __all__ = ["LastState"]
+
+_SAMPLE_BYTES: Final = 16
+_SAMPLED: Final = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+_PLAIN_TENSORS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+_IMMUTABLE: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class LastState:
     """What may be saved when an exception ends a training between two steps, or in the forward or backward of one.
 
-    It is given up as soon as any optimizer begins a step, or a tensor of it was written to; torch counts the writes to
-    each tensor. Values that are no tensors are taken as they are when they are saved.
+    Values that are no tensors, those of a PerRank too, are what they were when the step was finished: a loader may have
+    gone on. Tensors are the training's own, and all is given up as soon as any optimizer begins a step, or one of them
+    was written to. Torch counts the writes to each tensor, but for those to its `.data` or to memory that it shares
+    with numpy: of these some are seen, by a few elements of each tensor that is in the host's memory.
     """
 
     def __init__(self) -> None:
         self._step = 0
-        self._state: Mapping[str, object] | None = None
-        self._tensors: tuple[torch.Tensor, ...] = ()
-        self._collected: Mapping[str, object] | None = None
-        self._counted = True
-        self._n_writes = 0
-        self._hook = register_optimizer_step_pre_hook(self._begins)
+        self._tree: Any = None
+        self._tensors: Sequence[torch.Tensor] = ()
+        self._writes = 0
+        self._samples = _Samples()
+        self._sample = b""
+        self._hook: RemovableHandle | None = None
 
     def finished(self, step: int, state: Mapping[str, object]) -> None:
-        """`state` is what it is after `step`. Its tensors are listed anew when it is another object."""
-        if state is not self._collected:
-            self._tensors = tuple(gather_state(state).tensors.values())
-            self._collected = state
-            # Of tensors made in inference mode nobody counts the writes.
-            self._counted = not any(tensor.is_inference() for tensor in self._tensors)
-        self._step, self._state = step, state if self._counted else None
-        self._n_writes = self._count()
+        """`state` is what it is after `step`."""
+        if self._hook is None:
+            self._hook = register_optimizer_step_pre_hook(self._begins)
+        tensors: list[torch.Tensor] = []
+        tree = _held(resolve_state(state), tensors)
+        # Of tensors made in inference mode nobody counts the writes.
+        counted = not any(tensor.is_inference() for tensor in tensors)
+        self._step, self._tree, self._tensors = step, tree if counted else None, tensors if counted else ()
+        self._writes, self._sample = _writes(self._tensors), self._samples.of(self._tensors)
 
     def intact(self) -> tuple[int, Mapping[str, object]] | None:
         """The last finished step and its state; None if something has begun to change it, or none was finished."""
-        if self._state is None or self._count() != self._n_writes:
+        if self._tree is None or _writes(self._tensors) != self._writes:
             return None
-        return self._step, self._state
+        if self._samples.of(self._tensors) != self._sample:
+            return None
+        return self._step, _given(self._tree)
 
     def close(self) -> None:
         """Optimizers are watched no more, and nothing is kept alive."""
-        self._hook.remove()
-        self._state = self._collected = None
-        self._tensors = ()
-
-    def _count(self) -> int:
-        if not self._counted:
-            return 0
-        return sum(tensor._version for tensor in self._tensors)  # noqa: SLF001  # torch's own name for it
+        if self._hook is not None:
+            self._hook.remove()
+        self._forget()
+        self._samples = _Samples()
 
     def _begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002  # torch's
-        self._state = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tree, self._tensors = None, ()
+
+
+class _Samples:
+    """A few elements of each tensor in the host's memory. The tensors looked at last are kept alive."""
+
+    def __init__(self) -> None:
+        self._addresses: list[int] = []
+        self._places: list[torch.Tensor] = []
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> bytes:
+        """Their bytes, where they lie now."""
+        hosted = [each for each in tensors if each.is_cpu and each.dtype in _SAMPLED and _is_dense(each)]
+        addresses = [each.data_ptr() for each in hosted]
+        # An address is nothing else's while its place is kept.
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._places = [place for each in hosted for place in _places(each)]
+        return torch.cat(self._places).numpy().tobytes() if self._places else b""
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided
+    return plain and tensor.is_contiguous() and not tensor.is_neg()
+
+
+def _places(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Its first bytes, and as many from the middle."""
+    data = tensor.detach().view(-1).view(torch.uint8)
+    middle = len(data) // 2
+    return data[:_SAMPLE_BYTES], data[middle : middle + _SAMPLE_BYTES]
+
+
+def _writes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor._version for tensor in tensors)  # noqa: SLF001  # torch's own name for it
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A value as it was."""
+
+    data: bytes
+
+
+def _held(node: Any, tensors: list[torch.Tensor]) -> Any:
+    """What `resolve_state` gave, with values that don't change with the training; `tensors` gets what does."""
+    if isinstance(node, dict):
+        if has_plain_leaves_only(node.values()):
+            tensors.extend(leaf for leaf in node.values() if isinstance(leaf, torch.Tensor))
+            return node
+        for key, part in node.items():
+            node[key] = _held(part, tensors)
+        return node
+    if isinstance(node, list):
+        return node if has_scalars_only(node) else [_held(part, tensors) for part in node]
+    if isinstance(node, torch.Tensor):
+        tensors.append(node)
+        return node
+    if isinstance(node, PerRank):
+        return PerRank(_encoded(node.value), node.resize)
+    return node if type(node) in _IMMUTABLE else _encoded(node)
+
+
+def _encoded(value: object) -> object:
+    try:
+        return _Held(encode_value("", value))
+    except UnsupportedValueError:
+        # A save refuses it, by its name.
+        return value
+
+
+def _given(node: Any) -> Any:
+    """The state that a save takes."""
+    if isinstance(node, _Held):
+        return decode_value("", node.data)
+    if isinstance(node, PerRank):
+        return PerRank(_given(node.value), node.resize)
+    if isinstance(node, dict):
+        for key, part in node.items():
+            node[key] = _given(part)
+        return node
+    if isinstance(node, list) and not has_scalars_only(node):
+        return [_given(part) for part in node]
+    return node
