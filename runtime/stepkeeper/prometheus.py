@@ -1,6 +1,7 @@
 """Prometheus metrics of the saves of this process, when asked for. Needs the extra `stepkeeper[prometheus]`."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from stepkeeper.manager import CheckpointManager
@@ -15,7 +16,9 @@ _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
 def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = None) -> Callable[[], None]:
-    """Every save of `manager` is counted in `registry`, by default the process's own; the answer ends that.
+    """Every save of `manager` is counted in `registry`, by default the process's own.
+
+    The answer ends that, and takes the metrics out of the registry: another manager's can be exported then.
 
     `stepkeeper_saves_total{outcome}`, `stepkeeper_saved_bytes_total`, `stepkeeper_committed_step`, and histograms in
     seconds of its parts: `stepkeeper_save_{stall,transfer,queue,persist,commit,duration}_seconds`. Serving them is the
@@ -31,14 +34,13 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
     except ImportError as error:
         raise ImportError("metrics need prometheus-client: install stepkeeper[prometheus]") from error
 
-    registry = registry or REGISTRY
-    saves = Counter(
-        "stepkeeper_saves", "Saves of this process that have ended.", ["outcome"], registry=registry
-    )
-    saved_bytes = Counter("stepkeeper_saved_bytes", "What this rank wrote of them.", registry=registry)
-    step = Gauge("stepkeeper_committed_step", "Step of the newest commit of this process.", registry=registry)
+    registry = REGISTRY if registry is None else registry
+    # Before they are registered: all of them are, or none.
+    saves = Counter("stepkeeper_saves", "Saves of this process that have ended.", ["outcome"], registry=None)
+    saved_bytes = Counter("stepkeeper_saved_bytes", "What this rank wrote of them.", registry=None)
+    step = Gauge("stepkeeper_committed_step", "Step of the newest commit of this process.", registry=None)
     parts = {
-        part: Histogram(f"stepkeeper_save_{part}_seconds", text, buckets=_BUCKETS_S, registry=registry)
+        part: Histogram(f"stepkeeper_save_{part}_seconds", text, buckets=_BUCKETS_S, registry=None)
         for part, text in (
             ("stall", "How long the train thread waited for a save."),
             ("transfer", "From the snapshot until all of it was in host memory."),
@@ -48,6 +50,11 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
             ("duration", "From the call to the end of a save."),
         )
     }
+    with ExitStack() as registered:
+        for metric in (saves, saved_bytes, step, *parts.values()):
+            registry.register(metric)
+            registered.callback(registry.unregister, metric)
+        undo = registered.pop_all()
 
     def count(report: SaveReport) -> None:
         saves.labels("committed" if report.committed else "failed").inc()
@@ -62,4 +69,5 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
         parts["commit"].observe(report.commit_s)
         parts["duration"].observe(report.duration_s)
 
-    return manager.on_save(count)
+    undo.callback(manager.on_save(count))
+    return undo.close

@@ -1,0 +1,74 @@
+"""What a registry holds of a manager's saves: while they are exported, and after."""
+
+from typing import cast
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from stepkeeper import CheckpointManager
+from stepkeeper.events import Events
+from stepkeeper.persist import SaveState
+from stepkeeper.prometheus import export
+from stepkeeper.save_report import SaveClock, SaveReport
+
+PARTS = ("transfer", "queue", "persist", "commit", "duration")
+
+
+def manager_with(events: Events) -> CheckpointManager:
+    """As far as metrics go: hooks are all that they use of a manager."""
+    return cast(CheckpointManager, events)
+
+
+def report(step: int, error: Exception | None = None) -> SaveReport:
+    clock = SaveClock()
+    clock.released()
+    clock.reached(SaveState.WRITING)
+    if error is not None:
+        return clock.report(step, size_bytes=50, error=error)
+    clock.reached(SaveState.COMMITTING)
+    return clock.report(step, size_bytes=100, sequence=step, total_bytes=120)
+
+
+def tell(events: Events, *reports: SaveReport) -> None:
+    for each in reports:
+        events.saved(each)
+    assert events.finish(60)
+
+
+def test_a_save_that_failed_is_counted_as_that_and_its_stall_only() -> None:
+    events, registry = Events(), CollectorRegistry()
+    export(manager_with(events), registry)
+    tell(events, report(1), report(2, OSError("no room")), report(3), report(4, OSError("no room")))
+    value = registry.get_sample_value
+    assert value("stepkeeper_saves_total", {"outcome": "committed"}) == 2
+    assert value("stepkeeper_saves_total", {"outcome": "failed"}) == 2
+    assert value("stepkeeper_saved_bytes_total") == 200
+    assert value("stepkeeper_committed_step") == 3
+    assert value("stepkeeper_save_stall_seconds_count") == 4
+    assert [value(f"stepkeeper_save_{part}_seconds_count") for part in PARTS] == [2] * len(PARTS)
+
+
+def test_another_manager_is_exported_once_the_first_is_no_more() -> None:
+    first, second, registry = Events(), Events(), CollectorRegistry()
+    end = export(manager_with(first), registry)
+    tell(first, report(1), report(2))
+    with pytest.raises(ValueError, match="Duplicated"):
+        export(manager_with(second), registry)
+    end()
+    end()
+    assert list(registry.collect()) == []
+    export(manager_with(second), registry)
+    tell(first, report(3))
+    tell(second, report(9))
+    assert registry.get_sample_value("stepkeeper_saves_total", {"outcome": "committed"}) == 1
+    assert registry.get_sample_value("stepkeeper_committed_step") == 9
+
+
+def test_a_name_that_is_taken_leaves_the_registry_as_it_was() -> None:
+    registry = CollectorRegistry()
+    theirs = Gauge("stepkeeper_committed_step", "Somebody else's.", registry=registry)
+    with pytest.raises(ValueError, match="committed_step"):
+        export(manager_with(Events()), registry)
+    assert [metric.name for metric in registry.collect()] == ["stepkeeper_committed_step"]
+    registry.unregister(theirs)
+    export(manager_with(Events()), registry)
