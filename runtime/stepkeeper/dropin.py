@@ -1,25 +1,113 @@
 """What torch_xla's CheckpointManager has, as code written for it calls it."""
 
+import operator
+import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Self, SupportsIndex
+
+import torch.distributed as dist
 
 from stepkeeper.events import Events
 from stepkeeper.leaving import Leaving
+from stepkeeper.policy.save import EveryNSteps, SavePolicy
 from stepkeeper.restore import Restorer
 from stepkeeper.saves import Saves
 from stepkeeper.stepping import Stepping, checked_step
 from stepkeeper_planners.selection import LoadRules
 
-__all__ = ["DropIn"]
+__all__ = ["DropIn", "Given"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a manager was constructed with: numbers as Python's own, whatever library they were of."""
+
+    path: str
+    save_interval: int | SavePolicy
+    max_to_keep: int
+    max_pending_async: int
+    process_group: dist.ProcessGroup | None
+    chkpt_on_preemption: bool
+
+    @classmethod
+    def of(  # noqa: PLR0917  # the constructor's order
+        cls,
+        path: str | os.PathLike[str],
+        save_interval: SupportsIndex | SavePolicy,
+        max_to_keep: SupportsIndex,
+        max_pending_async: SupportsIndex,
+        process_group: dist.ProcessGroup | None,
+        chkpt_on_preemption: bool,
+    ) -> Self:
+        """Raises TypeError where a number isn't whole, ValueError where none is pending."""
+        given = cls(
+            path=os.fspath(path),
+            save_interval=_interval(save_interval),
+            max_to_keep=operator.index(max_to_keep),
+            max_pending_async=operator.index(max_pending_async),
+            process_group=process_group,
+            chkpt_on_preemption=chkpt_on_preemption,
+        )
+        if given.max_pending_async < 1:
+            raise ValueError(f"max_pending_async is at least 1, not {given.max_pending_async}")
+        return given
+
+    @property
+    def policy(self) -> SavePolicy:
+        """Raises ValueError for an interval of no steps."""
+        interval = self.save_interval
+        return EveryNSteps(interval) if isinstance(interval, int) else interval
+
+
+def _interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:
+    if isinstance(given, SupportsIndex):
+        return operator.index(given)
+    if not callable(getattr(given, "due", None)):
+        raise TypeError(
+            f"save_interval is a number of steps or a policy of stepkeeper.policy.save, not {given!r}"
+        )
+    return given
 
 
 class DropIn:
-    """The methods of torch_xla's class, by its names and parameters; what is behind a `*` is ours."""
+    """The methods of torch_xla's class, by its names and parameters; what is behind a `*` is ours.
+
+    What it was constructed with can be read and, having been acted on, not be set.
+    """
 
     _events: Events
+    _given: Given
     _leaving: Leaving
     _restorer: Restorer
     _saves: Saves
     _stepping: Stepping
+
+    @property
+    def base_path(self) -> str:
+        """The root, with a `/` behind it."""
+        return f"{self._given.path.rstrip('/')}/"
+
+    @property
+    def save_interval(self) -> int | SavePolicy:
+        """In steps, or the policy that it was constructed with."""
+        return self._given.save_interval
+
+    @property
+    def max_to_keep(self) -> int:
+        """0: all, or what `keep` says."""
+        return self._given.max_to_keep
+
+    @property
+    def chkpt_on_preemption(self) -> bool:
+        """SIGTERM makes all ranks save one step."""
+        return self._given.chkpt_on_preemption
+
+    @property
+    def pg(self) -> dist.ProcessGroup | None:
+        """The ranks that save together: the group that was given, else the default one, if there is one."""
+        is_there = dist.is_available() and dist.is_initialized()
+        return self._given.process_group or (dist.group.WORLD if is_there else None)
 
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""

@@ -5,7 +5,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, SupportsIndex
 from weakref import WeakMethod
 
 import torch.distributed as dist
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from stepkeeper.companion.messages import Begin
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ReportPhase, Restored
-from stepkeeper.dropin import DropIn
+from stepkeeper.dropin import DropIn, Given
 from stepkeeper.env import (
     Environment,
     Places,
@@ -28,7 +28,7 @@ from stepkeeper.gang import open_gang
 from stepkeeper.leaving import Leaving
 from stepkeeper.loggers import identify
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
-from stepkeeper.policy.save import Auto, EveryNSteps, SavePolicy, from_interval, parts_of
+from stepkeeper.policy.save import Auto, SavePolicy, from_interval, parts_of
 from stepkeeper.progress import Progress
 from stepkeeper.restore import Restorer, Verification
 from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
@@ -61,11 +61,11 @@ class CheckpointManager(DropIn):
 
     def __init__(  # noqa: PLR0917  # torch_xla's signature
         self,
-        path: str,
-        save_interval: int | SavePolicy = 1000,
-        max_to_keep: int = 0,
-        max_pending_async: int = 1,
-        num_of_threads: int = 1,
+        path: str | PathLike[str],
+        save_interval: SupportsIndex | SavePolicy = 1000,
+        max_to_keep: SupportsIndex = 0,
+        max_pending_async: SupportsIndex = 1,
+        num_of_threads: SupportsIndex = 1,
         process_group: dist.ProcessGroup | None = None,
         chkpt_on_preemption: bool = True,
         *,
@@ -95,15 +95,13 @@ class CheckpointManager(DropIn):
             ValueError: a number is out of its range, or two arguments contradict each other.
 
         """
-        self.base_path = f"{path.rstrip('/')}/"
-        self.save_interval, self.max_to_keep = save_interval, max_to_keep
-        self.num_of_threads, self.chkpt_on_preemption = num_of_threads, chkpt_on_preemption
-        if max_pending_async < 1:
-            raise ValueError(f"max_pending_async is at least 1, not {max_pending_async}")
+        given = self._given = Given.of(
+            path, save_interval, max_to_keep, max_pending_async, process_group, chkpt_on_preemption
+        )
+        self.num_of_threads = num_of_threads
         tier = _tier_place(local_tier, local_tier_bytes)
-        keep = from_max_to_keep(max_to_keep, keep)
-        policy = EveryNSteps(save_interval) if isinstance(save_interval, int) else save_interval
-        self._store = open_store(uri_of(path), unsafe_single_writer=unsafe_single_writer)
+        keep = from_max_to_keep(given.max_to_keep, keep)
+        self._store = open_store(uri_of(given.path), unsafe_single_writer=unsafe_single_writer)
         self._gang = open_gang(process_group)
         identify(rank=self._gang.rank, attempt=attempt_of(environment))
         opening = opening_of(
@@ -114,7 +112,9 @@ class CheckpointManager(DropIn):
             tier=tier,
             unsafe_single_writer=unsafe_single_writer,
         )
-        self._companion = Companion(opening, _weakly(self._direct), claiming=_claiming(policy, take_over))
+        self._companion = Companion(
+            opening, _weakly(self._direct), claiming=_claiming(given.policy, take_over)
+        )
         self._progress = Progress(self._companion.tell)
         reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
         near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
@@ -125,12 +125,12 @@ class CheckpointManager(DropIn):
             self._companion,
             self._gang,
             self._progress,
-            max_pending=max_pending_async,
+            max_pending=given.max_pending_async,
             device_budget_bytes=device_budget_bytes,
             events=self._events,
         )
         self._stepping = Stepping(
-            policy,
+            given.policy,
             self._gang,
             self._saves,
             progress=self._progress,

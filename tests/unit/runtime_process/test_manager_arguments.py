@@ -1,0 +1,49 @@
+"""What a manager is constructed with, by code that was written for torch_xla's or reads a configuration."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepkeeper import CheckpointManager
+from stepkeeper.policy.save import EverySeconds
+
+
+def test_paths_and_numbers_may_be_of_any_library(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "root", np.int64(3), np.int32(2), np.int64(1), np.int64(1))
+    assert manager.base_path == f"{tmp_path}/root/"
+    assert [manager.should_save(step) for step in range(4)] == [True, False, False, True]
+    for number in (manager.save_interval, manager.max_to_keep):
+        assert type(number) is int
+    manager.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((2.5,), TypeError),
+        (("10",), TypeError),
+        ((0,), ValueError),
+        ((np.int64(0),), ValueError),
+        ((10, 1.5), TypeError),
+        ((10, -1), ValueError),
+        ((10, 0, 0), ValueError),
+        ((10, 0, 0.5), TypeError),
+    ],
+)
+def test_what_is_no_number_of_steps_is_refused_at_once(
+    tmp_path: Path, arguments: tuple[Any, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        CheckpointManager(str(tmp_path), *arguments)
+
+
+@pytest.mark.parametrize("name", ["base_path", "save_interval", "max_to_keep", "chkpt_on_preemption", "pg"])
+def test_what_would_change_nothing_is_not_set_in_silence(tmp_path: Path, name: str) -> None:
+    manager = CheckpointManager(str(tmp_path), EverySeconds(60))
+    assert manager.save_interval == EverySeconds(60)
+    assert manager.pg is None
+    with pytest.raises(AttributeError, match=name):
+        setattr(manager, name, 2)
+    manager.close()
