@@ -355,5 +355,5 @@ def _claiming(policy: SavePolicy, take_over: str | bool) -> Begin:
     return Begin(
         take_over=take_over if isinstance(take_over, str) else None,
         take_over_any=take_over is True,
-        asks_age=any(isinstance(part, Auto) for part in parts_of(policy)),
+        asks_past=any(isinstance(part, Auto) for part in parts_of(policy)),
     )

@@ -15,6 +15,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnException, OnPreemption, SavePolicy, parts_of
 from stepkeeper.preemption import Notice, NoticeWatcher
 from stepkeeper.progress import Progress, numbers_in
+from stepkeeper.restarts import Experience
 from stepkeeper.saves import Saves
 from stepkeeper.saving import InFlight
 from stepkeeper.unbroken import LastState
@@ -54,11 +55,11 @@ class Stepping:
         self._progress = progress
         self._gang = gang
         self._companion = companion
-        self._environment = environment
         self.saves_on_notice: Final = saves_on_notice
         self.stopped = False
         self._started = self._closed = False
         self._last: LastState | None = LastState() if OnException() in parts else None
+        self._experience = Experience()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
         self.decisions: Final = Decisions(policy, gang, self._seen)
         trigger = None if environment is None else environment.places.notice_file
@@ -162,15 +163,14 @@ class Stepping:
 
     def _seen(self) -> Seen:
         """What the policy of rank 0 goes by."""
-        identity = None if self._environment is None else self._environment.identity
         begun = self._companion.begun
+        past = None if begun is None else begun.past
         return Seen(
             saving=self._saves.in_flight is not None,
             cost=self._saves.cost,
-            disruptions=Disruptions(
-                count=0 if identity is None else identity.jobset_number + identity.restart_attempt,
-                over_s=0 if begun is None or begun.age_s is None else begun.age_s,
-            ),
+            disruptions=Disruptions()
+            if begun is None or past is None
+            else self._experience.by_now(begun.claim.slot, past),
         )
 
     def _noticed(self, notice: Notice) -> None:

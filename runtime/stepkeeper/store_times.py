@@ -1,4 +1,4 @@
-"""When things were put into a root, by the store's own clock: for keeping by age, and for how old a root is."""
+"""When things were put into a root, by the store's own clock: for keeping by age, and how long a training goes on."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -36,12 +36,12 @@ class StoreTimes:
         self._known = found
         return found
 
-    def age_s(self, slot: int) -> int | None:
-        """From the root's first entry to the one at `slot`. None: the store doesn't say, or gives no answer."""
+    def between_s(self, first: int, last: int) -> int | None:
+        """From the entry at slot `first` to the one at `last`. None: the store doesn't say, or gives no answer."""
         try:
-            first_s, last_s = self._time_of(slot_path(0)), self._time_of(slot_path(slot))
+            first_s, last_s = self._time_of(slot_path(first)), self._time_of(slot_path(last))
         except StorageError as error:
-            _log.warning("how old %s is can't be told: %s", self._store.uri, error)
+            _log.warning("how long %s has been trained to can't be told: %s", self._store.uri, error)
             return None
         return None if first_s is None or last_s is None else max(0, int(last_s - first_s))
 

@@ -8,6 +8,7 @@ from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, LegacyBase, ManifestRef
 from stepkeeper.policy.keep import Keep
+from stepkeeper.restarts import Past
 from stepkeeper.tier import TierPlace
 
 __all__ = [
@@ -91,8 +92,8 @@ class Begin:
     take_over_any: bool = False
     """Whatever that job's name is."""
 
-    asks_age: bool = False
-    """The answer is to say how old the root is."""
+    asks_past: bool = False
+    """The answer is to say what is known of this training's past."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +107,8 @@ class Begun:
     legacy: LegacyBase | None = None
     """What it goes on from where that is no commit."""
 
-    age_s: int | None = None
-    """From the root's first entry to this claim's, by the store's clock, if that was asked for and it says so."""
+    past: Past | None = None
+    """If that was asked for, and the log could be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ from stepkeeper.errors import (
 from stepkeeper.legacy import found_in, unnamed_in
 from stepkeeper.log import Claim, CommitRecord, LegacyBase, Log
 from stepkeeper.manifest import Manifest
+from stepkeeper.restarts import past_of
 from stepkeeper.retention import deletable
 from stepkeeper.storage import Store, open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -122,7 +123,9 @@ class Session:
         )
         self._tell_reporter()
         begun = self._begun()
-        return replace(begun, age_s=self._times.age_s(self._claim.slot)) if body.asks_age else begun
+        if not body.asks_past:
+            return begun
+        return replace(begun, past=past_of(self._log.entry, self._times, self._claim.slot))
 
     def _offered(self, body: Begin) -> LegacyBase | None:
         """What the trainer has chosen, if there is a choice. Raises LegacyRootError if it hasn't yet."""

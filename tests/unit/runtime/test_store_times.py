@@ -38,12 +38,12 @@ def test_a_commit_is_as_old_as_its_manifest_and_asked_for_once(root: SmallRoot) 
     assert StoreTimes(root.store).of_commits([first]) == {first.slot: 5000.0}
 
 
-def test_a_root_is_as_old_as_its_first_entry_was_when_it_was_claimed(root: SmallRoot) -> None:
+def test_entries_are_as_far_apart_as_the_store_has_them(root: SmallRoot) -> None:
     root.begin(attempt=1)
     aged(root, ".stepkeeper/log/00000000.json", 1000.0)
     aged(root, ".stepkeeper/log/00000001.json", 8200.9)
-    assert StoreTimes(root.store).age_s(1) == 7200
-    assert StoreTimes(root.store).age_s(2) is None, "it isn't there"
+    assert StoreTimes(root.store).between_s(0, 1) == 7200
+    assert StoreTimes(root.store).between_s(0, 2) is None, "it isn't there"
 
 
 def test_where_the_store_says_nothing_nothing_is_known(
@@ -54,13 +54,13 @@ def test_where_the_store_says_nothing_nothing_is_known(
     silent.put_if_absent(manifest_of(record), b"{}")
     silent.put_if_absent(".stepkeeper/log/00000000.json", b"{}")
     assert StoreTimes(silent).of_commits([record]) == {}
-    assert StoreTimes(silent).age_s(0) is None
+    assert StoreTimes(silent).between_s(0, 0) is None
 
     def refuse(prefix: str) -> list[object]:
         raise StorageError(13, f"no listing of {prefix}")
 
     monkeypatch.setattr(root.store, "list", refuse)
-    assert StoreTimes(root.store).age_s(0) is None
-    assert "how old" in caplog.text
+    assert StoreTimes(root.store).between_s(0, 0) is None
+    assert "how long" in caplog.text
     with pytest.raises(StorageError):
         StoreTimes(root.store).of_commits([record])
