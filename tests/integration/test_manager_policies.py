@@ -265,7 +265,7 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
 
 def test_the_best_stay_by_the_metrics_of_their_steps(uri: str) -> None:
     losses = {1: 5.0, 2: 1.0, 3: torch.tensor(4.0), 4: 0.5, 5: 9.0, 6: 8.0}
-    policy = keep.AnyOf((keep.LastN(1), keep.BestN(2, "loss")))
+    policy = keep.AnyOf((keep.LastN(1), keep.BestN(2, "loss", "min")))
     with open_manager(uri, keep=policy) as manager:
         for step, loss in losses.items():
             manager.save(step, {"w": torch.zeros(3)}, force=True, metrics={"loss": loss, "name": "run"})

@@ -92,14 +92,15 @@ class EverySeconds:
 
 @dataclass(frozen=True, slots=True)
 class BestN:
-    """Keep the `n` with the best `metric`: the least, or the greatest with mode "max". Of equals, the newer.
+    """Keep the `n` with the best `metric`: the least with mode "min", the greatest with "max". Of equals, the newer.
 
-    A commit without that metric stays, unless `keep_without` is False. What is not a number is worse than any number.
+    The mode has no default: of a loss the least is best, of an accuracy the greatest. A commit without that metric
+    stays, unless `keep_without` is False. What is not a number is worse than any number.
     """
 
     n: int
     metric: str
-    mode: str = "min"
+    mode: str
     keep_without: bool = True
 
     def __post_init__(self) -> None:

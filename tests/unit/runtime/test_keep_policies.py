@@ -53,15 +53,15 @@ def scored(*losses: float | None) -> list[Committed]:
         (MaxAge(60), timed(0, 39, 40, 100), [3, 4]),
         (MaxAge(60), timed(None, 0, 100), [1, 3]),
         (MaxAge(60), timed(None, None), [1, 2]),
-        (BestN(2, "loss"), scored(3.0, 1.0, 2.0, 4.0), [2, 3]),
-        (BestN(2, "loss", mode="max"), scored(3.0, 1.0, 2.0, 4.0), [1, 4]),
-        (BestN(1, "loss"), scored(1.0, 1.0, 1.0), [3]),
-        (BestN(1, "loss", mode="max"), scored(1.0, 1.0, 0.0), [2]),
-        (BestN(1, "loss"), scored(math.nan, 5.0, math.nan), [2]),
-        (BestN(1, "loss", mode="max"), scored(math.nan, -math.inf), [2]),
-        (BestN(1, "loss"), scored(None, 2.0, 1.0, None), [1, 3, 4]),
-        (BestN(1, "loss", keep_without=False), scored(None, 2.0, 1.0, None), [3]),
-        (BestN(1, "accuracy", keep_without=False), scored(2.0, 1.0), []),
+        (BestN(2, "loss", "min"), scored(3.0, 1.0, 2.0, 4.0), [2, 3]),
+        (BestN(2, "loss", "max"), scored(3.0, 1.0, 2.0, 4.0), [1, 4]),
+        (BestN(1, "loss", "min"), scored(1.0, 1.0, 1.0), [3]),
+        (BestN(1, "loss", "max"), scored(1.0, 1.0, 0.0), [2]),
+        (BestN(1, "loss", "min"), scored(math.nan, 5.0, math.nan), [2]),
+        (BestN(1, "loss", "max"), scored(math.nan, -math.inf), [2]),
+        (BestN(1, "loss", "min"), scored(None, 2.0, 1.0, None), [1, 3, 4]),
+        (BestN(1, "loss", "min", keep_without=False), scored(None, 2.0, 1.0, None), [3]),
+        (BestN(1, "accuracy", "max", keep_without=False), scored(2.0, 1.0), []),
         (AnyOf((LastN(1), EveryNSteps(20))), line(10, 20, 30, 50), [2, 4]),
         (AnyOf(()), line(10), []),
     ],
@@ -75,8 +75,8 @@ def test_a_policy_reaches_another_process_whole() -> None:
         (
             LastN(3),
             AnyOf((EveryNSteps(100), EverySeconds(3600), AnyOf((MaxAge(86400), LastN(7))))),
-            BestN(2, "loss"),
-            BestN(1, "accuracy", mode="max", keep_without=False),
+            BestN(2, "loss", "min"),
+            BestN(1, "accuracy", "max", keep_without=False),
         )
     )
     arrived = decode(Keep, encode(Keep.of(policy))).policy
@@ -86,13 +86,13 @@ def test_a_policy_reaches_another_process_whole() -> None:
         EveryNSteps(100),
         EverySeconds(3600),
         MaxAge(86400),
-        BestN(2, "loss"),
-        BestN(1, "accuracy", mode="max", keep_without=False),
+        BestN(2, "loss", "min"),
+        BestN(1, "accuracy", "max", keep_without=False),
     }
 
 
 def test_times_are_asked_for_only_where_they_matter() -> None:
-    assert not Keep.of(AnyOf((LastN(1), EveryNSteps(2), BestN(1, "loss")))).asks_for_times
+    assert not Keep.of(AnyOf((LastN(1), EveryNSteps(2), BestN(1, "loss", "min")))).asks_for_times
     assert Keep.of(MaxAge(1)).asks_for_times
     assert Keep.of(EverySeconds(1)).asks_for_times
 
@@ -119,8 +119,8 @@ def test_settings_become_policies() -> None:
         lambda: EveryNSteps(0),
         lambda: EverySeconds(0),
         lambda: MaxAge(-1),
-        lambda: BestN(0, "loss"),
-        lambda: BestN(1, "loss", mode="least"),
+        lambda: BestN(0, "loss", "min"),
+        lambda: BestN(1, "loss", "least"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], KeepPolicy]) -> None:
@@ -136,3 +136,9 @@ def test_how_many_are_kept_is_said_in_one_way() -> None:
         from_max_to_keep(3, MaxAge(60))
     with pytest.raises(ValueError, match=r"at least 0 .*not -1"):
         from_max_to_keep(-1, None)
+
+
+def test_which_is_best_is_said() -> None:
+    """Whoever thinks of an accuracy, and gets the least, keeps the worst."""
+    with pytest.raises(TypeError, match="mode"):
+        BestN(2, "accuracy")  # type: ignore[call-arg]  # that is what is tested

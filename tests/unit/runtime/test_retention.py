@@ -95,8 +95,8 @@ def test_metrics_are_read_from_the_commits(log: Log) -> None:
     for step, loss in ((10, "3.5"), (20, "0.5"), (30, "nan"), (40, "2.5"), (50, "none")):
         log.commit(claim, step=step, folder=f"{step}/f", size_bytes=1, manifest=REF, metrics={"loss": loss})
     verified = tuple(log.state.commits)
-    assert steps_of(log, deletable(log.state, BestN(1, "loss"), verified)) == [10, 30, 40]
-    assert steps_of(log, deletable(log.state, BestN(2, "loss", mode="max"), verified)) == [20, 30]
+    assert steps_of(log, deletable(log.state, BestN(1, "loss", "min"), verified)) == [10, 30, 40]
+    assert steps_of(log, deletable(log.state, BestN(2, "loss", "max"), verified)) == [20, 30]
 
 
 def test_times_are_those_of_the_store(log: Log) -> None:
