@@ -27,8 +27,9 @@ from stepkeeper.events import Events, SaveHook
 from stepkeeper.gang import open_gang
 from stepkeeper.leaving import Leaving
 from stepkeeper.loggers import identify
+from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
-from stepkeeper.policy.save import Auto, SavePolicy, from_interval, parts_of
+from stepkeeper.policy.save import AnyOf, Auto, SavePolicy, from_interval, parts_of
 from stepkeeper.progress import Progress
 from stepkeeper.restore import Restorer, Verification
 from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
@@ -150,10 +151,18 @@ class CheckpointManager(DropIn):
         *,
         process_group: dist.ProcessGroup | None = None,
         places: Places | None = None,
+        max_pending_async: SupportsIndex = 1,
+        also_save: SavePolicy | None = None,
+        also_keep: KeepPolicy | None = None,
+        unsafe_single_writer: bool = False,
+        device_budget_bytes: int | None = None,
         local_tier: str | PathLike[str] | None = None,
         local_tier_bytes: int | None = None,
     ) -> Self:
         """The manager that this container's CheckpointedTrainingJob asks for.
+
+        The job says when to save and what to keep; what `also_save` and `also_keep` name is saved and kept besides.
+        What else can be given is as the constructor has it.
 
         A volume that its template mounts at /var/cache/stepkeeper is the `local_tier`, if none is given here;
         `local_tier_bytes` bounds it where there is one.
@@ -168,11 +177,16 @@ class CheckpointManager(DropIn):
         check_ranks(environment, process_group)
         settings = environment.settings
         tier = environment.local_tier if local_tier is None else local_tier
+        interval = from_interval(settings.interval, total_steps=settings.total_steps)
+        retention = from_retention(settings.retention)
         return cls(
             settings.uri,
-            from_interval(settings.interval, total_steps=settings.total_steps),
+            interval if also_save is None else AnyOf((interval, also_save)),
+            max_pending_async=max_pending_async,
             process_group=process_group,
-            keep=from_retention(settings.retention),
+            keep=retention if also_keep is None else KeepAnyOf((retention, also_keep)),
+            unsafe_single_writer=unsafe_single_writer,
+            device_budget_bytes=device_budget_bytes,
             local_tier=tier,
             local_tier_bytes=None if tier is None else local_tier_bytes,
             environment=environment,

@@ -1,4 +1,4 @@
-"""A job's template turns the local tier on by mounting a volume for it: the training code says nothing of it."""
+"""What the manager of a job is constructed with: by the job, by its template, and by the training code."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,8 @@ import pytest
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import SETTINGS_FILE_NAME, Interval, Settings
 from stepkeeper.env import Places
+from stepkeeper.policy import keep, save
+from stepkeeper.policy.save import SavePolicy
 from stepkeeper.testing.pod import pod_identity
 
 
@@ -25,11 +27,30 @@ def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a manager is constructed with, without becoming one."""
     found: dict[str, Any] = {}
 
-    def note(_: CheckpointManager, *__: object, **given: object) -> None:
-        found.update(given)
+    def note(_: CheckpointManager, __: str, policy: SavePolicy, **given: object) -> None:
+        found.update(given, policy=policy)
 
     monkeypatch.setattr(CheckpointManager, "__init__", note)
     return found
+
+
+def test_what_the_job_does_not_say_can_be_given(places: Places, options: dict[str, Any]) -> None:
+    CheckpointManager.from_env(places=places)
+    assert options["policy"] == save.EveryNSteps(1)
+    assert options["keep"] == keep.LastN(3)
+    CheckpointManager.from_env(
+        places=places,
+        max_pending_async=2,
+        also_save=save.OnException(),
+        also_keep=keep.BestN(2, "loss", "min"),
+        unsafe_single_writer=True,
+        device_budget_bytes=5,
+    )
+    assert options["max_pending_async"] == 2
+    assert options["policy"] == save.AnyOf((save.EveryNSteps(1), save.OnException()))
+    assert options["keep"] == keep.AnyOf((keep.LastN(3), keep.BestN(2, "loss", "min")))
+    assert options["unsafe_single_writer"]
+    assert options["device_budget_bytes"] == 5
 
 
 @pytest.mark.parametrize(
