@@ -31,6 +31,10 @@ class State:
     aliases: dict[str, str] = field(default_factory=dict)
     key_paths: str | None = None
     split_by_columns: bool = False
+    last_rank_only: str | None = None
+    """A tensor that the last rank writes, of which the others know nothing."""
+
+    last_rank_aliases: dict[str, str] = field(default_factory=dict)
 
     def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
         tensors, start = [], 0
@@ -51,6 +55,12 @@ class State:
                 )
             )
             start += 4 * sizes[0] * sizes[1]
+        if self.last_rank_only is not None and rank == world_size - 1:
+            scalar = TensorOrder(
+                fqn=self.last_rank_only, dtype=self.dtype, global_shape=(), offsets=(), sizes=(), start=start
+            )
+            tensors.append(scalar)
+            start += 4
         value = ValueOrder(fqn="step", start=start, length_bytes=self.value_bytes)
         return SaveOrder(
             rank=rank,
@@ -75,7 +85,8 @@ def stored(
                 store,
                 state.order(rank, step, world_size),
                 memoryview(data),
-                aliases=state.aliases if rank == 0 else {},
+                aliases=(state.aliases if rank == 0 else {})
+                | (state.last_rank_aliases if rank == world_size - 1 else {}),
                 recurring=None if recurring is None else recurring[rank],
             )
         )
@@ -101,6 +112,8 @@ CHANGED = {
     "a tied tensor": replace(FIRST, aliases={"tied": "w"}),
     "what a tied tensor stands for": replace(FIRST, aliases={"tied": "b"}),
     "the nesting": replace(FIRST, key_paths=json.dumps({"w": ["w"]})),
+    "what another rank writes": replace(FIRST, last_rank_only="more"),
+    "what another rank calls it": replace(FIRST, last_rank_aliases={"tied": "b"}),
     "the placement": replace(FIRST, split_by_columns=True),
 }
 
