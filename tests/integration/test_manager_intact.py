@@ -1,0 +1,187 @@
+"""A state on the host may change the moment that save_async returns, while the companion has read nothing of it yet."""
+
+import copy
+import gc
+import os
+import platform
+import re
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stepkeeper import CheckpointManager, PerRank
+from stepkeeper.snapshot import Region
+
+MIB = 1024 * 1024
+POPULATES = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 14)
+
+
+@contextmanager
+def held_up(manager: CheckpointManager) -> Iterator[None]:
+    """The companion does nothing until the block is left."""
+    pid = manager.health().companion_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def snapshots_kept(root: Path, state: dict[str, Any], change: Callable[[int], None]) -> list[int]:
+    """Steps that were saved, `state` changed behind each at once, and that a restore has found as they were."""
+    found: list[int] = []
+    with CheckpointManager(root.as_uri(), 10**6, max_pending_async=2, chkpt_on_preemption=False) as manager:
+        manager.save(0, state, force=True)
+        for first in (1, 3):
+            then: dict[int, Any] = {}
+            with held_up(manager):
+                for step in (first, first + 1):
+                    then[step] = contents(state)
+                    manager.save_async(step, state, force=True)
+                    change(step)
+                    assert not same(contents(state), then[step]), "there would be nothing to see"
+            assert manager.wait(60)
+            for step, expected in then.items():
+                manager.restore(step, state)
+                if same(contents(state), expected):
+                    found.append(step)
+    return found
+
+
+def contents(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy, of the insides of objects."""
+    return {name: copy.deepcopy(inside(value)) for name, value in state.items()}
+
+
+def inside(value: Any) -> Any:
+    if isinstance(value, PerRank):
+        return inside(value.value)
+    return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+@pytest.mark.parametrize("how", ["foreach", "fused", "one by one"])
+def test_a_module_and_its_optimizer_that_steps_at_once(tmp_path: Path, how: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 200), torch.nn.BatchNorm1d(200), torch.nn.Linear(200, 3))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=0.1, amsgrad=True, foreach=how == "foreach", fused=how == "fused"
+    )
+
+    def train(step: int) -> None:
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        model(torch.randn(8, 40)).square().sum().backward()
+        optimizer.step()
+
+    train(0)
+    assert snapshots_kept(tmp_path, {"model": model, "optimizer": optimizer}, train) == [1, 2, 3, 4]
+
+
+def test_arrays_of_numpy_that_are_written_to(tmp_path: Path) -> None:
+    whole = np.arange(60.0).reshape(6, 10)
+    shared = torch.zeros(5)
+    state: dict[str, Any] = {
+        "whole": whole,
+        "turned": np.arange(6).reshape(2, 3).T,
+        "in a list": [np.zeros(3), {"deeper": np.ones((2, 2), dtype=np.int8)}],
+        "scalar": np.array(1.5),
+        "of torch": shared,
+    }
+    seen_by_numpy = shared.numpy()
+
+    def change(step: int) -> None:
+        arrays = state["whole"], state["turned"], state["in a list"][0], state["in a list"][1]["deeper"]
+        for array in (*arrays, seen_by_numpy):
+            array[...] += step
+        state["scalar"][...] += step
+
+    assert snapshots_kept(tmp_path, state, change) == [1, 2, 3, 4]
+
+
+class Loader:
+    """Gives out what it goes on with, and not copies."""
+
+    def __init__(self) -> None:
+        self.generator_state = torch.zeros(50, dtype=torch.uint8)
+        self.queue = [torch.arange(3), torch.arange(2)]
+        self.order = np.arange(7)
+
+    def state_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def test_values_of_one_rank_that_hold_tensors_in_use(tmp_path: Path) -> None:
+    loader = Loader()
+    state: dict[str, Any] = {"loader": PerRank(loader), "tree": PerRank({"t": torch.zeros(4), "n": [1]})}
+
+    def change(step: int) -> None:
+        loader.generator_state += step
+        loader.queue[0] += step
+        loader.queue.append(torch.arange(step))
+        loader.order += step
+        tree: Any = state["tree"].value
+        tree["t"] += step
+        tree["n"].append(step)
+
+    assert snapshots_kept(tmp_path, state, change) == [1, 2, 3, 4]
+
+
+@pytest.mark.skipif(not POPULATES, reason="this kernel can't populate memory ahead of its use (Linux 5.14)")
+def test_a_populated_region_is_written_to_without_a_fault_and_holds_what_it_held() -> None:
+    size_bytes, others_bytes = 40 * MIB, mapped_bytes()
+    region, data = Region(), b"\x07" * size_bytes
+    region.reserve(size_bytes)
+    region.write(5 * MIB, b"was there")
+    region.populate(size_bytes)
+    assert mapped_bytes() >= others_bytes + size_bytes
+    assert bytes(region.tensor(5 * MIB, torch.uint8, (9,)).tolist()) == b"was there"
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    region.write(0, data)
+    n_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+    assert n_faults < size_bytes // resource.getpagesize() // 100
+    region.close()
+
+
+@pytest.mark.skipif(not POPULATES, reason="this kernel can't populate memory ahead of its use (Linux 5.14)")
+def test_memory_of_saves_is_there_before_the_first_of_them(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(32 * MIB // 4)}
+    with CheckpointManager(tmp_path.as_uri(), 10**6, chkpt_on_preemption=False) as manager:
+        others_bytes = mapped_bytes()
+        manager.step(1, state)
+        deadline = time.monotonic() + 20
+        while mapped_bytes() < others_bytes + 32 * MIB:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert manager.in_flight is None
+    assert mapped_bytes() < others_bytes + MIB, "it was given back"
+
+
+def mapped_bytes() -> int:
+    """How much of the memory of snapshots this process has pages of, also of managers that nobody has closed."""
+    gc.collect()
+    parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    sizes = (
+        re.search(r"^Rss: +(\d+) kB", part, re.MULTILINE) for part in parts if "stepkeeper-snapshot" in part
+    )
+    return sum(int(size[1]) * 1024 for size in sizes if size is not None)
