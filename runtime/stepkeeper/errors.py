@@ -1,6 +1,6 @@
 """Every error that stepkeeper raises by design, in one tree; each is also the builtin it is an instance of."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from stepkeeper.checkpoint.suspect import BadBytes, BadItem
@@ -11,6 +11,7 @@ __all__ = [
     "ClosedError",
     "CompanionError",
     "CompanionLostError",
+    "DevicesFullError",
     "FencedError",
     "ForeignRootError",
     "GangError",
@@ -39,6 +40,9 @@ __all__ = [
 
 class StepkeeperError(Exception):
     """The base of all of them."""
+
+    next_save_mends: ClassVar[bool] = False
+    """A save failed with it, and the next one is expected not to: training needn't end for it."""
 
 
 class BadUriError(StepkeeperError, ValueError):
@@ -145,6 +149,8 @@ class CompanionError(StepkeeperError, RuntimeError):
 class CompanionLostError(StepkeeperError, ConnectionError):
     """The companion process went away. What was asked of it failed; the next save starts another one."""
 
+    next_save_mends = True
+
 
 class GangError(StepkeeperError, ConnectionError):
     """Another rank did not answer in time: lost, or far behind."""
@@ -152,3 +158,9 @@ class GangError(StepkeeperError, ConnectionError):
 
 class SaveError(StepkeeperError, RuntimeError):
     """A save in the background failed; the message says which step and why. Its cause is chained."""
+
+
+class DevicesFullError(SaveError, MemoryError):
+    """The devices had no room for a save's copies, which was found out late. The next save makes fewer there."""
+
+    next_save_mends = True

@@ -12,7 +12,7 @@ from stepkeeper.companion.messages import Commit, Committed, Kind, Staged, Uploa
 from stepkeeper.companion.plans import Common, Told, name_of, plan_of
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.errors import CompanionLostError, FencedError, SaveError, StepkeeperError
+from stepkeeper.errors import CompanionLostError, DevicesFullError, FencedError, SaveError, StepkeeperError
 from stepkeeper.gang import Gang
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
@@ -121,10 +121,10 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
 
 
 def _own_or_shared(own: Exception | None, shared: Exception) -> Exception:
-    """What this rank raises: its own failure says most, but a lost companion is forgiven by all ranks or by none."""
+    """What this rank raises: its own failure says most, but what the next save mends all ranks forgive or none."""
     if own is None:
         return shared
-    if isinstance(own, CompanionLostError) and not isinstance(shared, CompanionLostError):
+    if _next_save_mends(own) and not _next_save_mends(shared):
         shared.__cause__ = own
         return shared
     return own
@@ -220,9 +220,14 @@ def _given_up(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
     text = f"the save of step {step} was given up: {said}"
     if any(isinstance(error, FencedError) for error in refusals.values()):
         return FencedError(text)
-    if all(isinstance(error, CompanionLostError) for error in refusals.values()):
-        return CompanionLostError(text)
+    if all(_next_save_mends(error) for error in refusals.values()):
+        full = any(isinstance(error, DevicesFullError) for error in refusals.values())
+        return DevicesFullError(text) if full else CompanionLostError(text)
     return SaveError(text)
+
+
+def _next_save_mends(error: Exception) -> bool:
+    return isinstance(error, StepkeeperError) and error.next_save_mends
 
 
 def _void(process: CompanionProcess, void: Void) -> None:

@@ -226,7 +226,7 @@ class Saves:
             FencedError: one did because another claim owns the root.
             GangError: one did because another rank is lost.
             SaveError: one did for another reason. A lost companion is one only if it was lost twice in a row, or
-                if `newest` says that no later save can make it good.
+                if `newest` says that no later save can make it good; devices that were full only in that case.
 
         """
         failure = self._saver.take_failure(newest=newest)

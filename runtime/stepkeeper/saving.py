@@ -16,7 +16,7 @@ from typing import Final
 
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion, Origin
-from stepkeeper.errors import CompanionLostError, GangError, SaveError
+from stepkeeper.errors import CompanionLostError, GangError, SaveError, StepkeeperError
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
@@ -232,7 +232,8 @@ class Saver:
     def take_failure(self, *, newest: bool = False) -> BaseException | None:
         """Why a save in the background failed, if one did since the last call.
 
-        One lost companion is forgiven as long as a later save makes it good; with `newest` it isn't.
+        One lost companion is forgiven as long as a later save makes it good, and so are devices that were full, for
+        fewer copies are made each time; with `newest` neither is.
         """
         with self._noting:
             failure = self._failure or (self._unmended if newest else None)
@@ -306,7 +307,8 @@ class Saver:
                 return
             self._unmended = failure
             self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
-            if not 0 < self._lost_in_a_row < _MOST_LOST_IN_A_ROW:
+            mends = isinstance(failure, StepkeeperError) and failure.next_save_mends
+            if not mends or self._lost_in_a_row >= _MOST_LOST_IN_A_ROW:
                 self._failure = failure
 
 
@@ -316,6 +318,9 @@ def _transfer(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
     except BaseException as error:
         # What is still on the devices is needed no more, and the error is kept until the save's turn has come.
         snapshot.on_device.clear()
-        clear_frames(error.__traceback__)
+        each: BaseException | None = error
+        while each is not None:
+            clear_frames(each.__traceback__)
+            each = each.__cause__ or each.__context__
         raise
     clock.transferred()

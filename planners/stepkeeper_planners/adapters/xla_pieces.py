@@ -9,7 +9,7 @@ by another program only.
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ __all__ = [
     "Piece",
     "as_it_is",
     "clone_in_pieces",
+    "coarser",
     "cut_of",
     "describe_cut",
     "forget_failure",
@@ -128,6 +129,12 @@ def cut_of(fqn: str, tensor: torch.Tensor, most_bytes: int) -> Cut:
         device_bytes=tile_bytes * n_devices,
         moved_bytes=moved_bytes,
     )
+
+
+def coarser(cut: Cut, most_bytes: int) -> Cut:
+    """The same in fewer pieces, of which each moves at most about so many bytes, or as many as one did before."""
+    n_joined = max(most_bytes * cut.n_pieces // max(cut.moved_bytes, 1), 1)
+    return replace(cut, bounds=(*cut.bounds[:-1:n_joined], cut.bounds[-1]))
 
 
 def describe_cut(fqn: str, tensor: torch.Tensor, cut: Cut, ranks: Ranks) -> TensorLayout:

@@ -11,7 +11,7 @@ from stepkeeper.snapshot.plan import SnapshotPlan
 from stepkeeper.snapshot.region import Region
 from stepkeeper_planners import adapters
 
-__all__ = ["copy_host_tensors"]
+__all__ = ["copy_all", "copy_host_tensors"]
 
 _SHARED_ELEMENTS: Final = 32 * 1024
 """A copy of so many torch shares among its threads by itself."""
@@ -37,7 +37,7 @@ def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, r
             destinations.append(places[index])
     large = [index for index, place in enumerate(destinations) if place.numel() >= _SHARED_ELEMENTS]
     if large:
-        _copy([destinations[index] for index in large], [sources[index] for index in large])
+        copy_all([destinations[index] for index in large], [sources[index] for index in large])
     if len(large) == len(destinations):
         return
     if large:
@@ -54,18 +54,20 @@ def _copy_by_threads(destinations: list[torch.Tensor], sources: list[torch.Tenso
         1 + len(sources) // _LEAST_COPIES,
     )
     if n_threads == 1:
-        _copy(destinations, sources)
+        copy_all(destinations, sources)
         return
     with ThreadPoolExecutor(n_threads - 1, thread_name_prefix="stepkeeper-copy") as pool:
         shares = [
-            pool.submit(_copy, destinations[k::n_threads], sources[k::n_threads]) for k in range(1, n_threads)
+            pool.submit(copy_all, destinations[k::n_threads], sources[k::n_threads])
+            for k in range(1, n_threads)
         ]
-        _copy(destinations[::n_threads], sources[::n_threads])
+        copy_all(destinations[::n_threads], sources[::n_threads])
         for share in shares:
             share.result()
 
 
-def _copy(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def copy_all(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Each destination has the elements of its source."""
     with torch.no_grad():  # of each thread
         torch._foreach_copy_(
             destinations, sources

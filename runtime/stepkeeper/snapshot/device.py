@@ -3,12 +3,13 @@
 torch_xla is imported only where tensors of it exist.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from stepkeeper.errors import SaveError
+from stepkeeper.errors import DevicesFullError, SaveError
 from stepkeeper.loggers import logger
 from stepkeeper_planners import adapters
 from stepkeeper_planners.layout import Ranks, TensorLayout
@@ -29,13 +30,15 @@ __all__ = [
 ]
 
 _log: Final = logger(__name__)
-_PIECE_BYTES: Final = 64 * 1024 * 1024
-"""Moved by itself; torch_xla holds the GIL meanwhile. Each piece more is a little more to compile, once."""
+_PIECE_BYTES: Final = 16 * 1024 * 1024
+"""Moved together; torch_xla holds the GIL meanwhile. Larger ones are faulted into memory anew each time and take twice
+as long; each one more is a little more to compile, once."""
 
-_BATCH_BYTES: Final = 16 * 1024 * 1024
-"""Of small ones so many bytes are moved together."""
+_WAITED_PIECE_BYTES: Final = 64 * 1024 * 1024
+"""The same where training waits all along: each piece is a program of its own there."""
 
-_SMALLEST_LIMIT_BYTES: Final = _PIECE_BYTES
+_SMALLEST_LIMIT_BYTES: Final = 64 * 1024 * 1024
+_LONGEST_TRANSFER_S: Final = 3600.0
 
 
 def run_pending(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -85,6 +88,8 @@ class DeviceCopies:
     def __init__(self, budget_bytes: int | None) -> None:
         self._learns: Final = budget_bytes is None
         self._limit_bytes: int | None = budget_bytes
+        self._n_out = 0
+        self._changed: Final = threading.Condition()
 
     @property
     def limit_bytes(self) -> int | None:
@@ -94,21 +99,61 @@ class DeviceCopies:
     def make(
         self, tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "Cut"], fqns: Sequence[str]
     ) -> tuple[list["Piece"], list[str]]:
-        """Copies of those tensors of which the devices can have one, on their way; and the other ones' names."""
+        """Copies of those tensors of which the devices can have one, on their way; and the other ones' names.
+
+        They count against the budget until `left` is told of them: where there is one, earlier ones are waited for.
+
+        Raises:
+            SaveError: they don't fit, and several processes would have to find out alike how many do.
+            RuntimeError: they don't fit the budget that was given, or the devices failed.
+
+        """
         while True:
+            if self._limit_bytes is not None:
+                self._wait_for_room()
             chosen, rest = _within(self._limit_bytes, cuts, fqns)
             try:
-                return self._dispatched(tensors, cuts, chosen), rest
+                made = self._dispatched(tensors, cuts, chosen)
             except RuntimeError as error:
                 if not chosen or not self._learns or not _is_out_of_memory(error):
                     raise
                 self._refuse_to_guess()
-                self._lower(sum(cuts[fqn].device_bytes for fqn in chosen))
+                self._lower(_device_bytes(cuts, chosen))
+            else:
+                with self._changed:
+                    self._n_out += bool(chosen)
+                return made, rest
 
-    def refused(self, error: BaseException, used_bytes: int) -> None:
-        """Copies of so many bytes were not made after all: if for lack of room, fewer are tried from now on."""
-        if self._learns and isinstance(error, RuntimeError) and _is_out_of_memory(error):
-            self._lower(used_bytes)
+    def left(self) -> None:
+        """The copies of one call of `make` are on the devices no more."""
+        with self._changed:
+            self._n_out -= 1
+            self._changed.notify_all()
+
+    def refused(self, error: RuntimeError, cuts: Mapping[str, "Cut"], fqns: Iterable[str]) -> None:
+        """The copies of these were not made after all: if for lack of room, fewer are tried from now on.
+
+        Raises:
+            DevicesFullError: it is for that, and the next save will do with less.
+            SaveError: it is for that, and several processes would have to find out alike with how much.
+
+        """
+        if not self._learns or not _is_out_of_memory(error):
+            return
+        self._refuse_to_guess()
+        self._lower(_device_bytes(cuts, fqns))
+        raise DevicesFullError(
+            f"the devices had no room for a copy of the state, and the save came to nothing ({error}); from the next "
+            f"one on {self._limit_bytes} bytes of it are copied there"
+        ) from error
+
+    def _wait_for_room(self) -> None:
+        """Copies leave by themselves, and what the devices have no room for would wait for their transfer anyway."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._n_out == 0, _LONGEST_TRANSFER_S):
+                raise SaveError(
+                    f"copies of an earlier save are still on the devices after {_LONGEST_TRANSFER_S:.0f} s"
+                )
 
     def _dispatched(
         self, tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "Cut"], fqns: Sequence[str]
@@ -120,7 +165,7 @@ class DeviceCopies:
         pieces = [piece for fqn in fqns for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], cuts[fqn])]
         try:
             # Otherwise a refusal would come up in whatever the training asks of the devices next.
-            xla.start([piece.tensor for piece in pieces], until_running=self._learns)
+            xla.start([piece.tensor for piece in pieces], until_running=True)
         except RuntimeError:
             xla_pieces.forget_failure()
             raise
@@ -154,7 +199,7 @@ class DeviceCopies:
 
 def moved(
     tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "Cut"], fqns: Sequence[str]
-) -> Iterator[tuple[str, list["Part"]]]:
+) -> Iterator[list[tuple[str, list["Part"]]]]:
     """The elements of these tensors on the host, a piece at a time: without copies on the devices but of that piece."""
     if not fqns:
         return
@@ -162,10 +207,10 @@ def moved(
 
     small = [fqn for fqn in fqns if cuts[fqn].n_pieces == 1]
     for batch in batches([xla_pieces.as_it_is(fqn, tensors[fqn], cuts[fqn]) for fqn in small]):
-        yield from ((piece.fqn, parts) for piece, parts in xla_pieces.move(batch))
+        yield [(piece.fqn, parts) for piece, parts in xla_pieces.move(batch)]
     for piece in _one_by_one(tensors, cuts, fqns):
         xla_pieces.wait_until_there([piece])
-        yield from ((each.fqn, parts) for each, parts in xla_pieces.move([piece]))
+        yield [(each.fqn, parts) for each, parts in xla_pieces.move([piece])]
 
 
 def compile_moves(
@@ -186,7 +231,8 @@ def _one_by_one(
     from stepkeeper_planners.adapters import xla, xla_pieces
 
     for fqn in large:
-        for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], cuts[fqn]):
+        cut = xla_pieces.coarser(cuts[fqn], _WAITED_PIECE_BYTES)
+        for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], cut):
             xla.start([piece.tensor])
             yield piece
 
@@ -196,7 +242,7 @@ def batches(pieces: Sequence["Piece"]) -> Iterator[list["Piece"]]:
     batch: list[Piece] = []
     size_bytes = 0
     for piece in pieces:
-        if batch and size_bytes + piece.size_bytes > _BATCH_BYTES:
+        if batch and size_bytes + piece.size_bytes > _PIECE_BYTES:
             yield batch
             batch, size_bytes = [], 0
         batch.append(piece)
@@ -217,6 +263,10 @@ def _within(
             chosen.add(fqn)
             left_bytes -= cuts[fqn].device_bytes
     return [fqn for fqn in fqns if fqn in chosen], [fqn for fqn in fqns if fqn not in chosen]
+
+
+def _device_bytes(cuts: Mapping[str, "Cut"], fqns: Iterable[str]) -> int:
+    return sum(cuts[fqn].device_bytes for fqn in fqns)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -12,6 +12,7 @@ from stepkeeper.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
 from stepkeeper_planners.agree import form_digests
 from stepkeeper_planners.assign import SavePlan, TensorWrite, plan_save
+from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks, TensorLayout
 from stepkeeper_planners.regather import Gathered
@@ -56,6 +57,11 @@ class SnapshotPlan:
         return {
             fqn: list(mine) for fqn, mine in groupby(enumerate(self.writes), key=lambda pair: pair[1].fqn)
         }
+
+    @cached_property
+    def by_box(self) -> dict[str, dict[Box, int]]:
+        """`mine`, where one knows the box of all of it."""
+        return {fqn: {write.box: index for index, write in mine} for fqn, mine in self.mine.items()}
 
     @cached_property
     def whole(self) -> list[tuple[int, str]]:

@@ -1,14 +1,16 @@
 """Taking a snapshot: all that the train loop waits for."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import torch
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.errors import SaveError
 from stepkeeper.same_state import StateSummary
 from stepkeeper.snapshot import device
-from stepkeeper.snapshot.copying import copy_host_tensors
+from stepkeeper.snapshot.copying import copy_all, copy_host_tensors
 from stepkeeper.snapshot.plan import Planner, SnapshotPlan, laid_out_behind
 from stepkeeper.snapshot.region import Region
 from stepkeeper_planners.agree import digest_value, digest_whole_numbers
@@ -62,19 +64,22 @@ class Snapshot:
         from stepkeeper_planners.adapters import xla_pieces
 
         arrivals = _Arrivals(self.plan, region, self.copied)
-        made_bytes = sum(piece.size_bytes for piece in self.on_device)
         batches = list(device.batches(self.on_device))[::-1]
-        xla_pieces.wait_until_there(self.on_device)
-        self.on_device.clear()
         try:
+            xla_pieces.wait_until_there(self.on_device)
+            self.on_device.clear()
             while batches:
-                for piece, parts in xla_pieces.move(batches.pop()):
-                    arrivals.put(piece.fqn, parts)
+                arrivals.put((piece.fqn, parts) for piece, parts in xla_pieces.move(batches.pop()))
             arrivals.check()
         except RuntimeError as error:
             if self.copies is not None:
-                self.copies.refused(error, made_bytes)
+                self.copies.refused(error, self.plan.cuts, self.copied)
             raise
+        finally:
+            self.on_device.clear()
+            batches.clear()
+            if self.copies is not None:
+                self.copies.left()
 
 
 class Snapshots:
@@ -97,7 +102,9 @@ class Snapshots:
         """
         gathered = self._gatherer.gather(state)
         flat, plan = gathered.flat, self._planner.plan(gathered)
-        _, rest = self._copies.make(flat.tensors, plan.cuts, device.to_copy(plan.cuts, plan.mine))
+        made, rest = self._copies.make(flat.tensors, plan.cuts, device.to_copy(plan.cuts, plan.mine))
+        if made:
+            self._copies.left()
         device.compile_moves(flat.tensors, plan.cuts, rest)
         return laid_out_behind(plan, self._blobs(flat, plan))[1]
 
@@ -118,26 +125,34 @@ class Snapshots:
         blobs = self._blobs(flat, plan)
         wanted = device.to_copy(plan.cuts, plan.mine)
         pieces, rest = self._copies.make(flat.tensors, plan.cuts, wanted)
-        values, size_bytes = laid_out_behind(plan, blobs)
-        region.reserve(size_bytes)
-        for order in values:
-            region.write(order.start, blobs[order.fqn])
-        copy_host_tensors(flat.tensors, plan, region)
-        arrivals = _Arrivals(plan, region, rest)
-        for fqn, parts in device.moved(flat.tensors, plan.cuts, rest):
-            arrivals.put(fqn, parts)
+        try:
+            values, size_bytes = laid_out_behind(plan, blobs)
+            region.reserve(size_bytes)
+            for order in values:
+                region.write(order.start, blobs[order.fqn])
+            copy_host_tensors(flat.tensors, plan, region)
+            self._move_now(flat, plan, rest, region)
+            on_host = frozenset(rest)
+            return Snapshot(
+                plan=plan,
+                values=values,
+                aliases=dict(flat.aliases),
+                key_paths=gathered.build.key_paths,
+                summary=_summary(flat, plan, self._ranks),
+                on_device=pieces,
+                copied=tuple(fqn for fqn in wanted if fqn not in on_host),
+                copies=self._copies,
+            )
+        except BaseException:
+            if pieces:
+                self._copies.left()
+            raise
+
+    def _move_now(self, flat: FlatState, plan: SnapshotPlan, fqns: Sequence[str], region: Region) -> None:
+        arrivals = _Arrivals(plan, region, fqns)
+        for moved in device.moved(flat.tensors, plan.cuts, fqns):
+            arrivals.put(moved)
         arrivals.check()
-        on_host = frozenset(rest)
-        return Snapshot(
-            plan=plan,
-            values=values,
-            aliases=dict(flat.aliases),
-            key_paths=gathered.build.key_paths,
-            summary=_summary(flat, plan, self._ranks),
-            on_device=pieces,
-            copied=tuple(fqn for fqn in wanted if fqn not in on_host),
-            copies=self._copies,
-        )
 
     def _blobs(self, flat: FlatState, plan: SnapshotPlan) -> dict[str, bytes]:
         blobs = {fqn: encode_value(fqn, flat.values[fqn]) for fqn in plan.values}
@@ -169,16 +184,27 @@ class _Arrivals:
         self._region = region
         self._missing = {fqn: sum(write.box.volume for _, write in plan.mine.get(fqn, ())) for fqn in fqns}
 
-    def put(self, fqn: str, parts: list["Part"]) -> None:
+    def put(self, moved: Iterable[tuple[str, list["Part"]]]) -> None:
         """What this rank writes of these elements is in the region."""
-        mine = self._plan.mine.get(fqn, [])
         places = self._region.places(self._plan.orders)
-        for index, write in mine:
+        destinations: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for fqn, parts in moved:
+            whole = self._plan.by_box.get(fqn, {})
             for box, data in parts:
-                common = box.intersect(write.box)
-                if common is not None:
-                    places[index][_within(common, write.box)].copy_(data[_within(common, box)])
-                    self._missing[fqn] -= common.volume
+                index = whole.get(box)
+                if index is not None:
+                    destinations.append(places[index])
+                    sources.append(data)
+                    self._missing[fqn] -= box.volume
+                    continue
+                for index, write in self._plan.mine.get(fqn, ()):
+                    common = box.intersect(write.box)
+                    if common is not None:
+                        destinations.append(places[index][_within(common, write.box)])
+                        sources.append(data[_within(common, box)])
+                        self._missing[fqn] -= common.volume
+        copy_all(destinations, sources)
 
     def check(self) -> None:
         """All that this rank writes of these tensors came.

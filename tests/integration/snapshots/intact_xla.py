@@ -39,7 +39,7 @@ def saved_and_restored(root: Path, budget_bytes: int | None, *, sync: bool) -> d
 def main() -> None:
     xr.use_spmd()
     # Small ones, so that everything of any size comes in several.
-    vars(device).update(_PIECE_BYTES=160 * 1024, _BATCH_BYTES=16 * 1024)
+    vars(device).update(_PIECE_BYTES=32 * 1024, _WAITED_PIECE_BYTES=160 * 1024)
     folder = Path(sys.argv[1])
     total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in Training().tensors().values())
     budgets = {"all": None, "half": total_bytes // 2, "none": 0}

@@ -1,5 +1,6 @@
 """How much of a state is copied on its devices, when that is given, and when it has to be found out."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -7,6 +8,7 @@ from typing import Any, cast
 import pytest
 from typing_extensions import override
 
+from stepkeeper.errors import DevicesFullError, SaveError
 from stepkeeper.snapshot import device
 
 MIB = 1024 * 1024
@@ -30,6 +32,7 @@ class Devices(device.DeviceCopies):
     def __init__(self, budget_bytes: int | None, room_bytes: int) -> None:
         super().__init__(budget_bytes)
         self.room_bytes = room_bytes
+        self.kept = False
         self.asked: list[list[str]] = []
 
     @override
@@ -42,6 +45,14 @@ class Devices(device.DeviceCopies):
     @override
     def _refuse_to_guess(self) -> None:
         return
+
+    @override
+    def make(self, *arguments: Any) -> Any:
+        """Those copies leave at once, unless they are kept."""
+        made, rest = super().make(*arguments)
+        if made and not self.kept:
+            self.left()
+        return made, rest
 
 
 @pytest.mark.parametrize(
@@ -73,10 +84,39 @@ def test_without_any_room_nothing_is_tried_any_more() -> None:
 
 def test_a_copy_that_fails_behind_the_training_lowers_what_the_next_save_tries() -> None:
     devices = Devices(None, 2**60)
-    devices.refused(RuntimeError("RESOURCE_EXHAUSTED"), 800 * MIB)
-    assert devices.limit_bytes == 400 * MIB
-    devices.refused(RuntimeError("the program was cancelled"), 400 * MIB)
-    assert devices.limit_bytes == 400 * MIB
+    with pytest.raises(DevicesFullError, match="from the next one on 524288000 bytes"):
+        devices.refused(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
+    assert devices.limit_bytes == 500 * MIB
+    devices.refused(RuntimeError("the program was cancelled"), CUTS, NAMES)
+    assert devices.limit_bytes == 500 * MIB
+
+
+def test_one_process_of_many_does_not_learn_alone_what_its_devices_have_room_for() -> None:
+    """The others would start another program."""
+
+    class OneOfMany(Devices):
+        @override
+        def _refuse_to_guess(self) -> None:
+            raise SaveError("give device_budget_bytes")
+
+    devices = OneOfMany(None, 2**60)
+    with pytest.raises(SaveError, match="device_budget_bytes") as raised:
+        devices.refused(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
+    assert not raised.value.next_save_mends
+    assert devices.limit_bytes is None
+
+
+def test_copies_that_are_still_there_are_waited_for_where_there_is_a_budget() -> None:
+    devices = Devices(500 * MIB, 2**60)
+    devices.kept = True
+    devices.make({}, CUTS, NAMES)
+    asked_again = threading.Thread(target=devices.make, args=({}, CUTS, NAMES), daemon=True)
+    asked_again.start()
+    asked_again.join(0.05)
+    assert len(devices.asked) == 1
+    devices.left()
+    asked_again.join(10)
+    assert len(devices.asked) == 2
 
 
 def test_a_given_budget_that_is_too_large_is_said_so() -> None:
@@ -97,7 +137,7 @@ def test_another_failure_is_no_lack_of_room() -> None:
 
 
 def test_small_pieces_are_moved_together_and_large_ones_alone() -> None:
-    sizes = [6, 6, 6, 64, 1, 1]
+    sizes = [6, 6, 6, 16, 1, 1]
     pieces = cast(Any, [Size(0, size * MIB) for size in sizes])
     together = [[piece.size_bytes // MIB for piece in batch] for batch in device.batches(pieces)]
-    assert together == [[6, 6], [6], [64], [1, 1]]
+    assert together == [[6, 6], [6], [16], [1, 1]]

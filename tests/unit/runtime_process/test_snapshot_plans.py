@@ -1,14 +1,20 @@
 """A state that is built like the last one is not planned again; one that differs in anything is."""
 
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from stepkeeper.errors import SaveError
+from stepkeeper.errors import DevicesFullError, SaveError
 from stepkeeper.same_state import StateSummary
+from stepkeeper.save_report import SaveClock
+from stepkeeper.saving import _transfer
 from stepkeeper.snapshot import Region, Snapshots
+from stepkeeper.snapshot.device import DeviceCopies
 from stepkeeper.snapshot.plan import Planner
 from stepkeeper.snapshot.take import Snapshot, _Arrivals
 from stepkeeper_planners import adapters
@@ -91,10 +97,10 @@ def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
     arrivals = _Arrivals(plan, region, ["w"])
     with pytest.raises(SaveError, match="w: 12 elements"):
         arrivals.check()
-    arrivals.put("w", [(upper, torch.full((2, 3), 1.0))])
+    arrivals.put([("w", [(upper, torch.full((2, 3), 1.0))])])
     with pytest.raises(SaveError, match="w: 6 elements"):
         arrivals.check()
-    arrivals.put("w", [(lower, torch.full((2, 3), 2.0))])
+    arrivals.put([("w", [(lower, torch.full((2, 3), 2.0))])])
     arrivals.check()
     (place,) = region.places(plan.orders)
     assert place[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
@@ -110,4 +116,69 @@ def test_copies_of_which_nothing_came_fail_the_save(monkeypatch: pytest.MonkeyPa
     snapshot = Snapshot(plan=plan, values=(), aliases={}, key_paths={}, summary=StateSummary(), copied=("w",))
     with pytest.raises(SaveError, match="w: 12 elements"):
         snapshot.transfer(region)
+    region.close()
+
+
+def test_elements_of_a_part_that_two_ranks_write_come_to_where_this_one_writes_its_own() -> None:
+    """A box that is none of the plan's is met with those that it overlaps."""
+    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
+    region = Region()
+    region.reserve(plan.tensor_bytes)
+    arrivals = _Arrivals(plan, region, ["w"])
+    columns = [Box(offsets=(0, column), sizes=(4, 1)) for column in range(3)]
+    arrivals.put([("w", [(box, torch.full((4, 1), float(box.offsets[1]))) for box in columns])])
+    arrivals.check()
+    (place,) = region.places(plan.orders)
+    assert place.tolist() == [[0.0, 1.0, 2.0]] * 4
+    region.close()
+
+
+class Copy:
+    """In place of a piece on the devices."""
+
+    size_bytes = 64 * 1024 * 1024
+
+
+def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def move(batch: object) -> Iterator[Any]:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
+        yield
+
+    monkeypatch.setattr(
+        adapters, "xla_pieces", SimpleNamespace(wait_until_there=lambda _: None, move=move), raising=False
+    )
+    monkeypatch.setattr(DeviceCopies, "_refuse_to_guess", lambda _: None)
+    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
+    plan = replace(plan, cuts=cast(Any, {"w": SimpleNamespace(device_bytes=256 * 1024 * 1024)}))
+    copies = DeviceCopies(None)
+    pieces = cast(Any, [Copy(), Copy(), Copy()])
+    monkeypatch.setattr(copies, "_dispatched", lambda *_: list(pieces))
+    made, _ = copies.make({}, plan.cuts, ["w"])
+    there = [weakref.ref(piece) for piece in pieces]
+    snapshot = Snapshot(
+        plan=plan,
+        values=(),
+        aliases={},
+        key_paths={},
+        summary=StateSummary(),
+        on_device=made,
+        copied=("w",),
+        copies=copies,
+    )
+    region = Region()
+    region.reserve(plan.tensor_bytes)
+    pieces.clear()
+    kept_until_its_turn = None
+    try:
+        _transfer(snapshot, region, SaveClock())
+    except DevicesFullError as error:
+        kept_until_its_turn = error
+    assert "134217728 bytes" in str(kept_until_its_turn)
+    assert [piece() for piece in there] == [None, None, None]
+    assert copies.limit_bytes == 128 * 1024 * 1024
+    monkeypatch.undo()
+    # The next one doesn't wait for what is gone.
+    assert copies.make({}, plan.cuts, ["w"]) == ([], ["w"])
     region.close()
