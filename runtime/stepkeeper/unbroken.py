@@ -36,7 +36,7 @@ class LastState:
         self._tensors: Sequence[torch.Tensor] = ()
         self._writes = 0
         self._samples = _Samples()
-        self._sample = b""
+        self._sample: tuple[list[int], bytes] = [], b""
         self._hook: RemovableHandle | None = None
 
     def finished(self, step: int, state: Mapping[str, object]) -> None:
@@ -79,15 +79,15 @@ class _Samples:
         self._addresses: list[int] = []
         self._places: list[torch.Tensor] = []
 
-    def of(self, tensors: Sequence[torch.Tensor]) -> bytes:
-        """Their bytes, where they lie now."""
+    def of(self, tensors: Sequence[torch.Tensor]) -> tuple[list[int], bytes]:
+        """Where the tensors lie now, and the bytes of these elements."""
         hosted = [each for each in tensors if each.is_cpu and each.dtype in _SAMPLED and _is_dense(each)]
         addresses = [each.data_ptr() for each in hosted]
         # An address is nothing else's while its place is kept.
         if addresses != self._addresses:
             self._addresses = addresses
             self._places = [place for each in hosted for place in _places(each)]
-        return torch.cat(self._places).numpy().tobytes() if self._places else b""
+        return addresses, torch.cat(self._places).numpy().tobytes() if self._places else b""
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

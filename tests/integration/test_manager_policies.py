@@ -115,6 +115,12 @@ def change_by_numpy(state: dict[str, Any]) -> None:
     state["model"].bias.detach().numpy()[:] += 0.5
 
 
+def change_by_other_data(state: dict[str, Any]) -> None:
+    other = state["ema"].clone()
+    other[-1] = 2.0
+    state["ema"].data = other
+
+
 def change_what_came_later(state: dict[str, Any]) -> None:
     with torch.no_grad():
         state["ema"].mul_(2.0)
@@ -122,7 +128,14 @@ def change_what_came_later(state: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [change_by_an_optimizer, change_in_place, change_by_data, change_by_numpy, change_what_came_later],
+    [
+        change_by_an_optimizer,
+        change_in_place,
+        change_by_data,
+        change_by_numpy,
+        change_by_other_data,
+        change_what_came_later,
+    ],
 )
 def test_a_state_that_is_between_two_steps_is_not_saved(
     uri: str, change: Callable[[dict[str, Any]], None], caplog: pytest.LogCaptureFixture
@@ -134,7 +147,7 @@ def test_a_state_that_is_between_two_steps_is_not_saved(
         for step in (1, 2):
             train(state, step)
             manager.step(step, state)
-            state["ema"] = torch.ones(3)
+            state["ema"] = torch.ones(100)
         manager.step(3, state)
         change(state)
         raise ValueError("the loss is no number")
