@@ -64,9 +64,10 @@ class Events:
             self._untold.append((report, hooks))
             if self._teller is None:
                 # One that hangs keeps no process alive.
-                self._teller = threading.Thread(target=self._tell, name="save-hooks", daemon=True)
+                teller = threading.Thread(target=self._tell, name="save-hooks", daemon=True)
+                teller.start()
+                self._teller = teller
                 _telling.add(self)
-                self._teller.start()
 
     def restored(self, record: Restorable | None) -> None:
         """The state is what `record` holds; None: there was none."""

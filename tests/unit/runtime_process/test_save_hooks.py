@@ -104,6 +104,21 @@ def test_a_hook_that_closes_the_manager_waits_for_no_hook() -> None:
     assert finished == [True]
 
 
+def test_who_waits_while_the_thread_is_being_started_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    events, told, finished = Events(), [], []
+    events.on_save(lambda report: told.append(report.step))
+    start = threading.Thread.start
+
+    def watched(thread: threading.Thread) -> None:
+        finished.append(events.finish(60))
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", watched)
+    events.saved(report_of(1))
+    assert events.finish(60)
+    assert (told, finished) == ([1], [True])
+
+
 def test_without_hooks_there_is_no_thread() -> None:
     events = Events()
     events.on_save(lambda _: None)()
