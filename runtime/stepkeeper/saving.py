@@ -16,7 +16,7 @@ from typing import Final
 
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion, Origin
-from stepkeeper.errors import CompanionLostError, GangError, SaveError, StepkeeperError
+from stepkeeper.errors import CompanionLostError, FencedError, GangError, SaveError, StepkeeperError
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
@@ -43,6 +43,9 @@ class InFlight:
 
         self.report: SaveReport | None = None
         """Where the time went; None until it has ended."""
+
+        self.heard: Callable[[BaseException], None] = lambda _error: None
+        """Told which failure `result` has raised."""
 
         self.clock: Final = clock or SaveClock()
         self._began_s = time.monotonic()
@@ -91,10 +94,15 @@ class InFlight:
         Raises:
             TimeoutError: it isn't yet.
             RanksDifferError: the ranks' states differ: nothing was written.
-            StepkeeperError: the save failed.
+            StepkeeperError: the save failed. No later call raises it again, but where it says that this process has
+                lost the root, or its peers.
 
         """
-        return self.future.result(timeout_s)
+        try:
+            return self.future.result(timeout_s)
+        except BaseException as error:
+            self.heard(error)
+            raise
 
     def duration_millis(self) -> int:
         """Since its snapshot was begun."""
@@ -199,6 +207,7 @@ class Saver:
         name = f"save/{self._number}"
         self._number += 1
         in_flight = InFlight(step, clock)
+        in_flight.heard = self._heard
         try:
             snapshot = self._snapshots.take(state, region)
             self._prepared = True
@@ -298,6 +307,14 @@ class Saver:
         """The other ranks don't wait for this one's share of a save that it has no snapshot for."""
         with suppress(SaveError, GangError):  # the train thread has raised the reason
             check_same_state(name, step, None, self._gang, refusal=refusal)
+
+    def _heard(self, error: BaseException) -> None:
+        """Who was told of it, and went on, isn't told again. That others own the root stays true."""
+        if isinstance(error, FencedError | GangError):
+            return
+        with self._noting:
+            self._failure = None if self._failure is error else self._failure
+            self._unmended = None if self._unmended is error else self._unmended
 
     def _note(self, failure: BaseException | None) -> None:
         with self._noting:

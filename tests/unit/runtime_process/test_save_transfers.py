@@ -155,8 +155,7 @@ def test_what_cannot_be_moved_fails_its_own_save_in_its_turn(moves: Moves, compa
     assert first.result(LONGEST_S).record.slot == 1
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         second.result(LONGEST_S)
-    with pytest.raises(SaveError, match="RESOURCE_EXHAUSTED"):
-        saves.raise_failure()
+    saves.raise_failure()  # it was said
     assert saves.begin(3, state_of(3)).result(LONGEST_S).record.slot == 2
     saves.close()
 

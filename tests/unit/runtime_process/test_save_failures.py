@@ -1,0 +1,100 @@
+"""A save that failed is said once: by its own result, or by the next call if nobody has asked for that."""
+
+from pathlib import Path
+
+import pytest
+
+from stepkeeper import CheckpointManager
+from stepkeeper.companion.messages import Committed
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.errors import CompanionLostError, FencedError, GangError, SaveError, StepkeeperError
+from stepkeeper.gang import Gang
+from stepkeeper.log import CommitRecord
+from stepkeeper.log.entries import ManifestRef
+from stepkeeper.persist import SaveJob
+
+STATE = {"step": 1}
+RECORD = CommitRecord(
+    slot=1,
+    step=1,
+    folder="1/x",
+    claim=0,
+    size_bytes=0,
+    manifest=ManifestRef(path="0", size_bytes=0, crc32c=0),
+)
+
+
+class Ends(list[BaseException | None]):
+    """How one save after the other ends."""
+
+    def __call__(self, job: SaveJob, companion: Companion, gang: Gang) -> Committed:  # persist's
+        end = self.pop(0)
+        if end is not None:
+            raise end
+        return Committed(record=RECORD, uri="file:///root/1/x")
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
+    found = Ends()
+    monkeypatch.setattr("stepkeeper.saving.persist", found)
+    monkeypatch.setattr("stepkeeper.probe.RootProof.make", lambda _proof: None)
+    return found
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> CheckpointManager:
+    return CheckpointManager(str(tmp_path), 1)
+
+
+@pytest.mark.parametrize("error", [SaveError, CompanionLostError])
+def test_who_handles_a_failure_may_save_again(
+    manager: CheckpointManager, ends: Ends, error: type[StepkeeperError]
+) -> None:
+    ends += [error("no space"), None]
+    with pytest.raises(error, match="no space"):
+        manager.save(1, STATE)
+    assert manager.save(2, STATE)
+    manager.close()
+
+
+@pytest.mark.parametrize("error", [SaveError, CompanionLostError])
+def test_what_was_handled_does_not_end_the_training(
+    manager: CheckpointManager, ends: Ends, error: type[StepkeeperError]
+) -> None:
+    ends += [error("no space")]
+    manager.save_async(1, STATE)
+    begun = manager._saves.last_begun
+    assert begun is not None
+    with pytest.raises(error, match="no space"):
+        begun.result()
+    manager.close()
+
+
+def test_a_failure_that_nobody_asked_for_is_raised_whatever_others_were_heard(
+    manager: CheckpointManager, ends: Ends
+) -> None:
+    ends += [SaveError("no space"), SaveError("no answer")]
+    with pytest.raises(SaveError, match="no space"):
+        manager.save(1, STATE)
+    heard = manager._saves.last_begun
+    manager.save_async(2, STATE)
+    assert heard is not None
+    with pytest.raises(SaveError, match="no space"):
+        heard.result()
+    with pytest.raises(SaveError, match="no answer"):
+        manager.join()
+    manager.close()
+
+
+@pytest.mark.parametrize("error", [FencedError, GangError])
+def test_that_the_root_or_the_peers_are_lost_stays_true(
+    manager: CheckpointManager, ends: Ends, error: type[StepkeeperError]
+) -> None:
+    ends += [error("it is over"), None]
+    with pytest.raises(error):
+        manager.save(1, STATE)
+    with pytest.raises(error):
+        manager.save(2, STATE)
+    assert ends == [None]
+    manager.close()
