@@ -6,14 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
-from stepkeeper.checkpoint.orders import SaveOrder, ValueOrder
+from stepkeeper.checkpoint.file_parts import FileParts, RankData
+from stepkeeper.checkpoint.orders import SaveOrder
 from stepkeeper.checkpoint.packing import File, packed
 from stepkeeper.checkpoint.reading import manifest_bytes
 from stepkeeper.checkpoint.recurring import Part, Recurring
-from stepkeeper.dcp.blob import encode_blob
-from stepkeeper.dcp.dtypes import size_in_bytes
 from stepkeeper.dcp.metadata import METADATA_NAME, encode_metadata
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log.entries import ManifestRef
@@ -52,12 +51,6 @@ class FinishedCheckpoint:
     size_bytes: int
     objects: tuple[ObjectRecord, ...]
     """Of all ranks, but for the manifest of rank 0."""
-
-
-class RankData(Protocol):
-    """The bytes that a rank's orders are about, as one range; any thread may ask for a part."""
-
-    def __getitem__(self, span: slice, /) -> memoryview: ...
 
 
 def files_for(store: Store, order: SaveOrder) -> tuple[File, ...]:
@@ -266,27 +259,10 @@ def _streams(store: Store) -> tuple[int, int]:
 
 def _write_file(store: Store, folder: str, file: File, data: RankData, patience: Patience) -> ObjectRecord:
     with _DIGESTING:
-        parts = _parts(file, data)
+        parts = FileParts(file, data)
         record = _object_record(file.name, parts)
     patience.retry(lambda: store.write(f"{folder}/{file.name}", parts))
     return record
-
-
-def _parts(file: File, data: RankData) -> list[Buffer]:
-    """What is between two tensors' data is one part."""
-    parts: list[Buffer] = []
-    behind = b""
-    for item in file.items:
-        order = item.order
-        if isinstance(order, ValueOrder):
-            parts += (behind, data[order.start : order.start + order.length_bytes])
-            behind = b""
-        else:
-            end = order.start + size_in_bytes(order.dtype, order.sizes)
-            before, elements, after = encode_blob(order.dtype, order.sizes, data[order.start : end])
-            parts += (behind + before, elements)
-            behind = after
-    return [*parts, behind]
 
 
 def _write_object(

@@ -13,7 +13,7 @@ from isal import isal_zlib
 from stepkeeper.dcp.dtypes import dtype_named, size_in_bytes
 from stepkeeper.dcp.pickling import Call, Global, Persistent, pickled
 
-__all__ = ["BlobLayout", "blob_layout", "data_offset", "encode_blob"]
+__all__ = ["BlobLayout", "blob_frame", "blob_layout", "data_offset"]
 
 _ALIGNMENT: Final = 64
 """As torch aligns it, so that a mapped file can be used in place."""
@@ -60,15 +60,10 @@ def data_offset(dtype: str, sizes: tuple[int, ...]) -> int:
     return blob_layout(dtype, sizes).data_offset_bytes
 
 
-def encode_blob(dtype: str, sizes: tuple[int, ...], data: memoryview) -> tuple[bytes, memoryview, bytes]:
-    """The blob in parts; `data` is one of them, not copied. Raises ValueError if it isn't as long as it must be."""
-    frame = _frame(dtype, sizes)
-    expected_bytes = frame.layout.data_bytes
-    if data.nbytes != expected_bytes:
-        raise ValueError(f"{dtype}{list(sizes)} has {expected_bytes} bytes, got {data.nbytes}")
-    flat = data.cast("B") if data.nbytes else memoryview(b"")
-    crc = struct.pack("<I", isal_zlib.crc32(flat))
-    return crc.join(frame.before), flat, crc.join(frame.behind)
+def blob_frame(dtype: str, sizes: tuple[int, ...], crc32: int) -> tuple[bytes, bytes]:
+    """The blob, but for the data between these two, which has that crc-32."""
+    frame, crc = _frame(dtype, sizes), struct.pack("<I", crc32)
+    return crc.join(frame.before), crc.join(frame.behind)
 
 
 @lru_cache(maxsize=4096)

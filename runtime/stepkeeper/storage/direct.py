@@ -15,7 +15,7 @@ from stepkeeper.storage.base import Buffer, joined_size_bytes
 
 __all__ = ["write_past_cache"]
 
-_LEAST_BYTES: Final = 4 * 1024 * 1024
+_LEAST_BYTES: Final = 1024 * 1024
 """Of an object; less costs little either way."""
 
 _AT_ONCE_BYTES: Final = 1024 * 1024

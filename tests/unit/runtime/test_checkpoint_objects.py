@@ -20,6 +20,7 @@ from stepkeeper.checkpoint import (
     write_checkpoint,
     writing,
 )
+from stepkeeper.checkpoint.file_parts import FileParts
 from stepkeeper.errors import (
     ManifestError,
     MissingObjectError,
@@ -279,6 +280,26 @@ def test_ranks_that_do_not_fit_together_are_no_checkpoint() -> None:
     half = write_checkpoint(store, replace(save, nonce="cd" * 16, tensors=save.tensors[1:]), data)
     with pytest.raises(ManifestError, match="'w' has 48 elements, its 1 chunks at 1 places have 32"):
         finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.ref()])
+
+
+def test_data_that_ends_too_early_is_refused() -> None:
+    """Also that of a value, which is the last."""
+    store = MemoryStore()
+    save, data = order(0)
+    for size in (100, len(data) - 1):
+        with pytest.raises(ValueError, match=r"bytes from .* on, got"):
+            write_checkpoint(store, save, data[:size])
+    assert not store.bucket.objects
+
+
+def test_what_an_object_is_put_together_from_is_the_same_however_often(saved: Saved) -> None:
+    save, data = order(0)
+    (file,) = writing.files_for(saved.store, save)
+    parts = FileParts(file, data)
+    stored = saved.store.bucket.objects[f"{save.folder}/{file.name}"]
+    assert b"".join(parts) == b"".join(parts) == stored
+    assert len(parts) == len(list(parts))
+    assert (parts[1], parts[3:]) == (data[:128], [VALUE, b""])
 
 
 def test_a_manifest_survives_json() -> None:
