@@ -1,7 +1,9 @@
 """Ways to save tensors that torch_xla shards over four devices, from a training that goes on."""
 
+import os
 import statistics
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +14,7 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
+from benchmarks.saving.cores import pin, tasks
 from benchmarks.saving.memory import forget_peak, peak_bytes, resident_bytes
 from benchmarks.saving.states import new_state
 
@@ -20,8 +23,35 @@ from stepkeeper_planners import adapters
 
 __all__ = ["WAYS", "measure"]
 
-WAYS: Final = ("stepkeeper, 100 %", "stepkeeper, 50 %", "stepkeeper, 0 %", "torch_xla's manager")
+WAYS: Final = (
+    "torch_xla's manager",
+    "stepkeeper, 100 %",
+    "stepkeeper, 50 %",
+    "stepkeeper, 0 %",
+    "torch_xla's, cores shared",
+    "stepkeeper, cores shared",
+)
+"""The devices compute on one core, and all else runs on the other; or all on all cores."""
+
 _MATMULS: Final = 2
+_WARM_STEPS: Final = 3
+
+
+@dataclass(kw_only=True)
+class Times:
+    """What the same training took by turns without a save and with one behind it, until that is done."""
+
+    alone_s: list[float] = field(default_factory=list)
+    """Of each step."""
+
+    stall_s: list[float] = field(default_factory=list)
+    """Of each call."""
+
+    beside_s: list[float] = field(default_factory=list)
+    """Of each step while a save is in flight."""
+
+    extra_s: list[float] = field(default_factory=list)
+    """Of each save: all that its steps and its call took beyond what as many steps took just before."""
 
 
 class Training:
@@ -34,7 +64,9 @@ class Training:
         for tensor in self.state.values():
             xs.mark_sharding(tensor, mesh, ("x", None))
         self.work = torch.ones(512, 512).to("xla")
-        torch_xla.sync()
+        self.times = Times()
+        for _ in range(_WARM_STEPS):
+            self.step()
         xm.wait_device_ops()
 
     def step(self) -> None:
@@ -44,55 +76,72 @@ class Training:
             tensor.add_(1)
         torch_xla.sync()
 
-    def run(self, manager: Any, steps: int) -> tuple[float, list[float], list[float], list[float]]:
-        """Seconds of all, of each save call, and of the steps without and with a save behind them."""
-        stalls: list[float] = []
-        alone: list[float] = []
-        beside: list[float] = []
+    def steps_alone(self, n_steps: int) -> float:
+        """What a step takes while nothing is saved, the devices' work included."""
         xm.wait_device_ops()
         began_s = time.perf_counter()
-        for step in range(1, steps + 1):
+        for _ in range(n_steps):
             step_began_s = time.perf_counter()
-            saving = getattr(manager, "in_flight", None) is not None
             self.step()
-            if manager is not None:
-                stepped_s = time.perf_counter()
-                if manager.save_async(step, self.state):
-                    stalls.append(time.perf_counter() - stepped_s)
-                    continue
-            (beside if saving else alone).append(time.perf_counter() - step_began_s)
+            self.times.alone_s.append(time.perf_counter() - step_began_s)
         xm.wait_device_ops()
-        return time.perf_counter() - began_s, stalls, alone, beside
+        return (time.perf_counter() - began_s) / n_steps
+
+    def save(self, manager: Any, step: int, least: int, alone_s: float) -> None:
+        """A save, and training steps until it is done, at least so many."""
+        began_s = time.perf_counter()
+        self.step()
+        stepped_s = time.perf_counter()
+        if not manager.save_async(step, self.state):
+            raise RuntimeError(f"step {step} was not saved")
+        self.times.stall_s.append(time.perf_counter() - stepped_s)
+        n_steps, going_on = 1, True
+        while n_steps < least or going_on:
+            step_began_s = time.perf_counter()
+            self.step()
+            if going_on:
+                self.times.beside_s.append(time.perf_counter() - step_began_s)
+                going_on = not _is_done(manager)
+            n_steps += 1
+        xm.wait_device_ops()
+        self.times.extra_s.append(time.perf_counter() - began_s - n_steps * alone_s)
 
 
-def measure(way: str, shape: str, size_mib: int, folder: Path, *, steps: int, every: int) -> dict[str, Any]:
-    """The same steps without and with saves, first save and compilation included."""
+def measure(way: str, shape: str, size_mib: int, folder: Path, *, saves: int, every: int) -> dict[str, Any]:
+    """So many saves, so many steps or more apart; first save and compilation included."""
+    before = tasks(os.getpid())
     training = Training(shape, size_mib)
+    if "shared" not in way:
+        pin(tasks(os.getpid()) - before, 0)
+        pin(before, 1)
     total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in training.state.values())
-    for _ in range(3):
-        training.step()
-    without_s, _, _, _ = training.run(None, steps)
     copy_s = _device_copy_s(training)
-    manager = _manager(way, folder, every, total_bytes)
+    manager = _manager(way, folder, total_bytes)
     forget_peak()
     before_bytes = resident_bytes()
-    with_s, stalls, alone, beside = training.run(manager, steps)
+    for step in range(1, saves + 1):
+        training.save(manager, step, every, training.steps_alone(every))
     manager.join()
     peak = peak_bytes() - before_bytes
     if isinstance(manager, CheckpointManager):
         manager.close()
+    times = training.times
     return {
-        "wall_per_save_s": (with_s - without_s) / len(stalls),
-        "stall_s": stalls,
+        "wall_per_save_s": statistics.mean(times.extra_s),
+        "extra_s": times.extra_s,
+        "stall_s": times.stall_s,
         "device_copy_s": copy_s,
-        "step_alone_s": statistics.mean(alone) if alone else None,
-        "step_beside_s": statistics.mean(beside) if beside else None,
-        "worst_step_beside_s": max(beside, default=None),
-        "without_s": without_s,
-        "with_s": with_s,
-        "steps": steps,
+        "step_alone_s": statistics.mean(times.alone_s),
+        "step_beside_s": statistics.mean(times.beside_s) if times.beside_s else None,
+        "worst_step_beside_s": max(times.beside_s, default=None),
         "peak_extra_bytes": peak,
     }
+
+
+def _is_done(manager: Any) -> bool:
+    if isinstance(manager, CheckpointManager):
+        return manager.in_flight is None
+    return all(future.done() for future in manager._async_futures)  # noqa: SLF001 — theirs has no other way to tell
 
 
 def _device_copy_s(training: Training) -> float:
@@ -108,12 +157,12 @@ def _device_copy_s(training: Training) -> float:
     return min(times_s[1:])
 
 
-def _manager(way: str, folder: Path, every: int, total_bytes: int) -> Any:
-    if way == "torch_xla's manager":
+def _manager(way: str, folder: Path, total_bytes: int) -> Any:
+    if way.startswith("torch_xla's"):
         from torch_xla.experimental.distributed_checkpoint import CheckpointManager as Theirs
 
         store = dist.FileStore(str(folder / "meet"), 1)  # type: ignore[attr-defined]  # torch does not list it
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        return Theirs(str(folder / "root"), every, max_to_keep=1, chkpt_on_preemption=False)
-    budgets = {"stepkeeper, 100 %": None, "stepkeeper, 50 %": total_bytes // 2, "stepkeeper, 0 %": 0}
-    return CheckpointManager(str(folder / "root"), every, max_to_keep=1, device_budget_bytes=budgets[way])
+        return Theirs(str(folder / "root"), 1, max_to_keep=1, chkpt_on_preemption=False)
+    budgets = {"stepkeeper, 50 %": total_bytes // 2, "stepkeeper, 0 %": 0}
+    return CheckpointManager(str(folder / "root"), 1, max_to_keep=1, device_budget_bytes=budgets.get(way))

@@ -60,14 +60,18 @@ def _against(found: Found, results: list[Found], durable_s: float) -> str:
 
 
 def _devices(found: Found, results: list[Found]) -> str:
-    del results
-    per_gib_ms = found["wall_per_save_s"] / _gib(found) * 1000
-    copies = found["wall_per_save_s"] / found["device_copy_s"]
+    each_s = found["wall_per_save_s"]
     stall_ms = statistics.median(found["stall_s"]) * 1000
     text = [
-        f"call {stall_ms:6.0f} ms, wall {per_gib_ms:6.0f} ms/GiB for each save = {copies:5.1f} device copies"
+        f"call {stall_ms:6.0f} ms, wall {each_s / _gib(found) * 1000:6.0f} ms/GiB for each save",
+        f"without the first {statistics.median(found['extra_s'][1:]) / _gib(found) * 1000:6.0f} ms/GiB",
+        f"= {each_s / found['device_copy_s']:5.1f} device copies",
     ]
-    if found["step_beside_s"] and found["step_alone_s"]:
+    shared = "cores shared" in found["way"]
+    theirs = _same(results, found, "torch_xla's, cores shared" if shared else "torch_xla's manager")
+    if theirs is not None and theirs is not found:
+        text.append(f"{each_s / theirs['wall_per_save_s']:5.2f} of torch_xla's")
+    if found["step_beside_s"]:
         text.append(
             f"steps {found['step_alone_s'] * 1000:.0f} ms alone, {found['step_beside_s'] * 1000:.0f} ms beside a "
             f"save, {found['worst_step_beside_s'] * 1000:.0f} ms at most"

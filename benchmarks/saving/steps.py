@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from benchmarks.saving.cores import pin, tasks
 from benchmarks.saving.states import new_state
 
 from stepkeeper import CheckpointManager
@@ -51,7 +52,7 @@ def measure(way: str, shape: str, size_mib: int, folder: Path, *, n_steps: int) 
     """So many steps, half of them beside a save."""
     pinned, step_ms = way.startswith("pinned"), int(way.split()[-2])
     if pinned:
-        _pin(os.getpid(), 0)
+        pin(tasks(os.getpid()), 0)
         torch.set_num_threads(1)
     state = new_state(shape, size_mib)
     manager = CheckpointManager(str(folder / "root"), 10**9, max_to_keep=1)
@@ -61,9 +62,9 @@ def measure(way: str, shape: str, size_mib: int, folder: Path, *, n_steps: int) 
         manager.wait()
     companion = manager.health().companion_pid
     if pinned:
-        _pin(companion, 1)
+        pin(tasks(companion), 1)
     if "nice" in way:
-        for task in _tasks(companion):
+        for task in tasks(companion):
             os.setpriority(os.PRIO_PROCESS, task, os.getpriority(os.PRIO_PROCESS, 0) + 10)
     alone: list[float] = []
     beside: list[float] = []
@@ -87,16 +88,6 @@ def measure(way: str, shape: str, size_mib: int, folder: Path, *, n_steps: int) 
         "beside_ms": _figures_ms(beside),
         "all_ms": _figures_ms([*alone, *beside]),
     }
-
-
-def _tasks(pid: int | None) -> list[int]:
-    """All threads that there are; those to come do as the one that starts them."""
-    return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
-
-
-def _pin(pid: int | None, core: int) -> None:
-    for task in _tasks(pid):
-        os.sched_setaffinity(task, {core})
 
 
 def _figures_ms(times_s: Sequence[float]) -> dict[str, float]:
