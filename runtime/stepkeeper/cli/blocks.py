@@ -76,7 +76,7 @@ def _manifests(
 ) -> tuple[list[Manifest], list[BadObject]]:
     """Those that are as the commit entry, and then rank 0's, says; and those that aren't."""
     try:
-        first, _ = read_manifest(store, commit.folder, commit.manifest, patience=patience)
+        first = read_manifest(store, commit.folder, commit.manifest, patience=patience)
     except (TornCheckpointError, ManifestError) as error:
         return [], [BadObject(name=commit.manifest.path, block=None, says=str(error))]
     found, bad = [first], []
@@ -89,7 +89,7 @@ def _manifests(
         record = listed[name]
         ref = ManifestRef(path=name, size_bytes=record.size_bytes, crc32c=record.crc32c)
         try:
-            found.append(read_manifest(store, commit.folder, ref, patience=patience)[0])
+            found.append(read_manifest(store, commit.folder, ref, patience=patience))
         except (TornCheckpointError, ManifestError) as error:
             bad.append(BadObject(name=name, block=None, says=str(error)))
     return found, bad
