@@ -1,7 +1,11 @@
 """The saves of this process as its train thread sees them: begun, awaited, failed."""
 
+import threading
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from statistics import median
 from typing import Final
 
@@ -133,17 +137,36 @@ class Saves:
         `is_last`: no other will be begun.
 
         Raises:
-            TimeoutError: as many still were after `timeout_s`.
+            TimeoutError: as many still were after `timeout_s`, or the root gave no answer by then.
             StorageError: the root isn't one for all ranks, can't hold a log, or gave no answer.
 
         """
         clock = SaveClock()
-        self._proof.make()
-        begun = self._last_begun = self._saver.start(step, state, timeout_s, metrics, clock, is_last=is_last)
+        left_s = self._prove(timeout_s)
+        begun = self._last_begun = self._saver.start(step, state, left_s, metrics, clock, is_last=is_last)
         self._progress.saving(step)
         if begun.ended:
             self._progress.saving(None)
         return begun
+
+    def _prove(self, timeout_s: float | None) -> float | None:
+        """The root is proven to be one for all ranks; the answer is what is left of `timeout_s`.
+
+        In this thread, for what clients of stores draw of Python's random numbers is the training's to draw. But where
+        there is a limit the training has ended, and a request to a store may take longer than that.
+        """
+        if timeout_s is None:
+            self._proof.make()
+            return None
+        ends_s = time.monotonic() + timeout_s
+        made: Future[None] = Future()
+        threading.Thread(target=_done, args=(self._proof.make, made), name="proof", daemon=True).start()
+        if wait_for([made], timeout_s).not_done:
+            raise TimeoutError(
+                f"the root, which was not written to before, gave no answer for {timeout_s:.1f} s"
+            )
+        made.result()
+        return max(0.0, ends_s - time.monotonic())
 
     def save_for_notice(
         self,
@@ -257,3 +280,12 @@ class Saves:
         if end.idle:
             self._progress.saving(None)
         self._events.saved(end.report)
+
+
+def _done(act: Callable[[], None], done: Future[None]) -> None:
+    try:
+        act()
+    except BaseException as error:  # it is raised by whoever waits
+        done.set_exception(error)
+    else:
+        done.set_result(None)

@@ -1,13 +1,17 @@
 """Told to stop at a step that is in a save already, all ranks begin another one or none does."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+from typing_extensions import override
 
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.gang import StoreGang
+from stepkeeper.errors import StorageError
+from stepkeeper.gang import SoloGang, StoreGang
+from stepkeeper.probe import RootProof
 from stepkeeper.progress import Progress
 from stepkeeper.saves import Saves
 from stepkeeper.saving import InFlight, SaveState
@@ -77,3 +81,43 @@ def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saves]) -> N
     ranks = ranks_in([SaveState.FAILED, SaveState.FAILED])
     notice(ranks[1:], 7, 0.1)
     assert not begun
+
+
+class Proof:
+    """Of a root that gives no answer while it is `silent`."""
+
+    def __init__(self, silent: threading.Event) -> None:
+        self.silent = silent
+
+    def make(self) -> None:
+        self.silent.wait(20)
+
+
+def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:
+    gang, answer = SoloGang(), threading.Event()
+    saves = Saves(MemoryStore(), cast(Companion, None), gang, Progress(lambda _state: None), max_pending=1)
+    saves._proof = cast(RootProof, Proof(answer))
+    late = threading.Timer(3, answer.set)
+    late.start()
+    saves.save_for_notice(1, {"step": 1}, 0.05)
+    assert not answer.is_set()
+    late.cancel()
+    answer.set()
+    assert saves.last_begun is None
+    assert "gave no answer for 0.1 s" in caplog.text
+    saves.close()
+
+
+def test_why_the_root_is_none_is_said_where_there_is_a_limit_too(caplog: pytest.LogCaptureFixture) -> None:
+    class Refused(Proof):
+        @override
+        def make(self) -> None:
+            raise StorageError("no such bucket")
+
+    saves = Saves(
+        MemoryStore(), cast(Companion, None), SoloGang(), Progress(lambda _state: None), max_pending=1
+    )
+    saves._proof = cast(RootProof, Refused(threading.Event()))
+    saves.save_for_notice(1, {"step": 1}, 30)
+    assert "no such bucket" in caplog.text
+    saves.close()
