@@ -1,7 +1,9 @@
 """XLA's own text for a sharding, "{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", as boxes and devices. Pure."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd, prod
 
 import numpy as np
@@ -63,10 +65,9 @@ class Tiling:
             return None
         return Tiling(counts=tuple(counts), groups=tuple((int(device),) for device in devices.flatten()))
 
-    def device_boxes(self, shape: tuple[int, ...]) -> dict[int, Box]:
+    def device_boxes(self, shape: tuple[int, ...]) -> Mapping[int, Box]:
         """The box of each device."""
-        pairs = zip(self.groups, self.boxes(shape), strict=True)
-        return {device: box for group, box in pairs for device in group}
+        return _device_boxes(self, shape)
 
 
 def parse_sharding(fqn: str, text: str, ndim: int) -> Tiling | None:
@@ -75,26 +76,39 @@ def parse_sharding(fqn: str, text: str, ndim: int) -> Tiling | None:
     Raises:
         UnsupportedShardingError: the text doesn't say which device holds what, or is of a kind unknown here.
     """
+    try:
+        return _parsed(text, ndim)
+    except UnsupportedShardingError as error:
+        raise UnsupportedShardingError(f"{fqn}: {error}") from None
+
+
+# Thousands of tensors have few shardings and few shapes.
+@lru_cache(maxsize=1024)
+def _parsed(text: str, ndim: int) -> Tiling | None:
     if text in {"", "{replicated}"}:
         return None
     if text.startswith("{manual"):
         raise UnsupportedShardingError(
-            f"{fqn}: its sharding is MANUAL: what each device holds is known only to the code that put it there. "
+            "its sharding is MANUAL: what each device holds is known only to the code that put it there. "
             "Call disable_manual_sharding() and save what that returns"
         )
     match = _TILED.match(text)
     if match is None:
-        raise UnsupportedShardingError(
-            f"{fqn}: sharding {text} isn't one that can be stored; use mark_sharding()"
-        )
+        raise UnsupportedShardingError(f"sharding {text} isn't one that can be stored; use mark_sharding()")
     dims = _numbers(match["dims"])
     devices = _devices(match)
     counts = dims[:-1] if match["replicate"] else dims
     if len(counts) != ndim or prod(dims) != len(devices):
-        raise UnsupportedShardingError(f"{fqn}: sharding {text} is not one of a tensor of {ndim} dimensions")
+        raise UnsupportedShardingError(f"sharding {text} is not one of a tensor of {ndim} dimensions")
     copies = dims[-1] if match["replicate"] else 1
     groups = tuple(tuple(devices[i : i + copies]) for i in range(0, len(devices), copies))
     return None if len(groups) == 1 else Tiling(counts=tuple(counts), groups=groups)
+
+
+@lru_cache(maxsize=1024)
+def _device_boxes(tiling: Tiling, shape: tuple[int, ...]) -> Mapping[int, Box]:
+    pairs = zip(tiling.groups, tiling.boxes(shape), strict=True)
+    return {device: box for group, box in pairs for device in group}
 
 
 def _devices(match: re.Match[str]) -> list[int]:

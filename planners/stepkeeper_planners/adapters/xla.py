@@ -246,7 +246,8 @@ def _transferred(bare: torch.Tensor) -> list[tuple[torch.Tensor, str]]:
 
 
 def unpadded(data: torch.Tensor, box: Box, dtype: torch.dtype) -> torch.Tensor:
-    part = data[tuple(slice(0, size) for size in box.sizes)].contiguous()
+    part = data if data.shape == box.sizes else data[tuple(slice(0, size) for size in box.sizes)]
+    part = part.contiguous()
     # Unsigned integers of 16 bits and more come back as signed ones of the same bits.
     return part if part.dtype == dtype else part.view(dtype)
 

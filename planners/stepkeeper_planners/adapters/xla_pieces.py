@@ -258,14 +258,15 @@ def _parts(piece: Piece, held: Iterable[Part]) -> Iterator[Part]:
     """The same elements, by their boxes in the whole tensor."""
     dim = piece.dim
     for box, data in held:
+        if piece.tile is None and not piece.start:
+            yield box, data
+            continue
         if piece.tile is None:
-            offsets = list(box.offsets)
-            if offsets:
-                offsets[dim] += piece.start
-            yield Box(offsets=tuple(offsets), sizes=box.sizes), data
+            offsets = (*box.offsets[:dim], box.offsets[dim] + piece.start, *box.offsets[dim + 1 :])
+            yield Box(offsets=offsets, sizes=box.sizes), data
             continue
         for index in range(box.sizes[dim]):
             first = (box.offsets[dim] + index) * piece.tile + piece.start + box.offsets[dim + 1]
-            offsets = [*box.offsets[:dim], first, *box.offsets[dim + 2 :]]
+            offsets = (*box.offsets[:dim], first, *box.offsets[dim + 2 :])
             sizes = box.sizes[:dim] + box.sizes[dim + 1 :]
-            yield Box(offsets=tuple(offsets), sizes=sizes), data.select(dim, index)
+            yield Box(offsets=offsets, sizes=sizes), data.select(dim, index)
