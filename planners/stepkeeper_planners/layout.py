@@ -78,5 +78,10 @@ def one_copy_per_rank(world_size: int) -> tuple[Owner, ...]:
 
 def whole_tensor(fqn: str, dtype: str, shape: Sequence[int], ranks: Ranks) -> TensorLayout:
     """The layout of a tensor that every rank holds whole."""
-    chunk = Chunk(box=Box.whole(tuple(shape)), owners=one_copy_per_rank(ranks.world_size))
-    return TensorLayout(fqn=fqn, dtype=dtype, global_shape=tuple(shape), chunks=(chunk,))
+    chunks = _whole(tuple(shape), ranks.world_size)
+    return TensorLayout(fqn=fqn, dtype=dtype, global_shape=chunks[0].box.sizes, chunks=chunks)
+
+
+@lru_cache(maxsize=1024)
+def _whole(shape: tuple[int, ...], world_size: int) -> tuple[Chunk, ...]:
+    return (Chunk(box=Box.whole(shape), owners=one_copy_per_rank(world_size)),)

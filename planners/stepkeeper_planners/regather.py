@@ -126,8 +126,10 @@ class _Known:
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
         self._aliases: Final = flat.aliases
         self._paths: Final = flat.paths
+        structures = ((name, adapters.structure(tensor)) for name, tensor in flat.tensors.items())
+        known: dict[object, object] = {}
         self.build: Final = Build(
-            structures=[(name, adapters.structure(tensor)) for name, tensor in flat.tensors.items()],
+            structures=[(name, known.setdefault(each, each)) for name, each in structures],
             key_paths=flat.paths | notes(flat.tree),
         )
 

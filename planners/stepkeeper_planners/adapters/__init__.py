@@ -98,7 +98,12 @@ def ordinary_forms(tensors: Sequence[torch.Tensor]) -> list[object] | None:
     """For `have_forms`; None unless all are ordinary tensors with memory of their own."""
     if not all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors):
         return None
-    return [(tensor.dtype, tensor.layout, tensor.shape, True, {}) for tensor in tensors]
+    known: dict[object, object] = {}
+    return [
+        # Of thousands of tensors few have a form of their own.
+        known.setdefault(structure(tensor), (tensor.dtype, tensor.layout, tensor.shape, True, {}))
+        for tensor in tensors
+    ]
 
 
 def have_forms(tensors: Sequence[torch.Tensor], forms: Sequence[object]) -> bool:
