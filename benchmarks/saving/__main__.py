@@ -66,16 +66,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "saving.json")
     options = parser.parse_args()
     results: list[dict[str, Any]] = []
+    machine = _machine()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for case in _cases(options.sizes_mib):
             found = _measured(case, folder, options)
             results.append(found)
             print(line(found, results), flush=True)
-    document: dict[str, Any] = {"machine": _machine(), "results": results}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            # After each: a run that is ended early has measured all the same.
+            document = {"machine": machine, "results": results}
+            options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     draw(results, options.out.with_suffix(".svg"))
-    print(", ".join(f"{key}: {value}" for key, value in document["machine"].items()))
+    print(", ".join(f"{key}: {value}" for key, value in machine.items()))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -141,10 +143,17 @@ def _machine() -> dict[str, Any]:
         "load_1min": round(os.getloadavg()[0], 1),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "machine": platform.machine(),
+        "processor": _processor(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def _processor() -> str:
+    """As the kernel names it."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "?")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Which of this machine's cores threads run on."""
+"""Which of this machine's cores threads run on, and how much of them a process took."""
 
 import os
 from pathlib import Path
 
-__all__ = ["pin", "tasks"]
+__all__ = ["cpu_s_of", "pin", "tasks"]
 
 
 def tasks(pid: int | None) -> set[int]:
@@ -15,3 +15,9 @@ def pin(threads: set[int], core: int) -> None:
     """These threads run on that core only."""
     for thread in threads:
         os.sched_setaffinity(thread, {core})
+
+
+def cpu_s_of(pid: int | None) -> float:
+    """What another process, with all its threads, has taken so far. proc(5): utime and stime."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -14,11 +14,11 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
-from benchmarks.saving.cores import pin, tasks
+from benchmarks.saving.cores import cpu_s_of, pin, tasks
 from benchmarks.saving.memory import forget_peak, peak_bytes, resident_bytes
 from benchmarks.saving.states import new_state
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, SaveReport
 from stepkeeper_planners import adapters
 
 __all__ = ["WAYS", "measure"]
@@ -53,6 +53,9 @@ class Times:
     extra_s: list[float] = field(default_factory=list)
     """Of each save: all that its steps and its call took beyond what as many steps took just before."""
 
+    extra_cpu_s: list[float] = field(default_factory=list)
+    """The same of all cores, in this process."""
+
 
 class Training:
     """Changes every tensor of the state in place, in steps of about the same time."""
@@ -76,20 +79,20 @@ class Training:
             tensor.add_(1)
         torch_xla.sync()
 
-    def steps_alone(self, n_steps: int) -> float:
-        """What a step takes while nothing is saved, the devices' work included."""
+    def steps_alone(self, n_steps: int) -> tuple[float, float]:
+        """What a step takes while nothing is saved, the devices' work included: wall and CPU."""
         xm.wait_device_ops()
-        began_s = time.perf_counter()
+        began_s, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(n_steps):
             step_began_s = time.perf_counter()
             self.step()
             self.times.alone_s.append(time.perf_counter() - step_began_s)
         xm.wait_device_ops()
-        return (time.perf_counter() - began_s) / n_steps
+        return (time.perf_counter() - began_s) / n_steps, (time.process_time() - cpu_s) / n_steps
 
-    def save(self, manager: Any, step: int, least: int, alone_s: float) -> None:
+    def save(self, manager: Any, step: int, least: int, alone: tuple[float, float]) -> None:
         """A save, and training steps until it is done, at least so many."""
-        began_s = time.perf_counter()
+        began_s, cpu_s = time.perf_counter(), time.process_time()
         self.step()
         stepped_s = time.perf_counter()
         if not manager.save_async(step, self.state):
@@ -104,7 +107,8 @@ class Training:
                 going_on = not _is_done(manager)
             n_steps += 1
         xm.wait_device_ops()
-        self.times.extra_s.append(time.perf_counter() - began_s - n_steps * alone_s)
+        self.times.extra_s.append(time.perf_counter() - began_s - n_steps * alone[0])
+        self.times.extra_cpu_s.append(time.process_time() - cpu_s - n_steps * alone[1])
 
 
 def measure(way: str, shape: str, size_mib: int, folder: Path, *, saves: int, every: int) -> dict[str, Any]:
@@ -117,18 +121,27 @@ def measure(way: str, shape: str, size_mib: int, folder: Path, *, saves: int, ev
     total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in training.state.values())
     copy_s = _device_copy_s(training)
     manager = _manager(way, folder, total_bytes)
+    reports: list[SaveReport] = []
+    if isinstance(manager, CheckpointManager):
+        manager.on_save(reports.append)
     forget_peak()
     before_bytes = resident_bytes()
     for step in range(1, saves + 1):
         training.save(manager, step, every, training.steps_alone(every))
     manager.join()
     peak = peak_bytes() - before_bytes
+    helper_s = None
     if isinstance(manager, CheckpointManager):
+        helper_s = cpu_s_of(manager.health().companion_pid) / saves
         manager.close()
     times = training.times
     return {
         "wall_per_save_s": statistics.mean(times.extra_s),
         "extra_s": times.extra_s,
+        "extra_cpu_s": times.extra_cpu_s,
+        "companion_cpu_per_save_s": helper_s,
+        "transfer_s": [report.transfer_s for report in reports],
+        "persist_s": [report.persist_s for report in reports],
         "stall_s": times.stall_s,
         "device_copy_s": copy_s,
         "step_alone_s": statistics.mean(times.alone_s),

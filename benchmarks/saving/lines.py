@@ -71,6 +71,12 @@ def _devices(found: Found, results: list[Found]) -> str:
     theirs = _same(results, found, "torch_xla's, cores shared" if shared else "torch_xla's manager")
     if theirs is not None and theirs is not found:
         text.append(f"{each_s / theirs['wall_per_save_s']:5.2f} of torch_xla's")
+    processor = f"CPU {statistics.median(found['extra_cpu_s'][1:]) / _gib(found) * 1000:.0f} ms/GiB"
+    if found["companion_cpu_per_save_s"] is not None:
+        processor += (
+            f" and the companion's {found['companion_cpu_per_save_s'] / _gib(found) * 1000:.0f} ms/GiB"
+        )
+    text.append(processor)
     if found["step_beside_s"]:
         text.append(
             f"steps {found['step_alone_s'] * 1000:.0f} ms alone, {found['step_beside_s'] * 1000:.0f} ms beside a "
