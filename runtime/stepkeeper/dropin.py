@@ -130,8 +130,7 @@ class DropIn:
         """True: `step` was to be saved (`should_save`, or `force`) and is committed."""
         if not self.save_async(step, state_dict, force, metrics=metrics):
             return False
-        assert self._saves.last_begun is not None
-        self._saves.last_begun.result()
+        self._saves.await_this()
         return True
 
     def save_async(

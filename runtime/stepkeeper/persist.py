@@ -122,9 +122,7 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
 
 def _own_or_shared(own: Exception | None, shared: Exception) -> Exception:
     """What this rank raises: its own failure says most, but what the next save mends all ranks forgive or none."""
-    if own is None:
-        return shared
-    if _next_save_mends(own) and not _next_save_mends(shared):
+    if own is None or _next_save_mends(own):
         shared.__cause__ = own
         return shared
     return own
@@ -176,6 +174,8 @@ def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, order: Sa
         plan = plan_of(common)
         told = Told(common=common, name=name_of(plan))
     body = encode(Write(order=order, plan=told.name, told=plan))
+    # Until there is an answer it may hold either.
+    process.told = None
     answer = process.ask(kind, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
     process.told = told
     return answer

@@ -51,11 +51,15 @@ class RootProof:
         self._store = store
         self._ranks = ranks
         self._patience = patience
-        self._made = False
+        self.made = False
+        """It was said before."""
 
     def make(self) -> None:
-        """As `prove_shared`; nothing if that was said before. Ranks: all, at the same points, in the train thread."""
-        if self._made:
+        """As `prove_shared`; nothing if that was said before. Ranks: all, at the same points.
+
+        In the train thread, unless the training has ended: it draws Python's random numbers, and puts them back.
+        """
+        if self.made:
             return
         # Clients of buckets draw from Python's own numbers (multipart boundaries); the training goes on with its.
         numbers = random.getstate()
@@ -63,7 +67,7 @@ class RootProof:
             prove_shared(self._store, self._ranks, patience=self._patience)
         finally:
             random.setstate(numbers)
-        self._made = True
+        self.made = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,6 +155,8 @@ class Saves:
         In this thread, for what clients of stores draw of Python's random numbers is the training's to draw. But where
         there is a limit the training has ended, and a request to a store may take longer than that.
         """
+        if self._proof.made:
+            return timeout_s
         if timeout_s is None:
             self._proof.make()
             return None
@@ -163,7 +165,7 @@ class Saves:
         threading.Thread(target=_done, args=(self._proof.make, made), name="proof", daemon=True).start()
         if wait_for([made], timeout_s).not_done:
             raise TimeoutError(
-                f"the root, which was not written to before, gave no answer for {timeout_s:.1f} s"
+                f"the root, which was not written to before, or another rank gave no answer for {timeout_s:.1f} s"
             )
         made.result()
         return max(0.0, ends_s - time.monotonic())
@@ -183,7 +185,7 @@ class Saves:
         if last is None or last.step != step or self._failed_anywhere(last, timeout_s):
             try:
                 self.begin(step, state, timeout_s, metrics, is_last=True)
-            except (StorageError, TimeoutError) as error:
+            except (StorageError, SaveError, TimeoutError) as error:
                 _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
 
     def _failed_anywhere(self, last: InFlight, timeout_s: float | None) -> bool:
@@ -204,6 +206,21 @@ class Saves:
                 extra={"step": last.step},
             )
             return False
+
+    def await_this(self) -> None:
+        """The newest save is committed. Ranks: all.
+
+        Raises:
+            StepkeeperError: it failed. No later call raises it again, but where it says that this process has lost the
+                root, or its peers.
+
+        """
+        assert self._last_begun is not None
+        try:
+            self._last_begun.result()
+        except Exception as error:
+            self._saver.heard(error)
+            raise
 
     def await_last(self, timeout_s: float | None) -> None:
         """The newest save has ended. That it failed, or didn't end in time, is noted and forgiven.
@@ -228,8 +245,10 @@ class Saves:
         last = self._last_begun
         if last is not None and last.step == step and not last.failed:
             return
+        ends_s = time.monotonic() + timeout_s
         try:
-            self.begin(step, state, timeout_s, is_last=True).result(timeout_s)
+            begun = self.begin(step, state, timeout_s, is_last=True)
+            begun.result(max(0.0, ends_s - time.monotonic()))
         except Exception:  # of any kind: another exception is ending the training already
             _log.exception("step %d is not saved for the exception", step, extra={"step": step})
 

@@ -94,8 +94,8 @@ class InFlight:
         Raises:
             TimeoutError: it isn't yet.
             RanksDifferError: the ranks' states differ: nothing was written.
-            StepkeeperError: the save failed. No later call raises it again, but where it says that this process has
-                lost the root, or its peers.
+            StepkeeperError: the save failed. Of a rank alone, no later call raises it again, but where it says that
+                this process has lost the root; of several, the next call does, in all of them.
 
         """
         try:
@@ -189,7 +189,8 @@ class Saver:
         Ranks: all, in the same order.
 
         Raises:
-            TimeoutError: too many still are after `timeout_s`; nothing was begun.
+            TimeoutError: too many still are after `timeout_s`, or the devices are full of their copies: nothing was
+                begun.
 
         """
         clock = clock or SaveClock()
@@ -207,22 +208,29 @@ class Saver:
         name = f"save/{self._number}"
         self._number += 1
         in_flight = InFlight(step, clock)
-        in_flight.heard = self._heard
+        if self._gang.world_size == 1:
+            # Of several ranks one may ask, but all go on alike.
+            in_flight.heard = self.heard
+        left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
+        snapshot: Snapshot | None = None
         try:
-            snapshot = self._snapshots.take(state, region)
+            snapshot = self._snapshots.take(state, region, timeout_s=left_s)
             self._prepared = True
+            clock.released()
+            transferred = self._transfers.submit(_transfer, snapshot, region, clock)
         except BaseException as error:
+            if snapshot is not None:
+                snapshot.drop()
             self._free.append(region)
             self._executor.submit(self._tell_refusal, name, step, f"{type(error).__name__}: {error}")
             raise
-        clock.released()
         job = SaveJob(
             name=name,
             step=step,
             origin=self._origin(),
             snapshot=snapshot,
             region=region,
-            transferred=self._transfers.submit(_transfer, snapshot, region, clock),
+            transferred=transferred,
             moved=in_flight.moved,
             release=partial(self._release, region, in_flight),
             duration_millis=in_flight.duration_millis,
@@ -250,6 +258,17 @@ class Saver:
             if newest or failure is self._unmended:
                 self._unmended = None
             return failure
+
+    def heard(self, error: BaseException) -> None:
+        """Who was told of it, and went on, isn't told again. That others own the root stays true.
+
+        Ranks: all or none.
+        """
+        if isinstance(error, FencedError | GangError):
+            return
+        with self._noting:
+            self._failure = None if self._failure is error else self._failure
+            self._unmended = None if self._unmended is error else self._unmended
 
     def close(self) -> None:
         """Saves in flight have ended, the memory is given back."""
@@ -308,14 +327,6 @@ class Saver:
         with suppress(SaveError, GangError):  # the train thread has raised the reason
             check_same_state(name, step, None, self._gang, refusal=refusal)
 
-    def _heard(self, error: BaseException) -> None:
-        """Who was told of it, and went on, isn't told again. That others own the root stays true."""
-        if isinstance(error, FencedError | GangError):
-            return
-        with self._noting:
-            self._failure = None if self._failure is error else self._failure
-            self._unmended = None if self._unmended is error else self._unmended
-
     def _note(self, failure: BaseException | None) -> None:
         with self._noting:
             if failure is None:
@@ -334,10 +345,12 @@ def _transfer(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
         snapshot.transfer(region)
     except BaseException as error:
         # What is still on the devices is needed no more, and the error is kept until the save's turn has come.
-        snapshot.on_device.clear()
+        snapshot.drop()
         each: BaseException | None = error
         while each is not None:
             clear_frames(each.__traceback__)
             each = each.__cause__ or each.__context__
-        raise
+        if isinstance(error, StepkeeperError) or not isinstance(error, Exception):
+            raise
+        raise SaveError(f"the copies of the state did not come from the devices: {error}") from error
     clock.transferred()

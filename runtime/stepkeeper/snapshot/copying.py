@@ -68,6 +68,8 @@ def _copy_by_threads(destinations: list[torch.Tensor], sources: list[torch.Tenso
 
 def copy_all(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     """Each destination has the elements of its source."""
+    if not destinations:  # torch wants one at least
+        return
     with torch.no_grad():  # of each thread
         torch._foreach_copy_(
             destinations, sources

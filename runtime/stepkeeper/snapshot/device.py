@@ -97,27 +97,34 @@ class DeviceCopies:
         return self._limit_bytes
 
     def make(
-        self, tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "Cut"], fqns: Sequence[str]
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        cuts: Mapping[str, "Cut"],
+        fqns: Sequence[str],
+        *,
+        timeout_s: float | None = None,
     ) -> tuple[list["Piece"], list[str]]:
         """Copies of those tensors of which the devices can have one, on their way; and the other ones' names.
 
         They count against the budget until `left` is told of them: where there is one, earlier ones are waited for.
 
         Raises:
-            SaveError: they don't fit, and several processes would have to find out alike how many do.
-            RuntimeError: they don't fit the budget that was given, or the devices failed.
+            SaveError: they don't fit the budget that was given, or several processes would have to find out alike how
+                many do.
+            TimeoutError: earlier ones are still there after `timeout_s`.
+            RuntimeError: the devices failed.
 
         """
         while True:
             if self._limit_bytes is not None:
-                self._wait_for_room()
+                self._wait_for_room(timeout_s)
             chosen, rest = _within(self._limit_bytes, cuts, fqns)
             try:
                 made = self._dispatched(tensors, cuts, chosen)
             except RuntimeError as error:
-                if not chosen or not self._learns or not _is_out_of_memory(error):
+                if not chosen or not _is_out_of_memory(error):
                     raise
-                self._refuse_to_guess()
+                self._refuse_to_guess(error, _device_bytes(cuts, chosen))
                 self._lower(_device_bytes(cuts, chosen))
             else:
                 with self._changed:
@@ -135,24 +142,25 @@ class DeviceCopies:
 
         Raises:
             DevicesFullError: it is for that, and the next save will do with less.
-            SaveError: it is for that, and several processes would have to find out alike with how much.
+            SaveError: it is for that, and the budget was given, or would have to be found out by several processes.
 
         """
-        if not self._learns or not _is_out_of_memory(error):
+        if not _is_out_of_memory(error):
             return
-        self._refuse_to_guess()
+        self._refuse_to_guess(error, _device_bytes(cuts, fqns))
         self._lower(_device_bytes(cuts, fqns))
         raise DevicesFullError(
             f"the devices had no room for a copy of the state, and the save came to nothing ({error}); from the next "
             f"one on {self._limit_bytes} bytes of it are copied there"
         ) from error
 
-    def _wait_for_room(self) -> None:
+    def _wait_for_room(self, timeout_s: float | None) -> None:
         """Copies leave by themselves, and what the devices have no room for would wait for their transfer anyway."""
+        limit_s = _LONGEST_TRANSFER_S if timeout_s is None else timeout_s
         with self._changed:
-            if not self._changed.wait_for(lambda: self._n_out == 0, _LONGEST_TRANSFER_S):
-                raise SaveError(
-                    f"copies of an earlier save are still on the devices after {_LONGEST_TRANSFER_S:.0f} s"
+            if not self._changed.wait_for(lambda: self._n_out == 0, limit_s):
+                raise TimeoutError(
+                    f"copies of an earlier save are still on the devices after {limit_s:.1f} s"
                 )
 
     def _dispatched(
@@ -171,20 +179,26 @@ class DeviceCopies:
             raise
         return pieces
 
-    def _refuse_to_guess(self) -> None:
-        """Nothing, unless the other processes of one program would have to guess the same.
+    def _refuse_to_guess(self, error: RuntimeError, tried_bytes: int) -> None:
+        """Nothing, unless how much is copied was given, or other processes of one program would have to guess alike.
 
         Raises:
-            SaveError: they would.
+            SaveError: one of these.
 
         """
         from stepkeeper_planners.adapters import xla_pieces
 
+        if not self._learns:
+            raise SaveError(
+                f"the devices have no room for a copy of {tried_bytes} bytes of the state ({error}): give "
+                "CheckpointManager a smaller device_budget_bytes"
+            ) from error
         if xla_pieces.is_one_program_of_many():
             raise SaveError(
-                "the devices have no room for a copy of the state; give CheckpointManager device_budget_bytes, the "
-                "same on all ranks: what it leaves over is copied to the host while training waits"
-            )
+                f"the devices have no room for a copy of the state ({error}): give CheckpointManager "
+                "device_budget_bytes, the same on all ranks: what it leaves over is copied to the host while training "
+                "waits"
+            ) from error
 
     def _lower(self, tried_bytes: int) -> None:
         half = tried_bytes // 2

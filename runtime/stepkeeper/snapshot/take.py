@@ -47,8 +47,10 @@ class Snapshot:
     copied: tuple[str, ...] = ()
     """The tensors that these are copies of: all of them have to come."""
 
-    copies: device.DeviceCopies | None = None
+    copies: device.DeviceCopies
     """Who made them."""
+
+    _dropped: bool = False
 
     @property
     def tensors(self) -> tuple[TensorOrder, ...]:
@@ -61,25 +63,30 @@ class Snapshot:
         """
         if not self.copied:
             return
-        from stepkeeper_planners.adapters import xla_pieces
-
-        arrivals = _Arrivals(self.plan, region, self.copied)
-        batches = list(device.batches(self.on_device))[::-1]
+        batches: list[list[Piece]] = []
         try:
+            from stepkeeper_planners.adapters import xla_pieces
+
+            arrivals = _Arrivals(self.plan, region, self.copied)
+            batches += list(device.batches(self.on_device))[::-1]
             xla_pieces.wait_until_there(self.on_device)
             self.on_device.clear()
             while batches:
                 arrivals.put((piece.fqn, parts) for piece, parts in xla_pieces.move(batches.pop()))
             arrivals.check()
         except RuntimeError as error:
-            if self.copies is not None:
-                self.copies.refused(error, self.plan.cuts, self.copied)
+            self.copies.refused(error, self.plan.cuts, self.copied)
             raise
         finally:
-            self.on_device.clear()
             batches.clear()
-            if self.copies is not None:
-                self.copies.left()
+            self.drop()
+
+    def drop(self) -> None:
+        """Its copies are on the devices no more, whether they were moved or not."""
+        self.on_device.clear()
+        if self.copied and not self._dropped:
+            self._dropped = True
+            self.copies.left()
 
 
 class Snapshots:
@@ -108,7 +115,9 @@ class Snapshots:
         device.compile_moves(flat.tensors, plan.cuts, rest)
         return laid_out_behind(plan, self._blobs(flat, plan))[1]
 
-    def take(self, state: Mapping[str, object], region: Region) -> Snapshot:
+    def take(
+        self, state: Mapping[str, object], region: Region, *, timeout_s: float | None = None
+    ) -> Snapshot:
         """The state may change again: the snapshot does not follow it.
 
         XLA tensors are copied on their devices, and only the dispatch of that is waited for; those that the devices
@@ -118,13 +127,15 @@ class Snapshots:
         Raises:
             UnsupportedValueError: a value is of a type that is not stored; it names the key.
             UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
+            TimeoutError: an earlier snapshot's copies leave no room for this one's after `timeout_s`.
+            SaveError: the devices have no room, and that can't be made good.
 
         """
         gathered = self._gatherer.gather(state)
         flat, plan = gathered.flat, self._planner.plan(gathered)
         blobs = self._blobs(flat, plan)
         wanted = device.to_copy(plan.cuts, plan.mine)
-        pieces, rest = self._copies.make(flat.tensors, plan.cuts, wanted)
+        pieces, rest = self._copies.make(flat.tensors, plan.cuts, wanted, timeout_s=timeout_s)
         try:
             values, size_bytes = laid_out_behind(plan, blobs)
             region.reserve(size_bytes)

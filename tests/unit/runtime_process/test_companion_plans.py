@@ -19,7 +19,7 @@ from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.dcp.metadata import merge_tensors
-from stepkeeper.errors import CompanionError, CompanionLostError
+from stepkeeper.errors import CompanionError, CompanionLostError, StorageError
 from stepkeeper.gang import SoloGang
 from stepkeeper.persist import SaveJob, persist
 from stepkeeper.snapshot import Region, Snapshots
@@ -91,6 +91,9 @@ class Process:
     fails: int = 0
     """The next so many writes."""
 
+    fails_late: int = 0
+    """The next so many, when it has done as it was asked."""
+
     def ask(self, kind: Kind, raw: Any, fds: Any = (), *, timeout_s: float) -> Any:
         if kind in (Kind.WRITE, Kind.STAGE):
             body = decode(Write, raw)
@@ -99,7 +102,11 @@ class Process:
                 self.fails -= 1
                 raise CompanionLostError("gone before it read that")
             do = self.session.write if kind is Kind.WRITE else self.session.stage
-            return encode(do(body, fds[0]))
+            written = do(body, fds[0])
+            if self.fails_late:
+                self.fails_late -= 1
+                raise StorageError("no space left on device")
+            return encode(written)
         if kind is Kind.VOID:
             return self.session.void(decode(Void, raw))
         if kind is Kind.UPLOAD:
@@ -209,6 +216,17 @@ def test_what_a_failed_save_has_told_is_told_again(trainer: Trainer) -> None:
         trainer.save(state)
     assert trainer.save(state) == {"w": floats(1, 1)}
     assert trainer.running.plans == [True, True]
+
+
+def test_a_failed_save_of_another_state_is_not_what_the_next_one_goes_by(trainer: Trainer) -> None:
+    """The companion knows that one's plan: of the one before it, it has to be told again."""
+    usual, other = {"w": torch.ones(2)}, {"w": torch.ones(3)}
+    trainer.save(usual)
+    trainer.running.fails_late = 1
+    with pytest.raises(StorageError):
+        trainer.save(other)
+    assert trainer.save(usual) == {"w": floats(1, 1)}
+    assert trainer.running.plans == [True, True, True]
 
 
 def test_a_save_by_way_of_the_local_disk_tells_it_too(tmp_path: Any) -> None:

@@ -84,6 +84,8 @@ def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saves]) -> N
 
 
 class Proof:
+    made = False
+
     """Of a root that gives no answer while it is `silent`."""
 
     def __init__(self, silent: threading.Event) -> None:
@@ -104,7 +106,7 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     late.cancel()
     answer.set()
     assert saves.last_begun is None
-    assert "gave no answer for 0.1 s" in caplog.text
+    assert "another rank gave no answer for 0.1 s" in caplog.text
     saves.close()
 
 
@@ -120,4 +122,15 @@ def test_why_the_root_is_none_is_said_where_there_is_a_limit_too(caplog: pytest.
     saves._proof = cast(RootProof, Refused(threading.Event()))
     saves.save_for_notice(1, {"step": 1}, 30)
     assert "no such bucket" in caplog.text
+    saves.close()
+
+
+def test_a_root_that_was_proven_takes_no_time_where_none_is_left() -> None:
+    saves = Saves(
+        MemoryStore(), cast(Companion, None), SoloGang(), Progress(lambda _state: None), max_pending=1
+    )
+    proof = Proof(threading.Event())
+    proof.made = True
+    saves._proof = cast(RootProof, proof)
+    assert saves._prove(0.0) == 0.0
     saves.close()

@@ -1,17 +1,25 @@
 """A save that failed is said once: by its own result, or by the next call if nobody has asked for that."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.errors import CompanionLostError, FencedError, GangError, SaveError, StepkeeperError
+from stepkeeper.errors import (
+    CompanionLostError,
+    DevicesFullError,
+    FencedError,
+    GangError,
+    SaveError,
+    StepkeeperError,
+)
 from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.entries import ManifestRef
-from stepkeeper.persist import SaveJob
+from stepkeeper.persist import SaveJob, _own_or_shared
 
 STATE = {"step": 1}
 RECORD = CommitRecord(
@@ -98,3 +106,32 @@ def test_that_the_root_or_the_peers_are_lost_stays_true(
         manager.save(2, STATE)
     assert ends == [None]
     manager.close()
+
+
+def test_of_several_ranks_one_that_asks_does_not_go_on_alone(manager: CheckpointManager, ends: Ends) -> None:
+    vars(manager._saves._saver)["_gang"] = SimpleNamespace(world_size=2)
+    ends += [SaveError("no space"), SaveError("no answer"), None]
+    manager.save_async(1, STATE)
+    begun = manager._saves.last_begun
+    assert begun is not None
+    with pytest.raises(SaveError, match="no space"):
+        begun.result()
+    with pytest.raises(SaveError, match="no space"):
+        manager.save_async(2, STATE)
+    # This one is called by all, and raises in all.
+    with pytest.raises(SaveError, match="no answer"):
+        manager.save(2, STATE)
+    assert manager.save(3, STATE)
+    manager.close()
+
+
+@pytest.mark.parametrize("own", [CompanionLostError("gone"), DevicesFullError("full")])
+@pytest.mark.parametrize(
+    "shared", [CompanionLostError("rank 0"), DevicesFullError("rank 0"), SaveError("rank 0")]
+)
+def test_what_the_next_save_mends_is_one_error_in_all_ranks(
+    own: StepkeeperError, shared: StepkeeperError
+) -> None:
+    """So that all of them count alike how often it came."""
+    assert _own_or_shared(own, shared) is shared
+    assert _own_or_shared(SaveError("mine"), shared) is not shared

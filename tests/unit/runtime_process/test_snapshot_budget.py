@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,6 +11,7 @@ from typing_extensions import override
 
 from stepkeeper.errors import DevicesFullError, SaveError
 from stepkeeper.snapshot import device
+from stepkeeper_planners import adapters
 
 MIB = 1024 * 1024
 NAMES = ["a", "b", "c", "d"]
@@ -43,16 +45,18 @@ class Devices(device.DeviceCopies):
         return list(fqns)
 
     @override
-    def _refuse_to_guess(self) -> None:
-        return
-
-    @override
-    def make(self, *arguments: Any) -> Any:
+    def make(self, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Those copies leave at once, unless they are kept."""
-        made, rest = super().make(*arguments)
+        made, rest = super().make(*arguments, timeout_s=timeout_s)
         if made and not self.kept:
             self.left()
         return made, rest
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = SimpleNamespace(is_one_program_of_many=lambda: False)
+    monkeypatch.setattr(adapters, "xla_pieces", alone, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -91,37 +95,65 @@ def test_a_copy_that_fails_behind_the_training_lowers_what_the_next_save_tries()
     assert devices.limit_bytes == 500 * MIB
 
 
-def test_one_process_of_many_does_not_learn_alone_what_its_devices_have_room_for() -> None:
+def test_one_process_of_many_does_not_learn_alone_what_its_devices_have_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The others would start another program."""
-
-    class OneOfMany(Devices):
-        @override
-        def _refuse_to_guess(self) -> None:
-            raise SaveError("give device_budget_bytes")
-
-    devices = OneOfMany(None, 2**60)
-    with pytest.raises(SaveError, match="device_budget_bytes") as raised:
+    many = SimpleNamespace(is_one_program_of_many=lambda: True)
+    monkeypatch.setattr(adapters, "xla_pieces", many, raising=False)
+    devices = Devices(None, 450 * MIB)
+    with pytest.raises(SaveError, match="device_budget_bytes, the same on all ranks") as raised:
         devices.refused(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
     assert not raised.value.next_save_mends
+    with pytest.raises(SaveError, match="device_budget_bytes, the same on all ranks"):
+        devices.make({}, CUTS, NAMES)
     assert devices.limit_bytes is None
+
+
+class Leaving(threading.Condition):
+    """The copies leave while they are waited for, or don't."""
+
+    def __init__(self, devices: Devices | None) -> None:
+        super().__init__()
+        self.devices = devices
+        self.waited_s: list[float | None] = []
+
+    @override
+    def wait_for(self, predicate: Any, timeout: float | None = None) -> Any:
+        self.waited_s.append(timeout)
+        if self.devices is None or predicate():
+            return predicate()
+        self.devices.left()
+        return super().wait_for(predicate, 0)
 
 
 def test_copies_that_are_still_there_are_waited_for_where_there_is_a_budget() -> None:
     devices = Devices(500 * MIB, 2**60)
     devices.kept = True
     devices.make({}, CUTS, NAMES)
-    asked_again = threading.Thread(target=devices.make, args=({}, CUTS, NAMES), daemon=True)
-    asked_again.start()
-    asked_again.join(0.05)
-    assert len(devices.asked) == 1
-    devices.left()
-    asked_again.join(10)
+    vars(devices)["_changed"] = changed = Leaving(devices)
+    devices.make({}, CUTS, NAMES, timeout_s=7)
+    assert changed.waited_s == [7]
     assert len(devices.asked) == 2
 
 
+def test_copies_that_do_not_leave_in_time_are_no_reason_to_wait_longer() -> None:
+    devices = Devices(500 * MIB, 2**60)
+    devices.kept = True
+    devices.make({}, CUTS, NAMES)
+    vars(devices)["_changed"] = Leaving(None)
+    with pytest.raises(TimeoutError, match=r"after 7\.0 s"):
+        devices.make({}, CUTS, NAMES, timeout_s=7)
+    assert len(devices.asked) == 1
+
+
 def test_a_given_budget_that_is_too_large_is_said_so() -> None:
-    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
-        Devices(1000 * MIB, 450 * MIB).make({}, CUTS, NAMES)
+    devices = Devices(1000 * MIB, 450 * MIB)
+    with pytest.raises(SaveError, match=r"1048576000 bytes.*RESOURCE_EXHAUSTED.*smaller device_budget_bytes"):
+        devices.make({}, CUTS, NAMES)
+    with pytest.raises(SaveError, match="smaller device_budget_bytes"):
+        devices.refused(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
+    assert devices.limit_bytes == 1000 * MIB
 
 
 def test_another_failure_is_no_lack_of_room() -> None:

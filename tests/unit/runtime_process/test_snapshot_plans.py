@@ -113,7 +113,15 @@ def test_copies_of_which_nothing_came_fail_the_save(monkeypatch: pytest.MonkeyPa
     plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
     region = Region()
     region.reserve(plan.tensor_bytes)
-    snapshot = Snapshot(plan=plan, values=(), aliases={}, key_paths={}, summary=StateSummary(), copied=("w",))
+    snapshot = Snapshot(
+        plan=plan,
+        values=(),
+        aliases={},
+        key_paths={},
+        summary=StateSummary(),
+        copied=("w",),
+        copies=DeviceCopies(None),
+    )
     with pytest.raises(SaveError, match="w: 12 elements"):
         snapshot.transfer(region)
     region.close()
@@ -133,6 +141,24 @@ def test_elements_of_a_part_that_two_ranks_write_come_to_where_this_one_writes_i
     region.close()
 
 
+def test_what_another_rank_writes_is_let_go() -> None:
+    """A program of several processes brings all ranks all that they hold, also whole batches of another one's."""
+    ranks = Ranks(rank=1, world_size=2)
+    plan = Planner(ranks).plan(Gatherer().gather({"w": torch.ones(4, 3), "v": torch.ones(4, 3)}))
+    ((fqn, mine),) = plan.mine.items()
+    other = "v" if fqn == "w" else "w"
+    region = Region()
+    region.reserve(plan.tensor_bytes)
+    arrivals = _Arrivals(plan, region, [fqn])
+    whole = Box.whole((4, 3))
+    arrivals.put([(other, [(whole, torch.full((4, 3), 7.0))])])
+    arrivals.put([(fqn, [(whole, torch.full((4, 3), 2.0))])])
+    arrivals.check()
+    ((index, _),) = mine
+    assert region.places(plan.orders)[index].tolist() == [[2.0] * 3] * 4
+    region.close()
+
+
 class Copy:
     """In place of a piece on the devices."""
 
@@ -147,9 +173,11 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
         yield
 
     monkeypatch.setattr(
-        adapters, "xla_pieces", SimpleNamespace(wait_until_there=lambda _: None, move=move), raising=False
+        adapters,
+        "xla_pieces",
+        SimpleNamespace(wait_until_there=lambda _: None, move=move, is_one_program_of_many=lambda: False),
+        raising=False,
     )
-    monkeypatch.setattr(DeviceCopies, "_refuse_to_guess", lambda _: None)
     plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
     plan = replace(plan, cuts=cast(Any, {"w": SimpleNamespace(device_bytes=256 * 1024 * 1024)}))
     copies = DeviceCopies(None)
