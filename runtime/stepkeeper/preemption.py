@@ -52,8 +52,15 @@ class NoticeWatcher:
     def notice(self) -> Notice | None:
         return self._notice
 
+    @property
+    def is_deaf(self) -> bool:
+        """SIGTERM is to be a notice here, and nobody has taken it: no call has come in the main thread."""
+        return self.hears_signals and not self._closed and not watch.has_signals
+
     def start(self, *, signals: bool) -> None:
         """Notices are collected from now on; SIGTERM's too if `signals` and this is the main thread.
+
+        Called again, in the main thread, it makes up for a call in another one.
 
         A SIGTERM that came before, while another watcher kept it from ending the process, is a notice here too.
         """

@@ -2,6 +2,7 @@
 
 import faulthandler
 import operator
+import threading
 from collections.abc import Mapping
 from typing import Final, SupportsIndex
 
@@ -71,11 +72,19 @@ class Stepping:
 
         A manager that only looks at a root has no thread, and leaves SIGTERM to others.
         """
-        if self._started or self._closed:
+        if self._closed:
             return
-        self._started = True
-        self.decisions.start()
-        self.notices.start(signals=self.saves_on_notice)
+        if not self._started:
+            self._started = True
+            self.decisions.start()
+            self.notices.start(signals=self.saves_on_notice)
+            if self.notices.is_deaf:
+                _log.warning(
+                    "SIGTERM ends this process without a save: only the main thread can take it, and the training "
+                    "began in another one. The first call there that trains on takes it"
+                )
+        elif self.notices.is_deaf and threading.current_thread() is threading.main_thread():
+            self.notices.start(signals=self.saves_on_notice)
 
     @property
     def agreed_to_stop(self) -> bool:

@@ -91,10 +91,16 @@ class Watch:
         self._grip: _Grip | None = None
         self._wakeup_before = -1
 
+    @property
+    def has_signals(self) -> bool:
+        """SIGTERM is taken: it is a notice of those who hear signals."""
+        return self._grip is not None
+
     def join(self, listener: Listener) -> None:
         """`listener` is looked after. SIGTERM is taken if it hears signals, and this is the main thread."""
         with self._lock:
-            self._listeners = (*self._living(), ref(listener))
+            others = (each for each in self._living() if each() is not listener)
+            self._listeners = (*others, ref(listener))
             if self._thread is None:
                 self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
                 self._thread = threading.Thread(target=self._run, name="notices", daemon=True)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from stepkeeper import CheckpointManager, preemption
 from stepkeeper.preemption import Notice, NoticeWatcher
+from stepkeeper.watch import Watch
 
 
 class Heard:
@@ -38,6 +40,12 @@ def signals_as_before() -> Iterator[None]:
     yield
     signal.signal(signal.SIGTERM, before)
     signal.set_wakeup_fd(-1)
+
+
+@pytest.fixture
+def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that was never told to stop."""
+    monkeypatch.setattr(preemption, "watch", Watch())
 
 
 def test_sigterm_is_a_notice_and_the_handler_before_is_called_too(heard: Heard) -> None:
@@ -209,3 +217,23 @@ def test_nothing_is_called_behind_the_end() -> None:
     assert other.settled() is None
     assert not ticked.is_set()
     other.close()
+
+
+@pytest.mark.usefixtures("fresh_watch")
+def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    manager = CheckpointManager(tmp_path, 10**6)
+    for _ in range(2):
+        aside = threading.Thread(target=manager.should_save, args=(1,))
+        aside.start()
+        aside.join()
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert caplog.text.count("SIGTERM ends this process without a save") == 1
+    manager.should_save(2)
+    assert signal.getsignal(signal.SIGTERM) != before
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert manager._stepping.notices.settled() is not None
+    assert manager.health().notice == "sigterm"
+    manager.close()
