@@ -108,10 +108,15 @@ class VerifyError(StepkeeperError, RuntimeError):
 class TornCheckpointError(StepkeeperError, RuntimeError):
     """Bytes of a committed checkpoint were read bad, in several fresh reads. Names the object and the block."""
 
-    def __init__(self, message: str, bad: "BadBytes | BadItem | None" = None) -> None:
+    def __init__(
+        self, message: str, bad: "BadBytes | BadItem | None" = None, *, missing: bool = False
+    ) -> None:
         super().__init__(message)
         self.bad = bad
         """Which bytes; None where they were another process's to read."""
+
+        self.missing = missing
+        """True: no object is there. A deletion leaves nothing else behind."""
 
 
 class BadNodeError(StepkeeperError, RuntimeError):

@@ -272,15 +272,16 @@ class CheckpointManager(DropIn):
     def verify(self, step: int) -> Verification:
         """Every byte of the newest commit of `step` on HEAD's line is right, each read by one of the ranks. Ranks: all.
 
-        Nothing is appended to the log, nor condemned. Waits for saves in flight.
+        Nothing is appended to the log, nor condemned. Waits for saves in flight. Called in another thread than the
+        training's, by a hook for one, it is overtaken by later saves: their commits may have the commit deleted.
 
         Raises:
-            RestoreError: there is no such commit; it lists those that there are.
+            RestoreError: there is no such commit, and it lists those that there are; or it was deleted meanwhile.
             TornCheckpointError: bytes of it are bad.
             FencedError: this process has claimed the root, and another claim owns it now.
 
         """
-        # A commit that comes meanwhile may delete what is being read.
+        # A commit that comes meanwhile may delete what is being read. It can't where training waits for this call.
         self._saves.wait()
         return self._restorer.verify(step)
 

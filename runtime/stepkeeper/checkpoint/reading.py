@@ -255,7 +255,7 @@ def _until_good(
     while n_left:
         data = patience.retry(read)
         if data is None:
-            raise TornCheckpointError(f"{where} is missing", missing)
+            raise TornCheckpointError(f"{where} is missing", missing, missing=True)
         complaint = bad(data)
         if complaint is None:
             return data

@@ -113,7 +113,7 @@ class Restorer:
         """`state` is what the newest commit of `step` on HEAD's line holds. Nothing is appended to the log.
 
         Raises:
-            RestoreError: there is no such commit.
+            RestoreError: there is no such commit, or it was deleted meanwhile.
             TornCheckpointError: bytes of it are bad.
             BadNodeError: one node reads bad bytes where another one reads good ones.
 
@@ -126,7 +126,7 @@ class Restorer:
     def record(self, record: Restorable, state: Mapping[str, object], *, rules: LoadRules = _WHOLE) -> None:
         """`state` is what `record`, the same on all ranks, holds. Raises as `step`."""
         self._half_filled = frozenset()
-        torn = self._load(record, state, rules)
+        torn = self._load(record, state, rules, partial(self._is_deleted, record))
         if torn is not None:
             raise TornCheckpointError(torn)
 
@@ -136,7 +136,8 @@ class Restorer:
         Nothing is appended to the log, nor condemned.
 
         Raises:
-            RestoreError: there is no such commit, or it is another writer's, which has no checksums.
+            RestoreError: there is no such commit, or it is another writer's, which has no checksums; or it was deleted
+                meanwhile.
             TornCheckpointError: bytes of it are bad.
             BadNodeError: one node reads bad bytes where another one reads good ones.
 
@@ -152,8 +153,9 @@ class Restorer:
             verifying = Verifying(self._store, record, ranks.rank, ranks.world_size, exchange)
             torn = self._agreement.together(f"{name}/verified", verifying.read)
             if torn is not None:
+                deleted = partial(self._is_deleted, record)
                 raise TornCheckpointError(
-                    confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen)
+                    confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen, deleted=deleted)
                 )
         return Verification(
             sequence=record.slot,
@@ -187,6 +189,13 @@ class Restorer:
             self._companion.latest()
         return self.find(step)
 
+    def _is_deleted(self, record: Restorable) -> bool:
+        """The log has had this commit, and a deletion since."""
+        if isinstance(record, LegacyRecord):
+            return False
+        state = Log(self._store).open()
+        return state.tail >= record.slot and state.commit_in(record.folder) is None
+
     def steps(self) -> list[int]:
         """The steps of HEAD's line, and of the other writer that it goes on from."""
         state = Log(self._store).open()
@@ -198,7 +207,12 @@ class Restorer:
         record = self.find(step)
         if isinstance(record, LegacyRecord):
             return self._describe_legacy(record)
-        manifests = read_manifests(self._store, record)
+        try:
+            manifests = read_manifests(self._store, record)
+        except TornCheckpointError as error:
+            if error.missing and self._is_deleted(record):
+                raise RestoreError(f"{_named(record)} was deleted just now: {error}") from error
+            raise
         return CheckpointInfo(
             sequence=record.slot,
             step=record.step,
@@ -236,10 +250,16 @@ class Restorer:
     def _uri(self, record: Restorable) -> str:
         return f"{self._store.uri.rstrip('/')}/{record.folder}"
 
-    def _load(self, record: Restorable, state: Mapping[str, object], rules: LoadRules) -> str | None:
+    def _load(
+        self,
+        record: Restorable,
+        state: Mapping[str, object],
+        rules: LoadRules,
+        deleted: Callable[[], bool] = lambda: False,
+    ) -> str | None:
         """None if all ranks have loaded it, else why bytes of it are bad. Whatever else goes wrong is raised.
 
-        No rank changes anything of its state before all have said that theirs fits.
+        No rank changes anything of its state before all have said that theirs fits. `deleted` is as `confirm` has it.
 
         """
         name, together = self._agreement.name(), self._agreement.together
@@ -260,7 +280,7 @@ class Restorer:
                     raise TornCheckpointError(given.said)
                 return None
             # While the ranks are connected: one that is lost meanwhile is missed at once.
-            return confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen)
+            return confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen, deleted=deleted)
 
     def _loading(
         self, record: Restorable, state: Mapping[str, object], rules: LoadRules, exchange: Exchange

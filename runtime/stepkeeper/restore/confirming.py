@@ -55,6 +55,8 @@ class Reading:
 
     bad_bytes: BadBytes | None = None
     bad_item: BadItem | None = None
+    missing: bool = False
+    """No object was there."""
 
     @property
     def bad(self) -> Bad | None:
@@ -93,13 +95,21 @@ def question_of(readings: Sequence[Reading]) -> Question | None:
 
 
 def confirm(
-    name: str, gang: Gang, host: Host, torn: TornCheckpointError | None, reopen: Callable[[], Store]
+    name: str,
+    gang: Gang,
+    host: Host,
+    torn: TornCheckpointError | None,
+    reopen: Callable[[], Store],
+    *,
+    deleted: Callable[[], bool] = lambda: False,
 ) -> str:
     """Who has read what bad: two hosts; or, where there is only one, this one over two fresh connections more.
 
-    `torn` is what this rank has met, if it has met something. Ranks: all, where one at least has; all raise the same.
+    `torn` is what this rank has met, if it has met something. `deleted` says whether the log has let go of the commit;
+    rank 0 asks it where all that was met is missing objects. Ranks: all, where one at least has; all raise the same.
 
     Raises:
+        RestoreError: it has: the commit was deleted while it was read.
         BadNodeError: one host reads good bytes where another one read bad ones.
         TornCheckpointError: it isn't known which bytes were read bad.
         StorageError: no answer to the second reading. That says nothing.
@@ -108,11 +118,10 @@ def confirm(
     readings = gang.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
     asked: dict[str, Any] | None = None
     if gang.rank == 0:
-        found = [decode(Reading, each) for each in readings]
-        question = question_of(found)
-        said = next((each.said for each in found if each.said is not None), "")
-        asked = {"unknown": said} if question is None else {"question": encode(question)}
+        asked = _asked([decode(Reading, each) for each in readings], deleted)
     asked = gang.broadcast(f"{name}/asked", asked, _TIMEOUT_S)
+    if "error" in asked:
+        raise raised_from(asked["error"])
     if "unknown" in asked:
         raise TornCheckpointError(str(asked["unknown"]))
     question = decode(Question, asked["question"])
@@ -131,6 +140,23 @@ def confirm(
     return str(verdict["bad"])
 
 
+def _asked(readings: Sequence[Reading], deleted: Callable[[], bool]) -> dict[str, Any]:
+    """What comes of the ranks' readings, in rank 0: a question, or why there is none."""
+    bad = [each for each in readings if each.said is not None]
+    said = next((each.said for each in bad), "")
+    try:
+        # The log says it before the first object goes.
+        if bad and all(each.missing for each in bad) and deleted():
+            gone = RestoreError(
+                f"the commit was deleted while it was read, and isn't there to be read again: {said}"
+            )
+            return {"error": error_said(gone, 0)}
+    except Exception as error:  # all ranks raise it: without the log's word it is neither deleted nor torn
+        return {"error": error_said(error, 0)}
+    question = question_of(readings)
+    return {"unknown": said} if question is None else {"question": encode(question)}
+
+
 def _reading(host: Host, torn: TornCheckpointError | None) -> Reading:
     if torn is None:
         return Reading(host=host)
@@ -140,6 +166,7 @@ def _reading(host: Host, torn: TornCheckpointError | None) -> Reading:
         said=str(torn),
         bad_bytes=bad if isinstance(bad, BadBytes) else None,
         bad_item=bad if isinstance(bad, BadItem) else None,
+        missing=torn.missing,
     )
 
 

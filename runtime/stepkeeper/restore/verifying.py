@@ -50,7 +50,7 @@ class Verifying:
         """This rank's share is right.
 
         Raises:
-            TornCheckpointError: it isn't; it names the first bad block, and says how many there are.
+            TornCheckpointError: it isn't; it names a bad block, and says how many there are.
             StorageError: the store gave no answer, or refused.
 
         """
@@ -70,7 +70,9 @@ class Verifying:
         bad = list(self._bad(CheckpointReader(self._store, manifests), table))
         if bad:
             more = f"; {len(bad)} blocks of this rank's share are bad" if len(bad) > 1 else ""
-            raise TornCheckpointError(f"{bad[0]}{more}", bad[0].bad) from bad[0]
+            # What is there and bad was no deletion's doing.
+            first = next((error for error in bad if not error.missing), bad[0])
+            raise TornCheckpointError(f"{first}{more}", first.bad, missing=first.missing) from first
         return {}
 
     def _bad(self, reader: CheckpointReader, table: BlockTable) -> Iterator[TornCheckpointError]:

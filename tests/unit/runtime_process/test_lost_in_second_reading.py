@@ -43,9 +43,9 @@ def test_the_ranks_are_connected_until_all_know_what_is_bad(
             yield exchange
         connected = False
 
-    def noting(*arguments: Any) -> str:
+    def noting(*arguments: Any, **named: Any) -> str:
         asked.append(connected)
-        return confirming.confirm(*arguments)
+        return confirming.confirm(*arguments, **named)
 
     monkeypatch.setattr(choosing, "exchange_among", watched)
     monkeypatch.setattr(choosing, "confirm", noting)
