@@ -23,6 +23,8 @@ from stepkeeper.contract import (
 from stepkeeper.errors import NotInPodError, ProcessGroupError
 from stepkeeper.gang import Gang, world_size_of
 from stepkeeper.policy.keep import Keep, KeepPolicy
+from stepkeeper.storage import check_slashes
+from stepkeeper.storage.mounts import is_mount_point, read_mountinfo
 from stepkeeper.tier import TierPlace
 
 __all__ = ["Environment", "Places", "attempt_of", "check_ranks", "opening_of", "read_environment", "uri_of"]
@@ -138,5 +140,8 @@ def opening_of(
 
 
 def uri_of(path: str) -> str:
-    """A folder's path as a URI, a URI as it is."""
-    return path if "://" in path else Path(path).absolute().as_uri()
+    """A folder's path as a URI, a URI as it is. Raises BadUriError for what pathlib makes of a URI."""
+    if "://" in path:
+        return path
+    check_slashes(path)
+    return Path(path).absolute().as_uri()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self, final
 
 from stepkeeper.errors import BadUriError
-from stepkeeper.storage import ObjectStat, Store, open_store
+from stepkeeper.storage import ObjectStat, Store, check_slashes, open_store
 from stepkeeper.storage.base import Buffer, StreamedStore
 
 __all__ = ["Location", "is_folder_name", "open_folder", "uri_of"]
@@ -24,6 +24,7 @@ def uri_of(location: Location) -> str:
         raise BadUriError("'' names no folder to save to or load from")
     if "://" in text:
         return text.rstrip("/")
+    check_slashes(text)
     return Path(text).absolute().as_uri()
 
 

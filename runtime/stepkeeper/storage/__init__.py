@@ -1,6 +1,6 @@
 """Stores: where a root's objects are. `open_store` turns a URI into one."""
 
 from stepkeeper.storage.base import ObjectStat, Store
-from stepkeeper.storage.open import open_store
+from stepkeeper.storage.open import check_slashes, open_store
 
-__all__ = ["ObjectStat", "Store", "open_store"]
+__all__ = ["ObjectStat", "Store", "check_slashes", "open_store"]

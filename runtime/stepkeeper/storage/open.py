@@ -11,9 +11,18 @@ from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.mounts import gcsfuse_uri, read_mountinfo
 from stepkeeper.storage.posix import PosixStore
 
-__all__ = ["open_store"]
+__all__ = ["check_slashes", "open_store"]
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{1,220}[a-z0-9]")
+_LOST_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
+
+
+def check_slashes(path: str) -> None:
+    """Nothing, if `path` isn't what pathlib makes of a URI: it would be taken for a folder. Raises BadUriError."""
+    if _LOST_SLASH.match(path):
+        scheme, _, rest = path.partition(":")
+        whole = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
+        raise BadUriError(f"{path!r}: pathlib removes a slash of a URI; pass {whole!r}, a str")
 
 
 def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:

@@ -14,7 +14,7 @@ def test_paths_and_uris_name_folders() -> None:
     assert uri_of(Path("/a")) == "file:///a"
     assert uri_of("a/b") == (Path.cwd() / "a/b").as_uri()
     assert uri_of("gs://bucket/a/") == "gs://bucket/a"
-    for wrong in ("", "local:///a", "gs://"):
+    for wrong in ("", "local:///a", "gs://", Path("gs://bucket/a")):
         with pytest.raises(BadUriError):
             open_folder(wrong)
 

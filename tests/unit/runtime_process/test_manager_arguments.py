@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import stepkeeper
 from stepkeeper import CheckpointManager
+from stepkeeper.errors import BadUriError
 from stepkeeper.policy.save import EverySeconds
 
 
@@ -37,6 +39,22 @@ def test_what_is_no_number_of_steps_is_refused_at_once(
 ) -> None:
     with pytest.raises(error):
         CheckpointManager(str(tmp_path), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("path", "whole"),
+    [
+        (Path("gs://bucket/run"), "gs://bucket/run"),
+        (Path("s3://bucket"), "s3://bucket"),
+        (Path("file:///disk/run"), "file:///disk/run"),
+        ("gs:/bucket/run", "gs://bucket/run"),
+    ],
+)
+def test_a_uri_that_lost_a_slash_is_no_folder(path: str | Path, whole: str) -> None:
+    with pytest.raises(BadUriError, match=f"pass '{whole}', a str"):
+        CheckpointManager(path, 10)
+    with pytest.raises(BadUriError, match=f"pass '{whole}', a str"):
+        stepkeeper.follow(str(path))
 
 
 @pytest.mark.parametrize("name", ["base_path", "save_interval", "max_to_keep", "chkpt_on_preemption", "pg"])
