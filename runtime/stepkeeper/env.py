@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch.distributed as dist
 
@@ -53,7 +53,8 @@ class Environment:
     def local_tier(self) -> Path | None:
         """Where the job's template has mounted a volume for it; None: it hasn't."""
         folder = self.places.local_tier_folder
-        return folder if folder.is_dir() else None
+        # An image may have such a folder of its own, on the node's system disk.
+        return folder if is_mount_point(read_mountinfo(), PurePosixPath(folder.resolve())) else None
 
     @property
     def report_target(self) -> ReportTarget | None:

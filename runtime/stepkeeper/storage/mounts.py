@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import quote
 
-__all__ = ["Mount", "gcsfuse_uri", "mount_of", "parse_mountinfo", "read_mountinfo"]
+__all__ = ["Mount", "gcsfuse_uri", "is_mount_point", "mount_of", "parse_mountinfo", "read_mountinfo"]
 
 _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
@@ -82,6 +82,12 @@ def mount_of(text: str, path: PurePosixPath) -> Mount | None:
                 break
             current = on_top[-1]
     return current
+
+
+def is_mount_point(text: str, path: PurePosixPath) -> bool:
+    """Whether something is mounted at `path`, absolute and without links; also a folder of the file system above it."""
+    mount = mount_of(text, path)
+    return mount is not None and mount.mount_point == str(path)
 
 
 def gcsfuse_uri(text: str, path: PurePosixPath) -> str | None:

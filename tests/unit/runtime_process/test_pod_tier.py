@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, env
 from stepkeeper.contract import SETTINGS_FILE_NAME, Interval, Settings
 from stepkeeper.env import Places
 from stepkeeper.policy import keep, save
@@ -65,14 +65,20 @@ def test_what_the_job_does_not_say_can_be_given(places: Places, options: dict[st
 def test_what_the_code_names_comes_before_what_the_template_mounts(
     places: Places,
     options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
     is_mounted: bool,
     given: str | None,
     tier: str | None,
     tier_bytes: int | None,
 ) -> None:
     folder = places.local_tier_folder.parent
+    # The image may have such a folder too.
+    places.local_tier_folder.mkdir()
+    mounts = "22 1 0:30 / / rw,relatime - overlay overlay rw\n"
     if is_mounted:
-        places.local_tier_folder.mkdir()
+        # Of the same file system as what is above it, as on a node that unpacks its images to folders.
+        mounts += f"23 22 0:30 /pods/tier {places.local_tier_folder} rw,relatime - overlay overlay rw\n"
+    monkeypatch.setattr(env, "read_mountinfo", lambda: mounts)
     CheckpointManager.from_env(
         places=places, local_tier=None if given is None else folder / given, local_tier_bytes=7
     )
