@@ -96,7 +96,7 @@ class Events:
             for hook in hooks:
                 try:
                     hook(report)
-                except (Exception, SystemExit):  # a hook's fault is not the save's, nor that of other hooks
+                except BaseException:  # a hook's fault is not the save's, nor that of other hooks
                     _log.exception("a hook for saves failed on step %d", report.step, extra=_about(report))
 
     def _next(self) -> tuple[SaveReport, tuple[SaveHook, ...]] | None:

@@ -1,6 +1,6 @@
 """Hooks for saves: whatever they do, no save waits for them, and none of them is left out."""
 
-import sys
+import asyncio
 import threading
 from typing import NoReturn, cast
 
@@ -68,11 +68,17 @@ def test_no_save_waits_for_a_hook() -> None:
     saves.close()
 
 
-def test_hooks_are_called_in_order_whatever_one_of_them_raises(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError, KeyboardInterrupt])
+def test_hooks_are_called_in_order_whatever_one_of_them_raises(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: SaveReport) -> NoReturn:
+        raise error
+
     events = Events()
     told: list[tuple[str, int]] = []
     first = events.on_save(lambda report: told.append(("first", report.step)))
-    events.on_save(lambda _: sys.exit(3))
+    events.on_save(fail)
     events.on_save(lambda report: told.append(("last", report.step)))
     events.saved(report_of(1))
     first()
