@@ -62,17 +62,18 @@ class NoticeWatcher:
 
         Called again, in the main thread, it makes up for a call in another one.
 
-        A SIGTERM that came before, while another watcher kept it from ending the process, is a notice here too.
+        A SIGTERM that came before, while another watcher kept it from ending the process, is a notice here too; and
+        whenever it came, where another watcher has ended with it as its notice: the process is to end all the same.
         """
         self.hears_signals, self._started = signals, True
         watch.join(self)
 
-    def give(self, source: str) -> None:
-        """There is a notice, from `source` if it is the first."""
+    def give(self, source: str, came_s: float | None = None) -> None:
+        """There is a notice, from `source` if it is the first. It came now, or at `came_s` by time.monotonic()."""
         with self._lock:
             if self._notice is not None:
                 return
-            self._notice = Notice(source=source, monotonic_s=time.monotonic())
+            self._notice = Notice(source=source, monotonic_s=time.monotonic() if came_s is None else came_s)
             notice = self._notice
         self._on_notice(notice)
 
@@ -102,8 +103,8 @@ class NoticeWatcher:
         self._looking = threading.RLock()
 
     def _look(self, terminated_s: float | None) -> None:
-        if self.hears_signals and terminated_s is not None and terminated_s >= self._made_s:
-            self.give("sigterm")
+        if self.hears_signals and terminated_s is not None and (terminated_s >= self._made_s or watch.stays):
+            self.give("sigterm", terminated_s)
         if self._trigger is not None and self._notice is None and self._trigger.exists():
             self.give("file")
 

@@ -96,6 +96,11 @@ class Watch:
         """SIGTERM is taken: it is a notice of those who hear signals."""
         return self._grip is not None
 
+    @property
+    def stays(self) -> bool:
+        """SIGTERM has been heeded, and will be for as long as this process lives."""
+        return self._grip is not None and self._grip.stays
+
     def join(self, listener: Listener) -> None:
         """`listener` is looked after. SIGTERM is taken if it hears signals, and this is the main thread."""
         with self._lock:
@@ -120,7 +125,7 @@ class Watch:
             if self._grip is not None and keeps_signals:
                 self._grip.stays = True
             is_last = not self._listeners
-            if is_last and not self._stays and threading.current_thread() is threading.main_thread():
+            if is_last and not self.stays and threading.current_thread() is threading.main_thread():
                 self._let_go()
             ending = self._thread if is_last and self._grip is None else None
         self._poke()
@@ -163,10 +168,6 @@ class Watch:
             wanted = self._n_rounds + 1
             self._poke()
             self._round.wait_for(lambda: self._n_rounds >= wanted, _SETTLE_S)
-
-    @property
-    def _stays(self) -> bool:
-        return self._grip is not None and self._grip.stays
 
     def _living(self) -> tuple[ref[Listener], ...]:
         return tuple(each for each in self._listeners if each() is not None)

@@ -237,3 +237,17 @@ def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main
     assert manager._stepping.notices.settled() is not None
     assert manager.health().notice == "sigterm"
     manager.close()
+
+
+@pytest.mark.usefixtures("fresh_watch")
+def test_a_notice_of_one_that_has_ended_is_the_next_ones_too(heard: Heard) -> None:
+    first = NoticeWatcher(None, lambda: None, Heard())
+    first.start(signals=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    notice = first.settled()
+    first.close()
+    second = NoticeWatcher(None, lambda: None, heard)
+    second.start(signals=True)
+    assert second.settled() == notice, "the grace period began when the signal came"
+    second.close()
+    assert len(heard.notices) == 1
