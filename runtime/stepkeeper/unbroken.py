@@ -25,9 +25,12 @@ class LastState:
     """What may be saved when an exception ends a training between two steps, or in the forward or backward of one.
 
     Values that are no tensors, those of a PerRank too, are what they were when the step was finished: a loader may have
-    gone on. Tensors are the training's own, and all is given up as soon as any optimizer begins a step, or one of them
-    was written to. Torch counts the writes to each tensor, but for those to its `.data` or to memory that it shares
-    with numpy: of these some are seen, by a few elements of each tensor that is in the host's memory.
+    gone on. So all of them but numbers and texts are written down at each step, in full: what is large costs much.
+
+    Tensors are the training's own, and all is given up as soon as any optimizer begins a step, or one of them was
+    written to. Torch counts the writes to each tensor, but for those to its `.data` or to memory that it shares with
+    numpy: of these some are seen, by a few elements of each tensor of floats that is in the host's memory, in whatever
+    order its elements lie there. It has to be of torch's own two classes, as parameters and buffers are.
     """
 
     def __init__(self) -> None:
@@ -81,7 +84,7 @@ class _Samples:
 
     def of(self, tensors: Sequence[torch.Tensor]) -> tuple[list[int], bytes]:
         """Where the tensors lie now, and the bytes of these elements."""
-        hosted = [each for each in tensors if each.is_cpu and each.dtype in _SAMPLED and _is_dense(each)]
+        hosted = [each for each in tensors if each.is_cpu and each.dtype in _SAMPLED and _is_plain(each)]
         addresses = [each.data_ptr() for each in hosted]
         # An address is nothing else's while its place is kept.
         if addresses != self._addresses:
@@ -90,16 +93,28 @@ class _Samples:
         return addresses, torch.cat(self._places).numpy().tobytes() if self._places else b""
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    plain = type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided
-    return plain and tensor.is_contiguous() and not tensor.is_neg()
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in _PLAIN_TENSORS and tensor.layout is torch.strided and not tensor.is_neg()
 
 
 def _places(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Its first bytes, and as many from the middle."""
-    data = tensor.detach().view(-1).view(torch.uint8)
-    middle = len(data) // 2
-    return data[:_SAMPLE_BYTES], data[middle : middle + _SAMPLE_BYTES]
+    """Its first bytes, and as many from the middle. Where there are gaps in it: its first element, and a middle one."""
+    in_memory = tensor.detach()
+    if not in_memory.is_contiguous():
+        # As channels_last and transposed ones are, in another order.
+        in_memory = in_memory.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    if not in_memory.is_contiguous():
+        # What lies in the gaps is others' to write.
+        middle = tuple(size // 2 for size in in_memory.shape)
+        return _bytes_of(in_memory[(0,) * in_memory.dim()]), _bytes_of(in_memory[middle])
+    data = _bytes_of(in_memory)
+    half = len(data) // 2
+    return data[:_SAMPLE_BYTES], data[half : half + _SAMPLE_BYTES]
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Its own memory, no copy of it."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _writes(tensors: Sequence[torch.Tensor]) -> int:
