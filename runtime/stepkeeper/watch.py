@@ -1,7 +1,7 @@
 """What all managers of a process share: one thread that looks for notices, and one hold on SIGTERM.
 
-Managers are held weakly: who drops one without closing it has nothing left of it, however many there were. Python runs
-signal handlers between two bytecodes of the main thread, so a main thread inside a long compilation or collective
+Managers are held weakly: who drops one without closing it has nothing left of it here, however many there were. Python
+runs signal handlers between two bytecodes of the main thread, so a main thread inside a long compilation or collective
 delays them. The wakeup file descriptor is written by the signal itself, and the thread reads it.
 """
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 import stepkeeper
 from stepkeeper import errors
 from stepkeeper.companion.channel import Channel
-from stepkeeper.companion.messages import Kind
+from stepkeeper.companion.messages import Close, Kind
 from stepkeeper.companion.plans import Told
 from stepkeeper.contract import Directive
-from stepkeeper.contract.wire import decode
+from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionError, CompanionLostError, StepkeeperError
 from stepkeeper.loggers import logger
 
@@ -29,6 +29,11 @@ _log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
 _ANSWER_TIMEOUT_S: Final = 3600.0
 """Longer than the companion tries to reach a store that doesn't answer, for this and for what comes after commits."""
+_NOBODY: Final = 0
+"""Who waits for an answer to what is told, and to a farewell."""
+
+_FAREWELL_MILLIS: Final = 120_000
+"""One that nobody has any more may take so long for what comes after commits, and its last report."""
 
 
 class CompanionProcess:
@@ -43,7 +48,8 @@ class CompanionProcess:
         self._lock = threading.Lock()
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._next_id = 1
-        self._lost = False
+        self._lost = self._is_left = False
+        self._owner = os.getpid()
         self._complaint: str | None = None
         self.told: Told | None = None
         """What the saves that it writes have in common, once it has written one of them. Of whoever asks it to."""
@@ -98,7 +104,7 @@ class CompanionProcess:
     def tell(self, kind: Kind, body: dict[str, Any]) -> None:
         """The companion will see `body`, if it is there and keeps up; nothing waits for it."""
         with suppress(OSError):
-            self._channel.send({"id": 0, "kind": kind, "body": body}, timeout_s=0.0)
+            self._channel.send({"id": _NOBODY, "kind": kind, "body": body}, timeout_s=0.0)
 
     def kill(self) -> None:
         """The process is gone at once."""
@@ -116,6 +122,21 @@ class CompanionProcess:
         self._reader.join()
         self._channel.close()
 
+    def leave(self) -> None:
+        """Nobody asks it any more: it does what comes after its commits and ends, and nothing is left of it then.
+
+        Waits for nothing and takes no lock, so that it may be called wherever garbage is collected. A forked child,
+        which has the same socket, leaves it to its parent.
+        """
+        if os.getpid() != self._owner:
+            return
+        self._is_left = True
+        farewell = encode(Close(within_millis=_FAREWELL_MILLIS))
+        try:
+            self._channel.send({"id": _NOBODY, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
+        except OSError:
+            self._channel.hang_up()
+
     def _loss(self, kind: Kind) -> CompanionLostError:
         code = self._process.poll()
         how = "its socket is closed" if code is None else f"it ended with {code}"
@@ -124,6 +145,9 @@ class CompanionProcess:
     def _read(self) -> None:
         try:
             while (packet := self._channel.receive()) is not None:
+                if self._is_left and packet.message.get("id") == _NOBODY:
+                    self._channel.hang_up()
+                    break
                 self._take(packet.message)
         except Exception:
             # Whoever waits for an answer must not wait for ever.
@@ -137,6 +161,9 @@ class CompanionProcess:
         how = f"the companion process {self.pid} went away (code {self._process.poll()})"
         for future in pending.values():
             future.set_exception(CompanionLostError(f"{how} with a request unanswered"))
+        if self._is_left:
+            self.kill()
+            self._channel.close()
 
     def _take(self, message: dict[str, Any]) -> None:
         if "directive" in message:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -48,7 +49,10 @@ class _Succession:
 
 
 class Companion:
-    """The companion as the trainer sees it: its processes come and go, the claim stays."""
+    """The companion as the trainer sees it: its processes come and go, the claim stays.
+
+    Its process ends soon after whoever has it drops it, also without `close`; a save in flight has it too.
+    """
 
     def __init__(
         self, opening: Open, on_directive: Callable[[Directive], None], *, claiming: Begin | None = None
@@ -63,6 +67,7 @@ class Companion:
         self._lock = threading.Lock()
         self._process: CompanionProcess | None = None
         self._starting: CompanionProcess | None = None
+        self._farewell: weakref.finalize[[], Companion] | None = None
         self._closed = False
         self._begun: Begun | None = None
         self._origin: Origin | None = None
@@ -113,6 +118,7 @@ class Companion:
                 self._process.close()
                 self._process = None
             self._process = self._started()
+            self._bid_farewell_of(self._process)
             return self._process
 
     def _started(self) -> CompanionProcess:
@@ -129,6 +135,14 @@ class Companion:
         finally:
             self._starting = None
         return process
+
+    def _bid_farewell_of(self, process: CompanionProcess | None) -> None:
+        if self._farewell is not None:
+            self._farewell.detach()
+        self._farewell = None if process is None else weakref.finalize(self, process.leave)
+        if self._farewell is not None:
+            # When the interpreter ends, the socket's end tells the process.
+            self._farewell.atexit = False
 
     def begin(self, *, origin: Origin | None = None, take_over: str | None = None) -> Begun:
         """The root is claimed by this process, which goes on from `origin`; without one, from what HEAD is.
@@ -245,6 +259,7 @@ class Companion:
             patience_s = _KILL_AGAIN_S
         try:
             process, self._process = self._process, None
+            self._bid_farewell_of(None)
             return process
         finally:
             self._lock.release()

@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -19,6 +20,17 @@ root, case, n_managers = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 def n_fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def left_of_it() -> list[str]:
+    """Of a companion: its process and the thread that listens to it, where they don't end by themselves."""
+    ends_s = time.monotonic() + 30
+    while True:
+        left = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        left += [thread.name for thread in threading.enumerate() if thread.name == "companion"]
+        if not left or time.monotonic() > ends_s:
+            return left
+        time.sleep(0.05)
 
 
 def with_a_commit() -> None:
@@ -61,7 +73,7 @@ def main() -> None:
             first = weakref.ref(manager)
             del manager
             gc.collect()
-            print(json.dumps({"collected": first() is None}), flush=True)
+            print(json.dumps({"collected": first() is None, "left": left_of_it()}), flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(10)
 

@@ -1,5 +1,6 @@
 """A trainer's end of a companion, with a real companion process."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -68,3 +69,20 @@ def test_a_companion_that_cannot_open_its_root_is_gone(
     assert process._process.poll() is not None
     assert companion.pid is None
     companion.close(5.0)
+
+
+def test_of_a_companion_that_was_dropped_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    companion = Companion(Open(uri=tmp_path.as_uri(), rank=0, world_size=1), refuse)
+    process = companion.process()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        process.leave()
+    assert companion.begin().claim.slot == 0, "a forked child that drops its copy ends nothing"
+    del companion
+    gc.collect()
+    process._reader.join(30)
+    assert not process._reader.is_alive()
+    assert process._process.returncode == 0
+    assert process._channel._socket.fileno() == -1
