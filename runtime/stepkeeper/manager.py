@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from types import TracebackType
 from typing import Self, SupportsIndex
@@ -23,6 +23,7 @@ from stepkeeper.env import (
     read_environment,
     uri_of,
 )
+from stepkeeper.errors import BadUriError
 from stepkeeper.events import Events, SaveHook
 from stepkeeper.gang import open_gang
 from stepkeeper.leaving import Leaving
@@ -36,7 +37,7 @@ from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcom
 from stepkeeper.saves import Saves
 from stepkeeper.saving import InFlight
 from stepkeeper.stepping import Stepping, checked_step
-from stepkeeper.storage import open_store
+from stepkeeper.storage import check_slashes, open_store
 from stepkeeper.tier import LocalTier, NearStore, TierPlace
 from stepkeeper_planners.selection import LoadRules
 
@@ -364,7 +365,13 @@ def _weakly(direct: Callable[[Directive], None]) -> Callable[[Directive], None]:
 def _tier_place(folder: str | PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:
     if most_bytes is not None and (folder is None or most_bytes < 1):
         raise ValueError("local_tier_bytes is at least 1, and bounds a local_tier")
-    return None if folder is None else TierPlace(folder=str(Path(folder).absolute()), most_bytes=most_bytes)
+    if folder is None:
+        return None
+    path = fspath(folder)
+    check_slashes(path)
+    if "://" in path:
+        raise BadUriError(f"local_tier is the path of a folder on this host's own disk, got {path!r}")
+    return TierPlace(folder=str(Path(path).absolute()), most_bytes=most_bytes)
 
 
 def _claiming(policy: SavePolicy, take_over: str | bool) -> Begin:

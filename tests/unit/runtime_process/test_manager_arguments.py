@@ -65,3 +65,9 @@ def test_what_would_change_nothing_is_not_set_in_silence(tmp_path: Path, name: s
     with pytest.raises(AttributeError, match=name):
         setattr(manager, name, 2)
     manager.close()
+
+
+@pytest.mark.parametrize("tier", ["gs://bucket/tier", "file:///disk", Path("gs://bucket/tier")])
+def test_a_local_tier_is_a_folder(tmp_path: Path, tier: str | Path) -> None:
+    with pytest.raises(BadUriError, match=r"on this host's own disk|pathlib removes a slash"):
+        CheckpointManager(str(tmp_path), 10, local_tier=tier)
