@@ -181,7 +181,8 @@ class DropIn:
         Raises:
             FencedError: this process has claimed the root, and another claim owns it now.
             LoadMismatchError: `state_dict` asks for other things than the commit holds. Nothing was changed.
-            RestoreError: there is no such commit; it lists those that there are.
+            RestoreError: there is no such commit, and it lists those that there are; or it was deleted while it was
+                read, and parts of it are in `state_dict`: restore another one.
             TornCheckpointError: bytes of it are bad.
 
         """

@@ -266,7 +266,7 @@ class CheckpointManager(DropIn):
         """What the commit of `step` holds: names, dtypes and shapes, read from its manifests.
 
         Raises:
-            RestoreError: there is no such commit; it lists those that there are.
+            RestoreError: there is no such commit, and it lists those that there are; or it was deleted meanwhile.
 
         """
         return self._restorer.describe(step)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from traceback import clear_frames
 from typing import Final
+from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion, Origin
@@ -210,7 +211,7 @@ class Saver:
         in_flight = InFlight(step, clock)
         if self._gang.world_size == 1:
             # Of several ranks one may ask, but all go on alike.
-            in_flight.heard = self.heard
+            in_flight.heard = _weakly(self.heard)
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot: Snapshot | None = None
         try:
@@ -338,6 +339,17 @@ class Saver:
             mends = isinstance(failure, StepkeeperError) and failure.next_save_mends
             if not mends or self._lost_in_a_row >= _MOST_LOST_IN_A_ROW:
                 self._failure = failure
+
+
+def _weakly(call: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+    """Who keeps a save to read its report keeps nothing else of its manager."""
+    held = WeakMethod(call)
+
+    def ask(error: BaseException) -> None:
+        if (found := held()) is not None:
+            found(error)
+
+    return ask
 
 
 def _transfer(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:

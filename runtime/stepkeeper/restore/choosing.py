@@ -113,7 +113,7 @@ class Restorer:
         """`state` is what the newest commit of `step` on HEAD's line holds. Nothing is appended to the log.
 
         Raises:
-            RestoreError: there is no such commit, or it was deleted meanwhile.
+            RestoreError: there is no such commit; or it was deleted meanwhile, and parts of it are in `state`.
             TornCheckpointError: bytes of it are bad.
             BadNodeError: one node reads bad bytes where another one reads good ones.
 

@@ -111,7 +111,7 @@ class DeviceCopies:
         Raises:
             SaveError: they don't fit the budget that was given, or several processes would have to find out alike how
                 many do.
-            TimeoutError: earlier ones are still there after `timeout_s`.
+            TimeoutError: earlier ones are still there after `timeout_s`. Without it, a SaveError after an hour.
             RuntimeError: the devices failed.
 
         """
@@ -159,9 +159,8 @@ class DeviceCopies:
         limit_s = _LONGEST_TRANSFER_S if timeout_s is None else timeout_s
         with self._changed:
             if not self._changed.wait_for(lambda: self._n_out == 0, limit_s):
-                raise TimeoutError(
-                    f"copies of an earlier save are still on the devices after {limit_s:.1f} s"
-                )
+                still = f"copies of an earlier save are still on the devices after {limit_s:.1f} s"
+                raise SaveError(still) if timeout_s is None else TimeoutError(still)
 
     def _dispatched(
         self, tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "Cut"], fqns: Sequence[str]

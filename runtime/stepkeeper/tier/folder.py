@@ -135,17 +135,19 @@ class LocalTier:
 
     def used(self, folder: str) -> None:
         """Others go before the save in `folder`."""
-        with suppress(OSError):
-            os.utime(self._folder / folder)
+        with suppress(OSError, StopIteration):
+            os.utime(next((self._folder / folder).iterdir()))
 
     def _saves(self) -> list[str]:
-        """The folders of saves, that used last first."""
+        """The folders of saves, that used last first.
+
+        By their files: what another process is dropping changes its folder, and would be the newest by that.
+        """
         found: list[tuple[int, str]] = []
-        for path in self._folder.glob("*/*"):
+        for path in (each for step in _entries(self._folder) for each in _entries(step)):
             name = f"{path.parent.name}/{path.name}"
             if _SAVE.fullmatch(name):
-                with suppress(FileNotFoundError):
-                    found.append((path.stat().st_mtime_ns, name))
+                found.append((max(map(_changed_nanos, _entries(path)), default=0), name))
         return [name for _, name in sorted(found, reverse=True)]
 
     def _room_bytes(self, rank: int) -> int:
@@ -179,6 +181,22 @@ class LocalTier:
                     and not found.st_mode & _OTHERS_MAY_WRITE
                 )
         return self._is_ours
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in it; nothing if it is gone, or none."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _changed_nanos(file: Path) -> int:
+    """0 if it is gone."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _name_of(uri: str) -> str:

@@ -38,6 +38,9 @@ class InThisProcess:
         self.lost = False
         self.session: Session | None = None
 
+    def leave(self) -> None:
+        """Nothing of it is anywhere else."""
+
     def ask(self, kind: Kind, body: dict[str, Any], **_: object) -> dict[str, Any]:
         if kind is Kind.OPEN:
             self.session = Session(decode(Open, body), lambda _directive: None, patience=IMPATIENT)

@@ -1,5 +1,7 @@
 """A save that failed is said once: by its own result, or by the next call if nobody has asked for that."""
 
+import gc
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -135,3 +137,18 @@ def test_what_the_next_save_mends_is_one_error_in_all_ranks(
     """So that all of them count alike how often it came."""
     assert _own_or_shared(own, shared) is shared
     assert _own_or_shared(SaveError("mine"), shared) is not shared
+
+
+def test_who_keeps_a_save_for_its_report_keeps_nothing_else(tmp_path: Path, ends: Ends) -> None:
+    ends += [None]
+    manager = CheckpointManager(str(tmp_path), 1)
+    manager.save_async(1, STATE)
+    begun = manager._saves.last_begun
+    assert begun is not None
+    begun.result()
+    manager.close()
+    saver = weakref.ref(manager._saves._saver)
+    del manager
+    gc.collect()
+    assert saver() is None
+    assert begun.report is not None

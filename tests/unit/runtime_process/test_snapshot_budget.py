@@ -144,6 +144,8 @@ def test_copies_that_do_not_leave_in_time_are_no_reason_to_wait_longer() -> None
     vars(devices)["_changed"] = Leaving(None)
     with pytest.raises(TimeoutError, match=r"after 7\.0 s"):
         devices.make({}, CUTS, NAMES, timeout_s=7)
+    with pytest.raises(SaveError, match="still on the devices"):
+        devices.make({}, CUTS, NAMES)
     assert len(devices.asked) == 1
 
 
