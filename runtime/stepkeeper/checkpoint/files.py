@@ -5,7 +5,7 @@
 import io
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Self, final
 from urllib.parse import unquote, urlsplit
@@ -50,6 +50,8 @@ class CommitFiles:
         """For each object, the last block that was read of it."""
         self._asked: set[tuple[str, int]] = set()
         """Blocks that were fetched before anybody read them."""
+        self._fetching: dict[tuple[str, int], Future[bytes]] = {}
+        """Those of them that nobody has read yet."""
         self._pool = ThreadPoolExecutor(_AHEAD_BLOCKS, thread_name_prefix="stepkeeper-fetch")
         self.name = f"{store.uri.rstrip('/')}/{commit.folder}"
 
@@ -77,13 +79,18 @@ class CommitFiles:
 
     def _read(self, name: str, offset: int, length: int) -> bytes:
         first, last = offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES
+        for block in range(first, last + 1):
+            if (fetching := self._fetching.pop((name, block), None)) is not None:
+                # One that hasn't begun would come too late, and fetch again what is forgotten by then.
+                fetching.cancel()
         # Whoever goes through an object will want what follows; a look at one place is no sign of that.
         if self._last.get(name, last) in (first, first - 1):
             n_blocks = -(-self._sizes[name] // BLOCK_BYTES)
             ahead = {(name, block) for block in range(last + 1, min(last + 1 + self._n_ahead, n_blocks))}
             for _, block in sorted(ahead - self._asked):
                 # What fails is read again where it is wanted, and raised there.
-                self._pool.submit(self._reader.read_verified, name, block * BLOCK_BYTES, 1)
+                fetching = self._pool.submit(self._reader.read_verified, name, block * BLOCK_BYTES, 1)
+                self._fetching[name, block] = fetching
             self._asked |= ahead
         self._last[name] = last
         return self._reader.read_verified(name, offset, length)
