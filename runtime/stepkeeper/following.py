@@ -55,11 +55,12 @@ class FollowedCommit:
 
         Raises:
             TornCheckpointError: bytes of it are bad. Nothing is condemned by that.
+            RestoreError: it was deleted while it was read, which nothing forbade.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
 
         """
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        self._restorer.record(self._record, state, rules=rules)
+        self._restorer.record(self._record, state, rules=rules, pinned=self._pin is not None)
 
     def close(self) -> None:
         """It may be deleted. Where the store gives no answer the pin is left, and said."""

@@ -123,10 +123,20 @@ class Restorer:
         self.record(record, state, rules=rules)
         return record
 
-    def record(self, record: Restorable, state: Mapping[str, object], *, rules: LoadRules = _WHOLE) -> None:
-        """`state` is what `record`, the same on all ranks, holds. Raises as `step`."""
+    def record(
+        self,
+        record: Restorable,
+        state: Mapping[str, object],
+        *,
+        rules: LoadRules = _WHOLE,
+        pinned: bool = False,
+    ) -> None:
+        """`state` is what `record`, the same on all ranks, holds. Raises as `step`.
+
+        One that is `pinned` can't be deleted by retention: what is missing of it is damage.
+        """
         self._half_filled = frozenset()
-        torn = self._load(record, state, rules, partial(self._is_deleted, record))
+        torn = self._load(record, state, rules, partial(self._is_deleted, record, pinned=pinned))
         if torn is not None:
             raise TornCheckpointError(torn)
 
@@ -189,9 +199,9 @@ class Restorer:
             self._companion.latest()
         return self.find(step)
 
-    def _is_deleted(self, record: Restorable) -> bool:
-        """The log has had this commit, and a deletion since."""
-        if isinstance(record, LegacyRecord):
+    def _is_deleted(self, record: Restorable, *, pinned: bool = False) -> bool:
+        """The log has had this commit, and a deletion since, which no pin forbade to be carried out."""
+        if pinned or isinstance(record, LegacyRecord):
             return False
         state = Log(self._store).open()
         return state.tail >= record.slot and state.commit_in(record.folder) is None

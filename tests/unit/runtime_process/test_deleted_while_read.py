@@ -109,6 +109,13 @@ def test_a_restore_of_a_step_says_so_too() -> None:
         Root(deleted).restorer().step(1, {"w": torch.zeros(2, 8)})
 
 
+def test_what_a_pin_holds_is_damaged_where_it_is_missing() -> None:
+    """Retention let go of the commit, and had to leave its data: somebody else took them."""
+    root = Root(deleted)
+    with pytest.raises(TornCheckpointError, match="is missing"):
+        root.restorer().record(root.commit, {"w": torch.zeros(2, 8)}, pinned=True)
+
+
 def test_what_a_commit_holds_is_damaged_or_deleted() -> None:
     with pytest.raises(RestoreError, match="was deleted just now"):
         Root(deleted, when_read="manifest.0.json").restorer().describe(1)
