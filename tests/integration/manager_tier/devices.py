@@ -24,8 +24,10 @@ def copies_noted() -> list[list[weakref.ref[torch.Tensor]]]:
     found: list[list[weakref.ref[torch.Tensor]]] = []
     take = Snapshots.take
 
-    def noted(snapshots: Snapshots, state: Mapping[str, object], region: Region) -> Snapshot:
-        snapshot = take(snapshots, state, region)
+    def noted(
+        snapshots: Snapshots, state: Mapping[str, object], region: Region, *, timeout_s: float | None = None
+    ) -> Snapshot:
+        snapshot = take(snapshots, state, region, timeout_s=timeout_s)
         found.append([weakref.ref(piece.tensor) for piece in snapshot.on_device])
         return snapshot
 
