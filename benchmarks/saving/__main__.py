@@ -37,6 +37,8 @@ DEVICE_WAYS = (
     "torch_xla's, cores shared",
     "stepkeeper, cores shared",
 )
+"""The devices compute on one core, and all else runs on the other; or all on all cores."""
+
 _DEVICES = {
     "PJRT_DEVICE": "CPU",
     "CPU_NUM_DEVICES": "4",

@@ -21,17 +21,7 @@ from benchmarks.saving.states import new_state
 from stepkeeper import CheckpointManager, SaveReport
 from stepkeeper_planners import adapters
 
-__all__ = ["WAYS", "measure"]
-
-WAYS: Final = (
-    "torch_xla's manager",
-    "stepkeeper, 100 %",
-    "stepkeeper, 50 %",
-    "stepkeeper, 0 %",
-    "torch_xla's, cores shared",
-    "stepkeeper, cores shared",
-)
-"""The devices compute on one core, and all else runs on the other; or all on all cores."""
+__all__ = ["measure"]
 
 _MATMULS: Final = 2
 _WARM_STEPS: Final = 3

@@ -196,16 +196,7 @@ class Saver:
         """
         clock = clock or SaveClock()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._free:
-            left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
-            oldest = next((each for each in self._pending if not each.released.done()), None)
-            if oldest is not None and wait_for([oldest.released], left_s).not_done:
-                raise TimeoutError(
-                    f"the save of step {oldest.step} was still in flight after {timeout_s:.1f} s"
-                )
-            self._forget_ended()
-        self._forget_ended()
-        region = self._free.pop()
+        region = self._free_region(timeout_s)
         name = f"save/{self._number}"
         self._number += 1
         in_flight = InFlight(step, clock)
@@ -242,6 +233,20 @@ class Saver:
         self._pending.append(in_flight)
         self._executor.submit(self._run, job, in_flight)
         return in_flight
+
+    def _free_region(self, timeout_s: float | None) -> Region:
+        """Memory that no save needs any more, waited for. Raises TimeoutError."""
+        ends_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._free:
+            left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
+            oldest = next((each for each in self._pending if not each.released.done()), None)
+            if oldest is not None and wait_for([oldest.released], left_s).not_done:
+                raise TimeoutError(
+                    f"the save of step {oldest.step} was still in flight after {timeout_s:.1f} s"
+                )
+            self._forget_ended()
+        self._forget_ended()
+        return self._free.pop()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True if no save is in flight any more."""
