@@ -12,7 +12,7 @@ from demo.story import Attempt, Commit, Disruption, Resume, StepSeen, Story, los
 from demo.watch import Event, LogGrew, PodStarted, StatusChanged, StepPrinted
 from stepkeeper.log import LogState
 
-__all__ = ["Act", "DemoError", "Director"]
+__all__ = ["Act", "DemoError", "Director", "midway"]
 
 _STEPS_BETWEEN_LINES = 10
 _TICK_S = 0.5
@@ -185,6 +185,11 @@ class Director:
         self.tell(f"{act.name.upper()} of {attempt.node}: {act.told}")
         self.tell(f"  the job is at step {attempt.last_step}, the log names {named}")
         self._fault = self._executor.submit(act.cause, attempt.node)
+
+
+def midway(step: int, interval: int) -> int:
+    """The first step at or after `step` that is as far from the save before it as from the next."""
+    return step + (interval // 2 - step) % interval
 
 
 def _lost(steps: list[StepSeen]) -> str:

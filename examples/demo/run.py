@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from demo.director import Act, DemoError, Director
+from demo.director import Act, DemoError, Director, midway
 from demo.kubectl import Kubectl
 from demo.picture import draw
 from demo.stage import JOB_FILE, ROOT, open_stage
@@ -55,23 +55,24 @@ def _play(cluster: Cluster) -> int:
 
 
 def _acts(cluster: Cluster, spec: dict[str, Any]) -> list[Act]:
-    """One disruption with notice and one without, both between two commits."""
+    """One disruption with notice and one without, both midway between two saves."""
     total_steps = spec["totalSteps"]
-    # Away from the commits, so that there is something to lose.
-    at_stake = spec["checkpoint"]["interval"]["steps"] // 2
+    interval = spec["checkpoint"]["interval"]["steps"]
+    # A save that is under way at a power cut may yet commit, and then there would be nothing to lose.
+    at_stake = interval // 2
     return [
         Act(
             name=_SPOT,
             told="its pods get SIGTERM and 15 s, then the machine is gone; another comes",
             cause=lambda node: cluster.faults.spot_preemption(node, back_after_s=3),
-            at_step=total_steps * 3 // 10,
+            at_step=midway(total_steps * 3 // 10, interval),
             uncommitted_steps=at_stake,
         ),
         Act(
             name=_POWER,
             told="everything on it ends in one moment, and nobody is told",
             cause=cluster.faults.power_cut,
-            at_step=total_steps * 6 // 10,
+            at_step=midway(total_steps * 6 // 10, interval),
             uncommitted_steps=at_stake,
         ),
     ]

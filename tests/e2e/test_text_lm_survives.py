@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from demo.director import Act, Director
+from demo.director import Act, Director, midway
 from demo.kubectl import Kubectl
 from demo.story import Story, broken_claims, lost_steps
 from demo.watch import Watch
@@ -125,8 +125,10 @@ def test_a_job_survives_a_preemption_and_a_power_cut_exactly(site: Cluster, tmp_
         # Its loss is noticed in half a minute, in which this machine has nothing else to do.
         undisturbed.append(executor.submit(train_undisturbed, tmp_path, n_steps))
 
+    # Midway between two saves: one that is under way when the power is cut may yet commit.
+    preempted, cut = midway(60, SAVE_INTERVAL), midway(STEPS_PER_EPOCH + 30, SAVE_INTERVAL)
     with ThreadPoolExecutor() as executor:
-        story = run.follow(run.act(SPOT, 60, preempt), run.act(POWER, STEPS_PER_EPOCH + 30, cut_power))
+        story = run.follow(run.act(SPOT, preempted, preempt), run.act(POWER, cut, cut_power))
     site.faults.power_on(story.attempts[1].node)
 
     assert broken_claims(story, disruptions=[SPOT, POWER]) == []

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from demo.director import Act, DemoError, Director
+from demo.director import Act, DemoError, Director, midway
 from demo.story import Story, lost_steps
 from demo.watch import Event, LogGrew, PodStarted, StatusChanged, StepPrinted, unix_s
 from stepkeeper.log import CommitRecord, LogState, ManifestRef
@@ -118,3 +118,8 @@ def test_a_demo_that_is_stuck_says_so() -> None:
 )
 def test_a_kubelets_time_is_read_with_any_number_of_digits(stamp: str, seconds: float) -> None:
     assert unix_s(stamp) % 60 == pytest.approx(seconds, abs=1e-5)
+
+
+def test_midway_is_half_an_interval_from_the_saves_on_both_sides() -> None:
+    assert [midway(step, 20) for step in (0, 10, 11, 160, 170, 171)] == [10, 10, 30, 170, 170, 190]
+    assert [midway(step, 5) for step in (0, 2, 3)] == [2, 2, 7]
