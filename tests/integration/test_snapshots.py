@@ -40,6 +40,10 @@ def test_one_small_program_is_compiled_for_all_saves_and_ahead_of_the_first(
     assert counts["with"] == counts["without"] + 1
     assert counts["with, before the loop's own sync"] == counts["with"]
     assert counts["for a notice"] == 0
+    assert list(counts["in pieces"]) == ["1", "0.5", "0"]
+    for part, found in counts["in pieces"].items():
+        assert found["compiled"] == 0, part
+        assert found["most pieces"] > 2
 
 
 def test_torch_xlas_own_example_runs_word_for_word_beside_a_reader(said_by: Said, tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import torch_xla
 import torch_xla.runtime as xr
 from sharded_training import Training, compilations
 
 from stepkeeper import CheckpointManager
+from stepkeeper.snapshot import device
 
 STEPS, EVERY = 200, 20
 
@@ -48,6 +50,24 @@ def before_the_sync(root: Path) -> None:
         assert len(manager.all_steps()) == STEPS // EVERY
 
 
+def in_pieces(root: Path, part: float) -> dict[str, int]:
+    """Compilations from the first finished step on, with room on the devices for that part of the state."""
+    training = Training(width=64)
+    total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in training.tensors().values())
+    budget_bytes = None if part == 1 else int(total_bytes * part)
+    with CheckpointManager(str(root), EVERY, device_budget_bytes=budget_bytes) as manager:
+        training.step()
+        manager.step(1, training.state)
+        compiled = compilations()
+        for step in range(2, STEPS + 1):
+            training.step()
+            manager.step(step, training.state)
+        manager.wait()
+        assert len(manager.all_steps()) == STEPS // EVERY
+    most = max(cut.n_pieces for cut in device.cuts_of(training.tensors()).values())
+    return {"compiled": compilations() - compiled, "most pieces": most}
+
+
 def preempted(root: Path) -> int:
     """Compilations from the notice on, which is the first that is saved; of a state that was never saved before."""
     training = Training(width=48)
@@ -77,8 +97,10 @@ def main() -> None:
     counts["with"] = compilations()
     before_the_sync(folder / "before")
     counts["with, before the loop's own sync"] = compilations()
+    with patch.multiple(device, _PIECE_BYTES=4 * 1024, _WAITED_PIECE_BYTES=16 * 1024):
+        pieces = {part: in_pieces(folder / f"pieces-{part}", part) for part in (1, 0.5, 0)}
     counts["for a notice"] = preempted(folder / "preempted")
-    print(json.dumps(counts), flush=True)
+    print(json.dumps(counts | {"in pieces": pieces}), flush=True)
 
 
 main()
