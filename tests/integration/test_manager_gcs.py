@@ -1,5 +1,6 @@
 """The manager on gs://, its companion and itself both talking to an emulator."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from stepcluster import binaries
 from stepkeeper import CheckpointManager
 from stepkeeper.storage import open_store
+from stepkeeper.storage.gcs import GcsStore
 from stepkeeper.testing.gcs import BUCKET, fake_gcs_server
 
 
@@ -68,3 +70,37 @@ def test_an_old_root_in_a_bucket_is_resumed(
         assert torch.equal(state["w"], torch.full((300,), 100.0))
         manager.save(101, state)
         assert manager.all_steps() == [100, 101]
+
+
+def test_a_local_disk_spares_the_bucket_and_is_not_needed(
+    gcs_address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_address)
+    uri, disk = f"gs://{BUCKET}/runs/tier", tmp_path / "disk"
+    reads: list[str] = []
+    read = GcsStore.read
+
+    def noted(store: GcsStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        if path.endswith(".distcp"):
+            reads.append(path)
+        return read(store, path, offset, length)
+
+    monkeypatch.setattr(GcsStore, "read", noted)
+    saved = torch.randn(5 << 20)
+    with CheckpointManager(uri, 1, local_tier=disk, chkpt_on_preemption=False) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": saved + step})
+
+    def restored() -> None:
+        state = {"w": torch.zeros(5 << 20)}
+        with CheckpointManager(uri, 1, local_tier=disk, chkpt_on_preemption=False) as manager:
+            result = manager.restore_latest(state)
+        assert result is not None
+        assert result.step == 2
+        assert torch.equal(state["w"], saved + 2)
+
+    restored()
+    assert reads == []
+    shutil.rmtree(disk)
+    restored()
+    assert {path.partition("/")[0] for path in reads} == {"2"}
