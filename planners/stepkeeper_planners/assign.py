@@ -24,6 +24,7 @@ from stepkeeper_planners.siblings import on_one_slice
 __all__ = [
     "ASSIGNMENT_VERSION",
     "BALANCE",
+    "LARGE_VALUE_BYTES",
     "MIN_SLICE_BYTES",
     "Assignment",
     "SavePlan",
@@ -38,7 +39,7 @@ ASSIGNMENT_VERSION: Final = 1
 MIN_SLICE_BYTES: Final = 65_536
 """Nothing smaller is cut off a chunk: every piece costs a frame when written and a request when read."""
 
-_LARGE_VALUE_BYTES: Final = 4_096
+LARGE_VALUE_BYTES: Final = 4_096
 """Smaller values weigh nothing, and are the first rank's."""
 
 _PARTS_OF_A_SHARE: Final = 64
@@ -49,7 +50,7 @@ _EVEN_ENOUGH: Final = 50
 
 BALANCE: Final = {
     "slices from": MIN_SLICE_BYTES,
-    "large values from": _LARGE_VALUE_BYTES,
+    "large values from": LARGE_VALUE_BYTES,
     "parts of a share": _PARTS_OF_A_SHARE,
     "even enough": _EVEN_ENOUGH,
 }
@@ -176,7 +177,7 @@ def assign(
     for work in works:
         if len(holders[work.group]) == 1:
             fixed[holders[work.group][0]] += work.size_bytes
-    large = {name: size for name, size in (value_bytes or {}).items() if size >= _LARGE_VALUE_BYTES}
+    large = {name: size for name, size in (value_bytes or {}).items() if size >= LARGE_VALUE_BYTES}
     writers = dict.fromkeys(value_bytes or {}, 0)
     values = [0] * world_size
     if large:

@@ -41,6 +41,8 @@ class SaveOrder:
 
     tensors: tuple[TensorOrder, ...]
     values: tuple[ValueOrder, ...]
+    plan_digest: str | None = None
+    """Of the plan by which the ranks share the work, for the manifest; None: there is no such plan."""
 
     @property
     def folder(self) -> str:

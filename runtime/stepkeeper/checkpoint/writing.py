@@ -114,6 +114,7 @@ def manifest_of(
         nonce=order.nonce,
         objects=tuple(objects),
         inventory=inventory,
+        plan_digest=order.plan_digest,
         aliases=dict(aliases),
     )
 

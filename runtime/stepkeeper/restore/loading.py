@@ -17,6 +17,7 @@ from stepkeeper.storage import Store
 from stepkeeper.storage.base import CopiedStore
 from stepkeeper_planners.asking import wanted_of
 from stepkeeper_planners.differences import Findings, mismatch, unexpected_everywhere
+from stepkeeper_planners.known_plan import WrittenShare
 from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.matching import StateReads, Stored, Wanted, compare
 from stepkeeper_planners.selection import LoadRules
@@ -56,6 +57,18 @@ class Loading:
     def stored_names(self) -> tuple[str, ...]:
         """What the commit holds; known once it was compared."""
         return self._contents.names
+
+    @property
+    def written(self) -> WrittenShare | None:
+        """What this rank wrote of the commit, by a plan of as many ranks as there are now. After `compare`."""
+        mine = next((each for each in self._contents.manifests if each.rank == self._ranks.rank), None)
+        if mine is None or mine.plan_digest is None or mine.world_size != self._ranks.world_size:
+            return None
+        return WrittenShare(
+            digest=mine.plan_digest,
+            boxes={tensor.fqn: stored_tensor(tensor).boxes for tensor in mine.tensors},
+            values=[value.fqn for value in mine.values],
+        )
 
     @property
     def names(self) -> frozenset[str]:

@@ -7,13 +7,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
+from stepkeeper.loggers import logger
 from stepkeeper.snapshot import device
 from stepkeeper.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
-from stepkeeper_planners.agree import form_digests
-from stepkeeper_planners.assign import SavePlan, TensorWrite, plan_save
+from stepkeeper_planners.assign import LARGE_VALUE_BYTES, SavePlan, TensorWrite, plan_save
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.known_plan import Structure, WrittenShare, known_plan, plan_digest
 from stepkeeper_planners.layout import Ranks, TensorLayout
 from stepkeeper_planners.regather import Gathered
 from stepkeeper_planners.state import FlatState
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mine", "Planner", "SnapshotPlan", "laid_out_behind"]
 
-_WEIGHTLESS_BYTES: Final = 4096
-"""Values smaller than this make no difference to who writes what."""
+_log: Final = logger(__name__)
 
 Mine = list[tuple[int, TensorWrite]]
 """What this rank writes of one tensor, with its place among the plan's orders."""
@@ -36,7 +36,7 @@ Mine = list[tuple[int, TensorWrite]]
 class SnapshotPlan:
     """Good for all states with the same names, shapes, dtypes and placements."""
 
-    layouts: tuple[TensorLayout, ...]
+    structure: Structure
     orders: tuple[TensorOrder, ...]
     writes: tuple[TensorWrite, ...]
     """For each of `orders`, which part of which of this rank's local shards it is."""
@@ -50,6 +50,11 @@ class SnapshotPlan:
 
     ordinary: frozenset[str]
     """The tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
+
+    @cached_property
+    def digest(self) -> str | None:
+        """By which it is known again after a restart; None where it can't be."""
+        return plan_digest(self.structure, SavePlan(tensors=self.writes, values=self.values))
 
     @cached_property
     def mine(self) -> dict[str, Mine]:
@@ -78,11 +83,6 @@ class SnapshotPlan:
         whole = {fqn for _, fqn in self.whole}
         return {fqn: mine for fqn, mine in self.mine.items() if fqn not in self.cuts and fqn not in whole}
 
-    @cached_property
-    def forms(self) -> dict[str, bytes]:
-        """Digests of the layouts, which the ranks compare."""
-        return form_digests(self.layouts)
-
 
 class Planner:
     """Plans the saves of one rank; remembers the last plan."""
@@ -91,6 +91,11 @@ class Planner:
         self._ranks = ranks
         self._key: object = None
         self._plan: SnapshotPlan | None = None
+        self._written: WrittenShare | None = None
+
+    def recall(self, written: WrittenShare | None) -> None:
+        """The next state's plan is the one that this was written by, if it still holds."""
+        self._written = written
 
     def plan(self, state: Gathered) -> SnapshotPlan:
         """What this rank writes of a state of which no computation is pending.
@@ -103,14 +108,15 @@ class Planner:
         sizes = {fqn: content_bytes(value) for fqn, value in state.flat.values.items()}
         # A rank alone writes all values, however large they are.
         alone = self._ranks.world_size == 1
-        weights = {fqn: 0 if alone or size < _WEIGHTLESS_BYTES else size for fqn, size in sizes.items()}
+        weights = {fqn: 0 if alone or size < LARGE_VALUE_BYTES else size for fqn, size in sizes.items()}
         key = (state.build.structures, weights)
         if self._plan is None or key != self._key:
-            self._plan = self._made(state.flat, sizes)
+            self._plan = self._made(state.flat, weights)
             self._key = key
+        self._written = None
         return self._plan
 
-    def _made(self, flat: FlatState, sizes: Mapping[str, int]) -> SnapshotPlan:
+    def _made(self, flat: FlatState, value_bytes: Mapping[str, int]) -> SnapshotPlan:
         cuts = device.cuts_of(flat.tensors)
         layouts = [
             device.describe_cut(fqn, tensor, cuts[fqn], self._ranks)
@@ -119,10 +125,11 @@ class Planner:
             for fqn, tensor in flat.tensors.items()
         ]
         _check_known_whole(layouts, self._ranks)
-        plan = plan_save(layouts, sizes, self._ranks)
+        structure = Structure(layouts=tuple(layouts), value_bytes=value_bytes, ranks=self._ranks)
+        plan = self._recalled(structure) or plan_save(layouts, value_bytes, self._ranks)
         orders, tensor_bytes = _laid_out(plan)
         return SnapshotPlan(
-            layouts=tuple(layouts),
+            structure=structure,
             orders=orders,
             writes=plan.tensors,
             values=plan.values,
@@ -130,6 +137,17 @@ class Planner:
             cuts=cuts,
             ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
         )
+
+    def _recalled(self, structure: Structure) -> SavePlan | None:
+        """The plan of the save that was restored, if it still holds."""
+        if self._written is None:
+            return None
+        plan = known_plan(structure, self._written)
+        if plan is None:
+            _log.info("state or release differ from those of what was restored: saves are planned anew")
+        else:
+            _log.info("the state is built like what was restored: saves go by the same plan")
+        return plan
 
 
 def laid_out_behind(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:

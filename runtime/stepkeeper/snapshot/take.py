@@ -15,6 +15,7 @@ from stepkeeper.snapshot.plan import Planner, SnapshotPlan, laid_out_behind
 from stepkeeper.snapshot.region import Region
 from stepkeeper_planners.agree import digest_value, digest_whole_numbers
 from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.known_plan import WrittenShare
 from stepkeeper_planners.layout import Ranks
 from stepkeeper_planners.per_rank import stored_name
 from stepkeeper_planners.regather import Gatherer
@@ -99,6 +100,10 @@ class Snapshots:
         self._planner = Planner(ranks)
         self._copies = device.DeviceCopies(device_budget_bytes)
 
+    def recall(self, written: WrittenShare | None) -> None:
+        """This rank wrote that of a save: where a state is built like the one saved there, the plan is that one's."""
+        self._planner.recall(written)
+
     def prepare(self, state: Mapping[str, object]) -> int:
         """A snapshot of `state` compiles nothing any more. The answer is how many bytes of a region it takes.
 
@@ -177,8 +182,8 @@ def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
         return StateSummary()
     numbers = {fqn: digest_whole_numbers(tensor) for fqn, tensor in flat.tensors.items()}
     return StateSummary(
-        layouts=plan.layouts,
-        forms=lambda: plan.forms,
+        layouts=plan.structure.layouts,
+        forms=lambda: plan.structure.forms,
         values={fqn: digest_value(fqn, value) for fqn, value in flat.values.items()},
         contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
         aliases=dict(flat.aliases),

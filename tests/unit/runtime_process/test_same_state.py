@@ -12,8 +12,8 @@ from stepkeeper import same_state
 from stepkeeper.errors import SaveError
 from stepkeeper.gang import SoloGang, StoreGang
 from stepkeeper.same_state import StateSummary, check_same_state
-from stepkeeper.snapshot import Region, Snapshots, plan
-from stepkeeper_planners import PerRank
+from stepkeeper.snapshot import Region, Snapshots
+from stepkeeper_planners import PerRank, known_plan
 from stepkeeper_planners.agree import digest_value, form_digests
 from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
 from stepkeeper_planners.layout import Ranks, TensorLayout
@@ -169,7 +169,7 @@ def test_layouts_are_digested_once_for_states_built_alike(monkeypatch: pytest.Mo
         made.append(len(layouts))
         return form_digests(layouts)
 
-    monkeypatch.setattr(plan, "form_digests", counted)
+    monkeypatch.setattr(known_plan, "form_digests", counted)
     snapshots, region = Snapshots(Ranks(rank=0, world_size=2)), Region()
     states: list[dict[str, object]] = [
         {"w": torch.zeros(3), "step": 1},
