@@ -18,7 +18,12 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
-PLANNERS = ("ours, one rank", "ours, coordinator", "torch's DefaultSavePlanner, coordinator")
+PLANNERS = (
+    "ours, one rank",
+    "ours, known again",
+    "ours, coordinator",
+    "torch's DefaultSavePlanner, coordinator",
+)
 STATES = ("sharded", "hybrid", "replicated", "spiral")
 LIMIT_S, LIMIT_BYTES = 5.0, 10**9
 """What ours may take for the largest size, in each process."""
