@@ -54,6 +54,7 @@ test-unit: setup ## Run the tests that need no cluster, network or root: seconds
 .PHONY: bench
 bench: build ## Run the benchmarks, and write their figures into benchmarks/results/
 	$(BIN)/python -m benchmarks.planning
+	$(BIN)/python -m benchmarks.planning.steady
 	$(BIN)/python -m benchmarks.saving
 	$(BIN)/python -m benchmarks.loading
 	$(BIN)/python -m benchmarks.storage

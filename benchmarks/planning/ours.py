@@ -58,15 +58,14 @@ def spiral_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
         length, high = side - 2 * low - 1, side - low - 1
         spans += [((low, 1), (low, length)), ((low, length), (high, 1))]
         spans += [((high, 1), (low + 1, length)), ((low + 1, length), (low, 1))]
-    owners = [(Owner(rank=rank, local_index=0),) for rank in range(world_size)]
-    chunks = tuple(
-        Chunk(
-            box=Box(offsets=(row, column), sizes=(height, width)),
-            owners=owners[number * world_size // len(spans)],
-        )
-        for number, ((row, height), (column, width)) in enumerate(spans)
-    )
-    return [TensorLayout(fqn="embedding", dtype="int8", global_shape=(side, side), chunks=chunks)]
+    counts = dict.fromkeys(range(world_size), 0)
+    chunks = []
+    for number, ((row, height), (column, width)) in enumerate(spans):
+        rank = number * world_size // len(spans)
+        box = Box(offsets=(row, column), sizes=(height, width))
+        chunks.append(Chunk(box=box, owners=(Owner(rank=rank, local_index=counts[rank]),)))
+        counts[rank] += 1
+    return [TensorLayout(fqn="embedding", dtype="int8", global_shape=(side, side), chunks=tuple(chunks))]
 
 
 def plan_one_rank(layouts: list[TensorLayout], rank: int, world_size: int) -> int:

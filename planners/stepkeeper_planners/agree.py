@@ -20,6 +20,7 @@ __all__ = [
     "digest_whole_numbers",
     "fingerprint",
     "form_digests",
+    "has_whole_numbers",
     "name_differences",
     "name_digests",
 ]
@@ -83,18 +84,21 @@ def digest_value(fqn: str, value: object) -> bytes:
     return _value(fqn, value)
 
 
+def has_whole_numbers(tensor: torch.Tensor) -> bool:
+    """Whether it is of whole numbers in the host's memory. Tensors that are built alike all are, or none is."""
+    if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
+        return False
+    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+    return plain and tensor.layout is torch.strided and not tensor.is_quantized
+
+
 def digest_whole_numbers(tensor: torch.Tensor) -> bytes | None:
     """Of whole numbers in the host's memory, such as an order of samples, however many; None of other tensors.
 
     Ranks may well differ in the last bits of what they compute, or in the statistics of their own batches, and one
     is as good as the other; but one rank's random numbers or positions in the data are no other's.
     """
-    if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
-        return None
-    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
-    if not plain or tensor.layout is not torch.strided or tensor.is_quantized:
-        return None
-    return _tensor(tensor)
+    return _tensor(tensor) if has_whole_numbers(tensor) else None
 
 
 def name_differences(

@@ -11,6 +11,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.snapshot import device
 from stepkeeper.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
+from stepkeeper_planners.agree import has_whole_numbers
 from stepkeeper_planners.assign import LARGE_VALUE_BYTES, SavePlan, TensorWrite, plan_save
 from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import UnsupportedShardingError
@@ -50,6 +51,9 @@ class SnapshotPlan:
 
     ordinary: frozenset[str]
     """The tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
+
+    whole_numbers: tuple[str, ...]
+    """Those that the ranks compare by content."""
 
     @cached_property
     def digest(self) -> str | None:
@@ -136,6 +140,7 @@ class Planner:
             tensor_bytes=tensor_bytes,
             cuts=cuts,
             ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
+            whole_numbers=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
         )
 
     def _recalled(self, structure: Structure) -> SavePlan | None:

@@ -180,7 +180,7 @@ class Snapshots:
 def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
     if ranks.world_size == 1:
         return StateSummary()
-    numbers = {fqn: digest_whole_numbers(tensor) for fqn, tensor in flat.tensors.items()}
+    numbers = {fqn: digest_whole_numbers(flat.tensors[fqn]) for fqn in plan.whole_numbers}
     return StateSummary(
         layouts=plan.structure.layouts,
         forms=lambda: plan.structure.forms,

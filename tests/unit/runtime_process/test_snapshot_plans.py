@@ -233,3 +233,12 @@ def test_a_plan_is_known_again_by_a_new_process(
     assert [record.message for record in caplog.records if told in record.message]
     assert (found.writes == before.writes) is not bool(more)
     assert (found.digest == before.digest) is not bool(more)
+
+
+def test_numbers_that_ranks_compare_are_found_with_each_plan() -> None:
+    snapshots, region = Snapshots(Ranks(rank=0, world_size=2)), Region()
+    kinds = torch.ones(3), torch.arange(3), torch.arange(1, 4), torch.ones(3)
+    contents = [snapshots.take({"w": tensor}, region).summary.contents for tensor in kinds]
+    region.close()
+    assert [sorted(each) for each in contents] == [[], ["w"], ["w"], []]
+    assert contents[1] != contents[2]
