@@ -46,7 +46,7 @@ class Pods:
         }
         self._cluster.kubectl("create", "-f", "-", stdin=json.dumps(pod))
         self._names.append(name)
-        self._cluster.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=30s")
+        self._cluster.kubectl("wait", f"pod/{name}", "--for=condition=Ready", "--timeout=100s")
 
     def get(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._cluster.kubectl("get", "pod", name, "-o", "json"))

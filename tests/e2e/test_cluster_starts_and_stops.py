@@ -18,7 +18,7 @@ from stepcluster import cgroups, cleaning, lifecycle, processes, state
 from stepcluster.api import Cluster, cluster_up
 from stepcluster.errors import ClusterExistsError, NoClusterError
 from stepcluster.layout import Layout, parse_routes
-from stepcluster.machine import run
+from stepcluster.machine import run, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -209,6 +209,7 @@ def test_a_crashed_cluster_is_replaced_by_the_next_start(cluster: Cluster) -> No
     before = machine()
     crashed = lifecycle.start("crashed", n_tpu_nodes=0)
     os.kill(crashed.launcher.namespaces.pid, signal.SIGKILL)
+    wait_until(lambda: not state.is_running("crashed"), "the crash", timeout_s=30)
     with cluster_up("crashed", n_tpu_nodes=0) as again:
         assert "system" in again.kubectl("get", "nodes")
         layout = state.read("crashed").layout()
