@@ -90,7 +90,9 @@ class NoticeWatcher:
         watch.settle()
         with self._looking:
             self._closed = True
-        watch.part(self, keeps_signals=self._notice is not None)
+        notice = self._notice
+        heeded_s = notice.monotonic_s if notice is not None and notice.source == "sigterm" else None
+        watch.part(self, keeps_signals=notice is not None, heeded_s=heeded_s)
 
     def look(self, terminated_s: float | None) -> None:
         with self._looking:

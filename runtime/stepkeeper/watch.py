@@ -82,6 +82,9 @@ class Watch:
         """What the handler that was there before raised."""
 
         self._terminated_s: float | None = None
+        """When its byte was read, or its handler ran: long afterwards, if the main thread was in a long compilation."""
+
+        self._heeded_s: float | None = None
         self._listeners: tuple[ref[Listener], ...] = ()
         self._lock = threading.RLock()
         self._round = threading.Condition()
@@ -115,15 +118,16 @@ class Watch:
         # The thread may wait for nothing but signals.
         self._poke()
 
-    def part(self, listener: Listener, *, keeps_signals: bool) -> None:
+    def part(self, listener: Listener, *, keeps_signals: bool, heeded_s: float | None) -> None:
         """`listener` is looked after no more. Behind the last one the thread ends, and signals go where they went.
 
-        Unless one `keeps_signals`.
+        Unless one `keeps_signals`. Those to come are told that SIGTERM came at `heeded_s`, if that was its notice.
         """
         with self._lock:
             self._listeners = tuple(each for each in self._living() if each() is not listener)
             if self._grip is not None and keeps_signals:
                 self._grip.stays = True
+                self._heeded_s = heeded_s if self._heeded_s is None else self._heeded_s
             is_last = not self._listeners
             if is_last and not self.stays and threading.current_thread() is threading.main_thread():
                 self._let_go()
@@ -159,7 +163,8 @@ class Watch:
                 os.close(fd)
         self._lock, self._round = threading.RLock(), threading.Condition()
         self._read_fd = self._write_fd = -1
-        self._thread, self._listeners, self._terminated_s = None, (), None
+        self._thread, self._listeners = None, ()
+        self._terminated_s = self._heeded_s = None
 
     def _await_round(self) -> None:
         if self._thread is None or self._thread is threading.current_thread():
@@ -223,9 +228,10 @@ class Watch:
             _log.warning(
                 "the SIGTERM handler that was there before wants exit code %s: stop follows", left.code
             )
+        came_s = self._terminated_s if not self.stays or self._heeded_s is None else self._heeded_s
         for each in self._listeners:
             if (listener := each()) is not None:
-                listener.look(self._terminated_s)
+                listener.look(came_s)
 
     def _read_wakeups(self) -> None:
         signals = os.read(self._read_fd, 4096).replace(b"\0", b"")
