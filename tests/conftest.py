@@ -6,6 +6,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No example is timed: this machine may stop any of them for a while.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 ROOT = Path(__file__).parent
 

@@ -7,6 +7,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+# Four trainings one after the other, of up to four processes that import torch.
+pytestmark = pytest.mark.timeout(900)
+
 TRAIN = Path(__file__).parents[2] / "examples" / "ddp" / "train.py"
 N_PARAMETERS = 64 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10
 STATE_BYTES = 3 * 4 * N_PARAMETERS

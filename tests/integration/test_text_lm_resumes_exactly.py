@@ -12,7 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from stepkeeper.contract import ExitCode
+
+# Four trainings one after the other, each with a server of workers that imports torch once more.
+pytestmark = pytest.mark.timeout(900)
 
 SAVE_INTERVAL = 20
 N_STEPS = 200
