@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,25 @@ def said_by(run_on_devices: Callable[..., str]) -> Said:
 
 
 def test_sharded_tensors_are_saved_as_they_were_at_any_device_budget(said_by: Said, tmp_path: Path) -> None:
-    for budget, found in said_by("intact_xla.py", tmp_path).items():
+    said = said_by("intact_xla.py", tmp_path)
+    for budget, found in said.items():
         assert found["wrong"] == [], budget
         assert found["tensors"] > 30
+    copied, moved = "copied there", "moved while waiting"
+    assert {budget: found["ways"] for budget, found in said.items()} == {
+        "all": [copied],
+        "half": [copied, moved],
+        "none": [moved],
+        "all, before the loop's own sync": [copied],
+        "learned": [copied, moved],
+    }
+
+
+def wait_for_first(looks: Path) -> None:
+    deadline_s = time.monotonic() + 120
+    while not looks.exists():
+        assert time.monotonic() < deadline_s, "the reader hasn't looked once"
+        time.sleep(0.1)
 
 
 def test_host_tensors_and_dtensors_are_saved_as_they_were(
@@ -47,8 +64,10 @@ def test_one_small_program_is_compiled_for_all_saves_and_ahead_of_the_first(
 
 
 def test_torch_xlas_own_example_runs_word_for_word_beside_a_reader(said_by: Said, tmp_path: Path) -> None:
-    reader = subprocess.Popen([sys.executable, str(FOLDER / "reader.py"), str(tmp_path / "root")])
+    looks = tmp_path / "looks"
+    reader = subprocess.Popen([sys.executable, str(FOLDER / "reader.py"), str(tmp_path / "root"), str(looks)])
     try:
+        wait_for_first(looks)
         for start in (1, 2):
             said = said_by("documented.py", tmp_path, 60)
             assert said["error"] is None
@@ -56,6 +75,8 @@ def test_torch_xlas_own_example_runs_word_for_word_beside_a_reader(said_by: Said
             # The first steps make the optimizer's state; from then on steps and saves are compiled.
             assert len(set(said["compiled"][3:])) == 1
             assert bool(said["found"]) == (start == 2)
+            found = [json.loads(line) for line in looks.read_text().splitlines()]
+            assert any(steps and steps[-1] < 50 for steps in found), "it has looked while training went on"
         assert reader.poll() is None
     finally:
         reader.kill()

@@ -53,10 +53,10 @@ def before_the_sync(root: Path) -> None:
 def in_pieces(root: Path, part: float) -> dict[str, int]:
     """Compilations from the first finished step on, with room on the devices for that part of the state."""
     training = Training(width=64)
+    training.step()
     total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in training.tensors().values())
     budget_bytes = None if part == 1 else int(total_bytes * part)
     with CheckpointManager(str(root), EVERY, device_budget_bytes=budget_bytes) as manager:
-        training.step()
         manager.step(1, training.state)
         compiled = compilations()
         for step in range(2, STEPS + 1):

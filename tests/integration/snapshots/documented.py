@@ -43,7 +43,7 @@ def batches() -> Iterator[torch.Tensor]:
         torch_xla.sync()
         data = met.metric_data("CompileTime")
         compiled.append(0 if data is None else int(data[0]))
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def train_step(data: torch.Tensor) -> None:

@@ -11,9 +11,11 @@ from sharded_training import Training
 
 from stepkeeper import CheckpointManager
 from stepkeeper.snapshot import device
+from stepkeeper_planners.adapters import xla
 
 
-def saved_and_restored(root: Path, budget_bytes: int | None, *, sync: bool) -> dict[str, Any]:
+def saved_and_restored(root: Path, budget_bytes: int | None, *, sync: bool = True) -> dict[str, Any]:
+    ways.clear()
     training = Training()
     training.step()
     training.step(sync=sync)
@@ -33,21 +35,48 @@ def saved_and_restored(root: Path, budget_bytes: int | None, *, sync: bool) -> d
         manager.restore(1, training.state)
     found = training.on_host()
     wrong = [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])]
-    return {"wrong": wrong, "tensors": len(expected)}
+    return {"wrong": wrong, "tensors": len(expected), "ways": sorted(ways)}
+
+
+ways: set[str] = set()
+"""By which tensors of the newest save have left the devices."""
+
+
+def note_ways() -> None:
+    make = device.DeviceCopies.make
+
+    def noted(copies: device.DeviceCopies, *arguments: Any, **options: Any) -> Any:
+        made, rest = make(copies, *arguments, **options)
+        ways.update(["copied there"] if made else [], ["moved while waiting"] if rest else [])
+        return made, rest
+
+    device.DeviceCopies.make = noted  # type: ignore[method-assign]  # nothing of ours says which way it was
+
+
+def refused_once(*_: object, **__: object) -> None:
+    xla.start = start
+    raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
+
+
+start = xla.start
 
 
 def main() -> None:
     xr.use_spmd()
     # Small ones, so that everything of any size comes in several.
-    vars(device).update(_PIECE_BYTES=32 * 1024, _WAITED_PIECE_BYTES=160 * 1024)
+    vars(device).update(
+        _PIECE_BYTES=32 * 1024, _WAITED_PIECE_BYTES=160 * 1024, _SMALLEST_LIMIT_BYTES=64 * 1024
+    )
+    note_ways()
     folder = Path(sys.argv[1])
-    total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in Training().tensors().values())
+    training = Training()
+    training.step()
+    total_bytes = sum(tensor.numel() * tensor.itemsize for tensor in training.tensors().values())
     budgets = {"all": None, "half": total_bytes // 2, "none": 0}
-    said = {
-        name: saved_and_restored(folder / name, budget_bytes, sync=True)
-        for name, budget_bytes in budgets.items()
-    }
+    said = {name: saved_and_restored(folder / name, budget) for name, budget in budgets.items()}
     said["all, before the loop's own sync"] = saved_and_restored(folder / "pending", None, sync=False)
+    xla.start = refused_once
+    said["learned"] = saved_and_restored(folder / "learned", None)
     print(json.dumps(said), flush=True)
 
 
