@@ -1,4 +1,7 @@
-"""What saves of 100,000 chunks on 1,024 ranks take of rank 0's train thread: the first one, and those after it."""
+"""What saves of 100,000 chunks on 1,024 ranks take of rank 0's train thread: the first one, and those after it.
+
+And what a step takes that isn't saved.
+"""
 
 import json
 import os
@@ -7,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
@@ -15,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from stepkeeper import CheckpointManager
 from stepkeeper.snapshot import Region, Snapshots
 from stepkeeper_planners.layout import Ranks
 
@@ -23,10 +28,13 @@ WORLD_SIZE: Final = 1024
 N_CHUNKS: Final = 100_000
 _HYBRID_SHARDS: Final = 64
 _SAVES: Final = 10
+_STEPS: Final = 50_000
 
 
 def main() -> None:
     """Measure, print, and write the results."""
+    idle = _nothing_due()
+    print(", ".join(f"{key}: {value}" for key, value in idle.items()), flush=True)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
     results = []
     for name, state_of in STATES.items():
@@ -34,8 +42,28 @@ def main() -> None:
         results.append(found)
         print(", ".join(f"{key}: {value}" for key, value in found.items()), flush=True)
     dist.destroy_process_group()
-    document = {"measured": datetime.now(UTC).date().isoformat(), "cores": os.cpu_count(), "results": results}
+    document = {"measured": datetime.now(UTC).date().isoformat(), "cores": os.cpu_count()}
+    document |= {"nothing_due": idle, "results": results}
     OUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _nothing_due() -> dict[str, Any]:
+    """`CheckpointManager.step` where no step is to be saved, of a state of 10,000 tensors."""
+    state = {f"layers.{n}.weight": torch.ones(4) for n in range(10_000)}
+    taken_s = []
+    with TemporaryDirectory() as folder, CheckpointManager(folder, 10**9) as manager:
+        for step in range(_STEPS):
+            began_s = time.perf_counter()
+            manager.step(step, state)
+            taken_s.append(time.perf_counter() - began_s)
+    # The first one prepares the first save.
+    taken_s = sorted(taken_s[1:])
+    return {
+        "steps": len(taken_s),
+        "median_us": round(taken_s[len(taken_s) // 2] * 1e6, 1),
+        "p99_us": round(taken_s[int(len(taken_s) * 0.99)] * 1e6, 1),
+        "p99.9_us": round(taken_s[int(len(taken_s) * 0.999)] * 1e6, 1),
+    }
 
 
 def _measured(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
