@@ -5,6 +5,7 @@ And what a step takes that isn't saved.
 
 import json
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -42,8 +43,9 @@ def main() -> None:
         results.append(found)
         print(", ".join(f"{key}: {value}" for key, value in found.items()), flush=True)
     dist.destroy_process_group()
-    document = {"measured": datetime.now(UTC).date().isoformat(), "cores": os.cpu_count()}
-    document |= {"nothing_due": idle, "results": results}
+    machine = {"measured": datetime.now(UTC).date().isoformat(), "cores": os.cpu_count()}
+    machine |= {"machine": platform.machine(), "torch": torch.__version__}
+    document = {"machine": machine, "nothing_due": idle, "results": results}
     OUT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

@@ -50,7 +50,7 @@ def note_ways() -> None:
         ways.update(["copied there"] if made else [], ["moved while waiting"] if rest else [])
         return made, rest
 
-    device.DeviceCopies.make = noted  # type: ignore[method-assign]  # nothing of ours says which way it was
+    device.DeviceCopies.make = noted  # type: ignore[method-assign,assignment]  # nothing of ours says which way it was
 
 
 def refused_once(*_: object, **__: object) -> None:
