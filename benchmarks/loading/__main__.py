@@ -26,7 +26,7 @@ def main() -> None:
     """Measure, print, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--state", choices=STATES, nargs="*", default=STATES)
     parser.add_argument("--ranks", type=int, nargs="*", default=WORLDS)
     parser.add_argument("--folder", type=Path, help="on the disk to be measured; default: a temporary one")

@@ -47,8 +47,9 @@ _DEVICES = {
     "MALLOC_MMAP_THRESHOLD_": str(2**35),
     "MALLOC_TRIM_THRESHOLD_": str(2**35),
 }
+_MANY_MIB = 500
 _LARGE_MIB = 2000
-"""From here on, the ways that matter most."""
+"""From here on, fewer ways; and fewer saves and steps on devices."""
 
 
 def main() -> None:
@@ -57,12 +58,12 @@ def main() -> None:
     parser.add_argument(
         "--sizes-mib", type=_numbers, default=(100, 1000, 4000), help="4000 needs 20 GB of memory"
     )
-    parser.add_argument("--saves", type=int, default=10, help="of the training on four devices")
+    parser.add_argument("--saves", type=int, default=8, help="of the training on four devices")
     parser.add_argument("--every", type=int, default=20, help="steps from one of them to the next, or more")
-    parser.add_argument("--long-steps", type=int, default=240, help="of 100 ms, half of them beside saves")
     parser.add_argument(
-        "--short-steps", type=int, default=20_000, help="of 10 ms, trainer and companion pinned"
+        "--long-steps", type=int, default=1_200, help="of 100 ms, half of them beside saves; unpinned a fifth"
     )
+    parser.add_argument("--short-steps", type=int, default=20_000, help="of 10 ms; the same")
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
     parser.add_argument("--limit-s", type=float, default=600.0, help="for each measurement")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "saving.json")
@@ -89,23 +90,21 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _cases(sizes_mib: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
     """Where, which way, of which shape and size.
 
-    On the host, small states have one shape only. On devices, thousands of tensors make the steps themselves long:
-    these are measured with the smallest state, and shapes beside the first by the two ways that matter most.
+    What is left out takes more than ten minutes or says no more: of 4,000 MiB the ways that take long for each tensor,
+    and shapes beside the first on devices; there, 16,000 tensors make a step itself last seconds, and its compilation
+    minutes.
     """
-    usual = [size_mib for size_mib in sizes_mib if size_mib < _LARGE_MIB]
     for size_mib in sizes_mib:
         yield "disk", "the disk itself", "-", size_mib
-        if size_mib not in usual:
-            yield from (("host", way, SHAPES[0], size_mib) for way in HOST_WAYS[:3])
-            continue
-        for shape in SHAPES if size_mib == max(usual) else SHAPES[:1]:
-            for way in HOST_WAYS[:4] if shape == SHAPES[2] else HOST_WAYS:
-                yield "host", way, shape, size_mib
-        others = {"many small"} if size_mib == min(usual) else set()
-        others |= {"one of half"} if size_mib == max(usual) else set()
+        large = size_mib >= _LARGE_MIB
         for shape in SHAPES:
-            for way in DEVICE_WAYS if shape == SHAPES[0] else DEVICE_WAYS[:2] if shape in others else ():
+            for way in HOST_WAYS[:4] if large and shape != SHAPES[0] else HOST_WAYS:
+                yield "host", way, shape, size_mib
+            if (large and shape != SHAPES[0]) or (shape == "many small" and size_mib >= _MANY_MIB):
+                continue
+            for way in DEVICE_WAYS if shape == SHAPES[0] and not large else DEVICE_WAYS[:2]:
                 yield "devices", way, shape, size_mib
+    usual = [size_mib for size_mib in sizes_mib if size_mib < _LARGE_MIB]
     for way in training.WAYS:
         yield "steps", way, SHAPES[0], max(usual, default=min(sizes_mib))
 
@@ -114,10 +113,11 @@ def _measured(case: tuple[str, str, str, int], folder: str, options: argparse.Na
     where, way, shape, size_mib = case
     arguments = [*map(str, case), folder]
     if where == "devices":
-        arguments += [str(options.saves), str(options.every)]
+        less = 4 if size_mib >= _LARGE_MIB else 1
+        arguments += [str(max(3, options.saves // less)), str(options.every // less)]
     if where == "steps":
-        n_steps = options.long_steps * (1 if "100 ms" in way else 10)
-        arguments.append(str(options.short_steps if way == training.LONGEST else n_steps))
+        n_steps = options.long_steps if way.endswith("100 ms") else options.short_steps
+        arguments.append(str(n_steps // (1 if way.startswith("pinned") else 5)))
     try:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.saving.measure", *arguments],

@@ -123,6 +123,11 @@ class DcpAsync(Dcp):
 class DcpProcess(DcpAsync):
     kind = AsyncCheckpointerType.PROCESS
 
+    def __init__(self, folder: Path) -> None:
+        # By torch's default its process takes more files for 16,000 tensors than a user may usually have open.
+        torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]  # torch has no types for it
+        super().__init__(folder)
+
 
 class DcpOurs(Dcp):
     """dcp.save, given our writer."""

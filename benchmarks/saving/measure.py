@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,17 @@ from benchmarks.saving.disk import direct_write_s
 from benchmarks.saving.memory import Group, forget_peak, peak_bytes, resident_bytes
 from benchmarks.saving.states import new_state
 
-_SAVES = 4
 _MIB = 1024 * 1024
+_LEAST_SAVES = 4
+_MOST_SAVES = 8
+_ENOUGH_S = 5.0
+"""Short saves are repeated for so long,"""
+
+_TOO_LONG_S = 60.0
+"""and long ones twice if they take this together."""
+
+_PAUSE_S = 1.0
+"""From one save to the next: a training does something in between, and so may what the last save left to do."""
 
 
 def on_host(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]:
@@ -27,8 +37,10 @@ def on_host(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]
     before_bytes, others_bytes = resident_bytes(), 0
     group_before_bytes = 0 if group is None else group.forget_peak()
     saver.prepare(state)
-    stalls, durables = [], []
-    for step in range(1, _SAVES + 1):
+    stalls: list[float] = []
+    durables: list[float] = []
+    while not _are_enough(durables):
+        step = len(durables) + 1
         began_s = time.perf_counter()
         saver.begin(step, state)
         stalls.append(time.perf_counter() - began_s)
@@ -37,6 +49,7 @@ def on_host(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]
         for tensor in state.values():
             tensor.add_(1)
         others_bytes = max(others_bytes, saver.others_bytes())
+        time.sleep(_PAUSE_S)
     peak = peak_bytes() - before_bytes
     group_extra_bytes = None if group is None else group.peak_bytes() - group_before_bytes
     saver.close()
@@ -49,6 +62,13 @@ def on_host(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]
         "others_bytes": others_bytes,
         "group_extra_bytes": group_extra_bytes,
     }
+
+
+def _are_enough(durables_s: Sequence[float]) -> bool:
+    n_saves, took_s = len(durables_s), sum(durables_s)
+    if n_saves < _LEAST_SAVES:
+        return n_saves > 1 and took_s > _TOO_LONG_S
+    return n_saves == _MOST_SAVES or took_s > _ENOUGH_S
 
 
 def on_disk(size_mib: int, folder: Path) -> dict[str, Any]:

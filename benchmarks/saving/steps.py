@@ -14,7 +14,7 @@ from benchmarks.saving.states import new_state
 
 from stepkeeper import CheckpointManager
 
-__all__ = ["LONGEST", "WAYS", "measure"]
+__all__ = ["WAYS", "measure"]
 
 WAYS: Final = (
     "pinned, 100 ms",
@@ -25,9 +25,6 @@ WAYS: Final = (
 )
 """A core for the trainer and one for its companion; or all cores for both, the trainer with as many threads. Nice: the
 companion, by ten."""
-
-LONGEST: Final = WAYS[-1]
-"""Measured over so many steps that the worst in a thousand means something."""
 
 
 class Work:
