@@ -3,7 +3,7 @@
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 from typing_extensions import override
 
-from stepkeeper import CheckpointManager
+from stepkeeper import CheckpointManager, SaveReport
 from stepkeeper.dcp import Stager, StorageWriter
 
 __all__ = ["WAYS", "Way"]
@@ -44,6 +44,10 @@ class Way(ABC):
         """The memory of helpers."""
         return 0
 
+    def persist_s(self) -> Sequence[float]:
+        """Of each save, how long its bytes took from the snapshot to the disk, if it has such a part."""
+        return ()
+
     def close(self) -> None:
         """Nothing of it runs any more."""
         return
@@ -53,6 +57,8 @@ class Stepkeeper(Way):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.manager = CheckpointManager(str(folder / "root"), 10**9, max_to_keep=1)
+        self.reports: list[SaveReport] = []
+        self.manager.on_save(self.reports.append)
 
     @override
     def prepare(self, state: State) -> None:
@@ -71,6 +77,10 @@ class Stepkeeper(Way):
     @override
     def others_bytes(self) -> int:
         return private_bytes(self.manager.health().companion_pid)
+
+    @override
+    def persist_s(self) -> Sequence[float]:
+        return [report.persist_s for report in self.reports]
 
     @override
     def close(self) -> None:

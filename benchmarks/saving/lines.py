@@ -40,6 +40,9 @@ def _host(found: Found, results: list[Found]) -> str:
     text = [f"stall {stall_s * 1000:7.0f} ms = {', '.join(ratios)} (first {first_ms:.0f} ms)"]
     if found["way"] != "warm memcpy":
         text.append(f"durable at {_gib(found) / durable_s:5.2f} GiB/s{_against(found, results, durable_s)}")
+    if found["persist_s"]:
+        persist_s = statistics.median(found["persist_s"][1:])
+        text.append(f"persisted at {_gib(found) / persist_s:5.2f} GiB/s{_against(found, results, persist_s)}")
     whole = found["size_mib"] * _MIB
     memory = f"memory {(found['peak_extra_bytes'] + found['others_bytes']) / whole:4.2f}x"
     if found["group_extra_bytes"] is not None:

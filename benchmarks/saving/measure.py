@@ -58,6 +58,7 @@ def on_host(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]
     return {
         "stall_s": stalls,
         "durable_s": durables,
+        "persist_s": list(saver.persist_s()),
         "peak_extra_bytes": peak,
         "others_bytes": others_bytes,
         "group_extra_bytes": group_extra_bytes,
