@@ -40,6 +40,9 @@ class NoticeWatcher:
         self._on_tick = on_tick
         self._on_notice = on_notice
         self._notice: Notice | None = None
+        self._terminated_s: float | None = None
+        """When SIGTERM came that is, or would have been, the notice: what it came behind may have been another one."""
+
         self._lock = threading.Lock()
         self._complaint = ""
         self._looking = threading.RLock()
@@ -90,22 +93,22 @@ class NoticeWatcher:
         watch.settle()
         with self._looking:
             self._closed = True
-        notice = self._notice
-        heeded_s = notice.monotonic_s if notice is not None and notice.source == "sigterm" else None
-        watch.part(self, keeps_signals=notice is not None, heeded_s=heeded_s)
+        watch.part(self, keeps_signals=self._notice is not None, heeded_s=self._terminated_s)
 
-    def look(self, terminated_s: float | None) -> None:
+    def look(self, terminated_s: float | None, *, heeded: bool) -> None:
         with self._looking:
             if not self._closed:
-                self._guarded(lambda: self._look(terminated_s))
+                self._guarded(lambda: self._look(terminated_s, heeded))
                 self._guarded(self._on_tick)
 
     def disown(self) -> None:
         self._closed = True
         self._looking = threading.RLock()
 
-    def _look(self, terminated_s: float | None) -> None:
-        if self.hears_signals and terminated_s is not None and (terminated_s >= self._made_s or watch.stays):
+    def _look(self, terminated_s: float | None, heeded: bool) -> None:
+        if self.hears_signals and terminated_s is not None and (terminated_s >= self._made_s or heeded):
+            if self._terminated_s is None:
+                self._terminated_s = terminated_s
             self.give("sigterm", terminated_s)
         if self._trigger is not None and self._notice is None and self._trigger.exists():
             self.give("file")

@@ -33,8 +33,11 @@ class Listener(Protocol):
     hears_signals: bool
     """SIGTERM is its notice, and doesn't end the process meanwhile."""
 
-    def look(self, terminated_s: float | None) -> None:
-        """Called five times a second, in the watch's thread. SIGTERM came last at `terminated_s`, if it did."""
+    def look(self, terminated_s: float | None, *, heeded: bool) -> None:
+        """Called five times a second, in the watch's thread. SIGTERM came at `terminated_s`, if it did.
+
+        `heeded`: another listener has ended with it as its notice. If not, this is when it came last.
+        """
         ...
 
     def disown(self) -> None:
@@ -102,7 +105,8 @@ class Watch:
     @property
     def stays(self) -> bool:
         """SIGTERM has been heeded, and will be for as long as this process lives."""
-        return self._grip is not None and self._grip.stays
+        grip = self._grip
+        return grip is not None and grip.stays
 
     def join(self, listener: Listener) -> None:
         """`listener` is looked after. SIGTERM is taken if it hears signals, and this is the main thread."""
@@ -121,13 +125,14 @@ class Watch:
     def part(self, listener: Listener, *, keeps_signals: bool, heeded_s: float | None) -> None:
         """`listener` is looked after no more. Behind the last one the thread ends, and signals go where they went.
 
-        Unless one `keeps_signals`. Those to come are told that SIGTERM came at `heeded_s`, if that was its notice.
+        Unless one `keeps_signals`. Those to come are told that SIGTERM came at `heeded_s`, if it had.
         """
         with self._lock:
             self._listeners = tuple(each for each in self._living() if each() is not listener)
             if self._grip is not None and keeps_signals:
-                self._grip.stays = True
+                # In this order: the thread reads them in the other one.
                 self._heeded_s = heeded_s if self._heeded_s is None else self._heeded_s
+                self._grip.stays = True
             is_last = not self._listeners
             if is_last and not self.stays and threading.current_thread() is threading.main_thread():
                 self._let_go()
@@ -228,10 +233,11 @@ class Watch:
             _log.warning(
                 "the SIGTERM handler that was there before wants exit code %s: stop follows", left.code
             )
-        came_s = self._terminated_s if not self.stays or self._heeded_s is None else self._heeded_s
+        heeded = self.stays
+        came_s = self._terminated_s if not heeded or self._heeded_s is None else self._heeded_s
         for each in self._listeners:
             if (listener := each()) is not None:
-                listener.look(came_s)
+                listener.look(came_s, heeded=heeded)
 
     def _read_wakeups(self) -> None:
         signals = os.read(self._read_fd, 4096).replace(b"\0", b"")
