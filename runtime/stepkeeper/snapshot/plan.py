@@ -55,10 +55,13 @@ class SnapshotPlan:
     whole_numbers: tuple[str, ...]
     """Those that the ranks compare by content."""
 
+    recalled: str | None = None
+    """The digest, where it is that of the save that was restored."""
+
     @cached_property
     def digest(self) -> str | None:
         """By which it is known again after a restart; None where it can't be."""
-        return plan_digest(self.structure, SavePlan(tensors=self.writes, values=self.values))
+        return self.recalled or plan_digest(self.structure, SavePlan(tensors=self.writes, values=self.values))
 
     @cached_property
     def mine(self) -> dict[str, Mine]:
@@ -130,7 +133,8 @@ class Planner:
         ]
         _check_known_whole(layouts, self._ranks)
         structure = Structure(layouts=tuple(layouts), value_bytes=value_bytes, ranks=self._ranks)
-        plan = self._recalled(structure) or plan_save(layouts, value_bytes, self._ranks)
+        known = self._recalled(structure)
+        plan = known or plan_save(layouts, value_bytes, self._ranks)
         orders, tensor_bytes = _laid_out(plan)
         return SnapshotPlan(
             structure=structure,
@@ -141,6 +145,7 @@ class Planner:
             cuts=cuts,
             ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
             whole_numbers=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
+            recalled=None if known is None or self._written is None else self._written.digest,
         )
 
     def _recalled(self, structure: Structure) -> SavePlan | None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from stepkeeper import CheckpointManager, PerRank
 from stepkeeper.checkpoint import read_manifests
@@ -108,13 +110,15 @@ def going_back(rank: int, folder: Path) -> None:
 def planned_again(rank: int, folder: Path) -> None:
     """After a restart, a state that is built alike is saved by the plan of before; one that isn't is planned anew."""
     uri = (folder / "root").as_uri()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
     def state(seed: float, **more: torch.Tensor) -> dict[str, Any]:
         # Each rank's part is cut for its objects.
         large = torch.full((60, 1024, 256), seed)
         own = PerRank({"cursor": rank + seed})
         b = torch.full((3,), seed)
-        return {"large": large, "b": b, "text": "x" * 9000, "own": own, **more}
+        cut = distribute_tensor(torch.full((7, 5), seed), mesh, [Shard(0)])
+        return {"large": large, "b": b, "cut": cut, "text": "x" * 9000, "own": own, **more}
 
     def written(step: int) -> list[tuple[Any, ...]]:
         found = [record for record in Log(open_store(uri)).open().line if record.step == step]

@@ -3,6 +3,7 @@
 import json
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -100,13 +101,16 @@ def restore(uri: str) -> dict[str, Any]:
         with torch.no_grad():
             parameter.zero_()
     torch_xla.sync()
-    with CheckpointManager(uri, 10**6) as manager:
+    unplanned = patch("stepkeeper.snapshot.plan.plan_save", side_effect=AssertionError("planned again"))
+    with unplanned, CheckpointManager(uri, 10**6) as manager:
         result = manager.restore_latest(training.state)
         assert result is not None
         specs = [torch_xla._XLAC._get_xla_sharding_spec(t) for t in training.parameters]  # nowhere else
         for _ in range(result.step, 6):
             training.step()
-    return {"step": result.step, "bits": training.bits(), "specs": specs}
+        bits = training.bits()
+        assert manager.save(7, training.state, force=True)
+    return {"step": result.step, "bits": bits, "specs": specs}
 
 
 xr.use_spmd()
