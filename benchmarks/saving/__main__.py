@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument(
         "--sizes-mib", type=_numbers, default=(100, 1000, 4000), help="4000 needs 20 GB of memory"
     )
-    parser.add_argument("--saves", type=int, default=8, help="of the training on four devices")
+    parser.add_argument("--saves", type=int, default=10, help="of the training on four devices")
     parser.add_argument("--every", type=int, default=20, help="steps from one of them to the next, or more")
     parser.add_argument(
         "--long-steps", type=int, default=1_200, help="of 100 ms, half of them beside saves; unpinned a fifth"
