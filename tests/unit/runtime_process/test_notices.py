@@ -286,5 +286,6 @@ def test_the_next_ones_grace_period_began_with_the_signal_however_late_its_handl
     found = second.settled()
     assert found is not None
     assert found.source == "sigterm"
-    assert killed_s[0] <= found.monotonic_s < handled_s
+    # The handler ran as soon as the main thread could, which is before `handled_s`.
+    assert killed_s[0] <= found.monotonic_s < (killed_s[0] + handled_s) / 2
     second.close()
