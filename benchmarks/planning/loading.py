@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from stepkeeper_planners import SPMDLoadPlanner
-from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.geometry.boxes import Box
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 _TENSORS = 100

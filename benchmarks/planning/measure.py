@@ -10,7 +10,7 @@ from functools import partial
 
 from benchmarks.planning import ours, stock
 
-from stepkeeper_planners.layout import TensorLayout
+from stepkeeper_planners.geometry.layout import TensorLayout
 
 STATES = {
     "sharded": ours.sharded_state,

@@ -1,11 +1,11 @@
 """Planning as every rank does it: layouts in, this rank's share out, with validation and the fingerprint."""
 
-from stepkeeper_planners.agree import fingerprint, name_digests
-from stepkeeper_planners.assign import assign, plan_save
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.global_metadata import tensor_metadata
-from stepkeeper_planners.known_plan import Structure, WrittenShare, known_plan, plan_digest
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.saving.assignment import assign, plan_save
+from stepkeeper_planners.saving.fingerprints import fingerprint, name_digests
+from stepkeeper_planners.saving.global_metadata import tensor_metadata
+from stepkeeper_planners.saving.known_plan import Structure, WrittenShare, known_plan, plan_digest
 
 HYBRID_SHARDS = 64
 """In how many parts a tensor is cut that is sharded within a group of ranks, and held by every group."""

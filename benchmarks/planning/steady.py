@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stepkeeper import CheckpointManager
-from stepkeeper.snapshot import Region, Snapshots
-from stepkeeper_planners.layout import Ranks
+from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper_planners.geometry.layout import Ranks
 
 OUT: Final = Path(__file__).parents[1] / "results" / "steady.json"
 WORLD_SIZE: Final = 1024

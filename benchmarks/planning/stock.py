@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.layout import TensorLayout
+from stepkeeper_planners.geometry.layout import TensorLayout
 
 
 def local_plans(layouts: list[TensorLayout], world_size: int) -> list[SavePlan]:

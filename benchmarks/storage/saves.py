@@ -7,7 +7,7 @@ from math import prod
 from typing import Final
 
 from stepkeeper.checkpoint import SaveOrder, TensorOrder, finish_checkpoint, write_checkpoint
-from stepkeeper.dcp.dtypes import size_in_bytes
+from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.storage.base import Store
 
 __all__ = ["STATES", "data_bytes", "order_of", "save"]

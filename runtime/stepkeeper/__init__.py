@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from stepkeeper import dcp
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
-    from stepkeeper.following import follow
+    from stepkeeper.follower import follow
     from stepkeeper.manager import CheckpointManager
     from stepkeeper.results import RestoreResult, StepOutcome
-    from stepkeeper.save_report import SaveReport
+    from stepkeeper.save.report import SaveReport
     from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
 
 __all__ = [
@@ -42,12 +42,12 @@ _MODULES: Final = {
     "SPMDLoadPlanner": "stepkeeper_planners",
     "SPMDSavePlanner": "stepkeeper_planners",
     "SaveError": "stepkeeper.errors",
-    "SaveReport": "stepkeeper.save_report",
+    "SaveReport": "stepkeeper.save.report",
     "StepOutcome": "stepkeeper.results",
     "StepkeeperError": "stepkeeper.errors",
     "TornCheckpointError": "stepkeeper.errors",
     "dcp": "stepkeeper.dcp",
-    "follow": "stepkeeper.following",
+    "follow": "stepkeeper.follower",
     "prime_optimizer": "stepkeeper_planners",
 }
 

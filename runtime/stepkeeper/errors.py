@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from stepkeeper.checkpoint.suspect import BadBytes, BadItem
+    from stepkeeper.checkpoint.reread import BadBytes, BadItem
 
 __all__ = [
     "BadNodeError",

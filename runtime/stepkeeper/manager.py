@@ -11,10 +11,24 @@ from weakref import WeakMethod
 import torch.distributed as dist
 
 from stepkeeper.companion.messages import Begin
+from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ReportPhase, Restored
-from stepkeeper.dropin import DropIn, Given
-from stepkeeper.env import (
+from stepkeeper.coordination.rank_group import open_gang
+from stepkeeper.errors import BadUriError
+from stepkeeper.loggers import identify
+from stepkeeper.policy.keep import AnyOf as KeepAnyOf
+from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
+from stepkeeper.policy.save import AnyOf, Auto, SavePolicy, from_interval, parts_of
+from stepkeeper.restore import Restorer, Verification
+from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
+from stepkeeper.save.hooks import Events, SaveHook
+from stepkeeper.save.pipeline import InFlight
+from stepkeeper.save.saver import Saves
+from stepkeeper.storage import check_slashes, open_store
+from stepkeeper.tier import LocalTier, NearStore, TierPlace
+from stepkeeper.torch_xla_api import DropIn, Given
+from stepkeeper.training.environment import (
     Environment,
     Places,
     attempt_of,
@@ -23,23 +37,9 @@ from stepkeeper.env import (
     read_environment,
     uri_of,
 )
-from stepkeeper.errors import BadUriError
-from stepkeeper.events import Events, SaveHook
-from stepkeeper.gang import open_gang
-from stepkeeper.leaving import Leaving
-from stepkeeper.loggers import identify
-from stepkeeper.policy.keep import AnyOf as KeepAnyOf
-from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
-from stepkeeper.policy.save import AnyOf, Auto, SavePolicy, from_interval, parts_of
-from stepkeeper.progress import Progress
-from stepkeeper.restore import Restorer, Verification
-from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
-from stepkeeper.saves import Saves
-from stepkeeper.saving import InFlight
-from stepkeeper.stepping import Stepping, checked_step
-from stepkeeper.storage import check_slashes, open_store
-from stepkeeper.tier import LocalTier, NearStore, TierPlace
-from stepkeeper_planners.selection import LoadRules
+from stepkeeper.training.shutdown import Leaving
+from stepkeeper.training.step_controller import Stepping, checked_step
+from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["CheckpointManager"]
 

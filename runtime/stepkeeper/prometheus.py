@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from stepkeeper.manager import CheckpointManager
-from stepkeeper.save_report import SaveReport
+from stepkeeper.save.report import SaveReport
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

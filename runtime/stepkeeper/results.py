@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepkeeper.saving import InFlight
+from stepkeeper.save.pipeline import InFlight
 
 __all__ = ["CheckpointInfo", "Health", "RestoreResult", "StepOutcome", "TensorInfo"]
 

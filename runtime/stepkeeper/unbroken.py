@@ -9,9 +9,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from stepkeeper_planners.errors import UnsupportedValueError
-from stepkeeper_planners.per_rank import PerRank
-from stepkeeper_planners.state import has_plain_leaves_only, has_scalars_only, resolve_state
-from stepkeeper_planners.values import decode_value, encode_value
+from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.tree import has_plain_leaves_only, has_scalars_only, resolve_state
+from stepkeeper_planners.state.values import decode_value, encode_value
 
 __all__ = ["LastState"]
 

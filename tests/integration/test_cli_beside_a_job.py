@@ -17,7 +17,7 @@ from stepkeeper.companion.session import Session
 from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage import open_store
-from stepkeeper.testing.aside import done
+from stepkeeper.testing.background import done
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
 

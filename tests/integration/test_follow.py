@@ -13,7 +13,7 @@ import stepkeeper
 from stepkeeper import CheckpointManager
 from stepkeeper.errors import BadUriError, StorageError
 from stepkeeper.log import Log
-from stepkeeper.pins import list_pins
+from stepkeeper.retention.pins import list_pins
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError
 

@@ -22,7 +22,7 @@ from stepkeeper.errors import (
     SaveError,
 )
 from stepkeeper.log import Log
-from stepkeeper.saving import InFlight, SaveState
+from stepkeeper.save.pipeline import InFlight, SaveState
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError, UnsupportedValueError
 

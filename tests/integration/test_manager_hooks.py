@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepkeeper import CheckpointManager, SaveReport, leaving
+from stepkeeper import CheckpointManager, SaveReport
+from stepkeeper.training import shutdown as leaving
 
 UNCLOSED = """
 import sys, time, torch

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager, PerRank
-from stepkeeper.snapshot import Region
+from stepkeeper.save.snapshot import Region
 
 MIB = 1024 * 1024
 POPULATES = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 14)

@@ -14,9 +14,9 @@ from typing_extensions import override
 
 from stepkeeper import CheckpointManager, loggers
 from stepkeeper.contract import ExitCode, Interval, Settings
-from stepkeeper.env import Environment, Places
 from stepkeeper.errors import CompanionError, SaveError
 from stepkeeper.testing.pod import pod_identity
+from stepkeeper.training.environment import Environment, Places
 
 PACKAGE = Path(loggers.__file__).parent
 

@@ -13,7 +13,6 @@ import torch
 
 from stepkeeper import CheckpointManager, PerRank, SaveReport
 from stepkeeper.contract import Interval, Settings
-from stepkeeper.env import Environment, Places
 from stepkeeper.errors import ForeignRootError, GangError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.policy import keep, save
@@ -21,6 +20,7 @@ from stepkeeper.policy.save import SavePolicy
 from stepkeeper.storage import open_store
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
+from stepkeeper.training.environment import Environment, Places
 
 
 @pytest.fixture

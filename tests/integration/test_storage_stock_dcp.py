@@ -17,10 +17,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.storage import _dtype_to_storage_type_map, _new_dtypes
 
 from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, finish_checkpoint, write_checkpoint
-from stepkeeper.dcp.blob import blob_frame, blob_layout
-from stepkeeper.dcp.dtypes import DTYPES
-from stepkeeper.dcp.metadata import KeyPath
-from stepkeeper.dcp.pickling import pickled
+from stepkeeper.checkpoint.dcp_format.dtypes import DTYPES
+from stepkeeper.checkpoint.dcp_format.metadata import KeyPath
+from stepkeeper.checkpoint.dcp_format.pickle_writer import pickled
+from stepkeeper.checkpoint.dcp_format.tensor_file import blob_frame, blob_layout
 from stepkeeper.storage.posix import PosixStore
 
 pytestmark = [

@@ -24,8 +24,8 @@ from stepkeeper_planners.errors import (
     ValueDecodeError,
 )
 from stepkeeper_planners.formats import checkpoint_to_torch_save
-from stepkeeper_planners.formats.safetensors_source import open_safetensors
-from stepkeeper_planners.formats.torch_source import open_torch_save
+from stepkeeper_planners.formats.safetensors.source import open_safetensors
+from stepkeeper_planners.formats.torch_save.source import open_torch_save
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled:UserWarning", "ignore:TypedStorage is deprecated:UserWarning"

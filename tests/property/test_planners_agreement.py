@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepkeeper_planners.agree import digest_value, fingerprint, name_differences, name_digests
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.layout import Chunk, Owner, TensorLayout
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
+from stepkeeper_planners.saving.fingerprints import digest_value, fingerprint, name_differences, name_digests
 
 NAMES = st.sampled_from("abcdef")
 SCALARS = st.one_of(

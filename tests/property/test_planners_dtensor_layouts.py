@@ -17,8 +17,8 @@ from stepkeeper_planners.adapters.placements import (
     chunks_on_mesh,
     with_siblings,
 )
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.cover import check_cover
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.cover import check_cover
 
 SHAPES = st.lists(st.integers(1, 11), min_size=1, max_size=3).map(tuple)
 

@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from stepkeeper.dcp.metadata import encode_metadata
+from stepkeeper.checkpoint.dcp_format.metadata import encode_metadata
 from stepkeeper_planners.errors import MetadataDecodeError, ValueDecodeError
-from stepkeeper_planners.metadata import check_metadata, read_metadata
-from stepkeeper_planners.values import decode_value, encode_value
+from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
+from stepkeeper_planners.state.values import decode_value, encode_value
 
 CHUNKS = [ChunkStorageMetadata(torch.Size((start, 0)), torch.Size((2, 3))) for start in (0, 2)]
 SAMPLE = Metadata(

@@ -7,10 +7,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planners_parts.layouts import cut_anywhere
 
-from stepkeeper_planners.assign import SavePlan, assign
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.known_plan import Structure, WrittenShare, known_plan, plan_digest
-from stepkeeper_planners.layout import Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.saving.assignment import SavePlan, assign
+from stepkeeper_planners.saving.known_plan import Structure, WrittenShare, known_plan, plan_digest
 
 GRAIN_BYTES = 8
 """Small enough that the tensors drawn here are cut among ranks."""

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planners_parts.layouts import cut_anywhere
 
-from stepkeeper_planners.assign import plan_save
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.layout import Owner, Ranks, TensorLayout
-from stepkeeper_planners.reshard import StoredTensor, pieces_of
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Owner, Ranks, TensorLayout
+from stepkeeper_planners.loading.resharding import StoredTensor, pieces_of
+from stepkeeper_planners.saving.assignment import plan_save
 
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 WORLDS = st.integers(1, 5)

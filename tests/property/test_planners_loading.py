@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from stepkeeper_planners import SPMDLoadPlanner
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.meeting import common_parts
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.overlaps import common_parts
 
 # Of complex32, which torch stores none the less.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")

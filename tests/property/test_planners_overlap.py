@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.cover import check_cover
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.meeting import OverlapSearch, find_overlap
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.cover import check_cover
+from stepkeeper_planners.geometry.overlaps import OverlapSearch, find_overlap
 
 
 def box(*spans: tuple[int, int]) -> Box:

@@ -13,10 +13,10 @@ from planners_parts.parts import DTYPES, SHAPES, bits, boxes_of, parts_in, parts
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
-from stepkeeper_planners import load as load_module
-from stepkeeper_planners import save as save_module
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading import planner as load_module
+from stepkeeper_planners.saving import planner as save_module
 
 # Of complex32, which torch stores none the less.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")

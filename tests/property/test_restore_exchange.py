@@ -11,17 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepkeeper.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
-from stepkeeper.restore import blocks as blocks_module
-from stepkeeper.restore.blocks import BlockTable, runs_of
-from stepkeeper.restore.contents import Contents
+from stepkeeper.checkpoint import blocks as blocks_module
+from stepkeeper.checkpoint.blocks import BlockTable, runs_of
+from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
 from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.peers.duties import Sharing
 from stepkeeper.restore.placing import Bytes, Places, stored_tensor
 from stepkeeper.restore.ranges import Array
-from stepkeeper.restore.sharing import Sharing
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
-from stepkeeper_planners.matching import Stored, Wanted, compare
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
+from stepkeeper_planners.loading.matching import Stored, Wanted, compare
 
 BLOCK = 64
 """Small, so that everything is cut everywhere."""

@@ -7,7 +7,7 @@ import pytest
 
 from stepkeeper.checkpoint import CheckpointReader, read_manifests
 from stepkeeper.cli.blocks import verify_commit
-from stepkeeper.collect import gc
+from stepkeeper.coordination.root_check import prove_shared
 from stepkeeper.errors import (
     LogFormatError,
     LogGapError,
@@ -17,8 +17,8 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Log, LogState
 from stepkeeper.log.tail import slot_path
-from stepkeeper.pins import Pin, list_pins, pin_path, pinned_slots, put_pin
-from stepkeeper.probe import prove_shared
+from stepkeeper.retention.garbage import gc
+from stepkeeper.retention.pins import Pin, list_pins, pin_path, pinned_slots, put_pin
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.checkpoints import SmallRoot
@@ -172,8 +172,8 @@ def test_another_commits_object_in_the_same_place_is_seen(whole: Mapping[str, by
         "{folder}/__9_0.distcp",
         ".stepkeeper/log/README",
         ".stepkeeper/log/00000002.json.bak",
-        ".stepkeeper/pins/README",
-        ".stepkeeper/pins/00000002-short",
+        ".stepkeeper/retention/pins/README",
+        ".stepkeeper/retention/pins/00000002-short",
         f".stepkeeper/probes/{'c' * 32}",
         ".stepkeeper/notes",
         "model.pt",

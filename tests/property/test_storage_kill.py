@@ -12,10 +12,10 @@ from typing import Final, TypeVar, final
 import pytest
 from storage_disk.companions import Gang, check_root
 
-from stepkeeper.collect import gc
 from stepkeeper.log import Log
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.log.tail import LOG_PREFIX
+from stepkeeper.retention.garbage import gc
 from stepkeeper.storage.base import Buffer, ObjectStat, Store
 from stepkeeper.storage.posix import PosixStore
 

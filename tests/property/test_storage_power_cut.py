@@ -18,10 +18,10 @@ from storage_disk.disk import Answered, Contents, Disk, Killed, Op, Recorder, wr
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.collect import gc
 from stepkeeper.errors import FencedError, StepkeeperError, StorageError
 from stepkeeper.log import Log
 from stepkeeper.log.tail import LOG_PREFIX
+from stepkeeper.retention.garbage import gc
 from stepkeeper.storage import direct, posix
 from stepkeeper.storage.base import Buffer, Store
 from stepkeeper.storage.posix import PosixStore

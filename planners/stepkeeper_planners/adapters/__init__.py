@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from stepkeeper_planners.adapters import checkpointable, dtensor, plain
 from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 
 _ORDINARY: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 _form: Final = attrgetter("dtype", "layout", "shape", "is_cpu", "__dict__")

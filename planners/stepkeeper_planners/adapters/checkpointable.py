@@ -10,10 +10,10 @@ from typing import Protocol, cast
 import torch
 
 from stepkeeper_planners.adapters import plain
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
 
 _ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Owner, Ranks
+from stepkeeper_planners.geometry.layout import Owner, Ranks
 
 
 def device_owners(

@@ -22,8 +22,8 @@ from stepkeeper_planners.adapters.placements import (
 )
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Ranks, TensorLayout
-from stepkeeper_planners.siblings import slices_beside
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.geometry.mesh_slices import slices_beside
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:

@@ -8,8 +8,8 @@ from math import gcd, prod
 
 import numpy as np
 
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.geometry.boxes import Box
 
 _TILED = re.compile(
     r"^\{devices=\[(?P<dims>[\d,]+)\]"

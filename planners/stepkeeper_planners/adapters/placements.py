@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Chunk, Owner
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, whole_tensor
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:

@@ -20,9 +20,9 @@ from torch_xla.distributed.spmd import ShardingType, XLAShardedTensor, wrap_if_s
 from stepkeeper_planners.adapters import plain
 from stepkeeper_planners.adapters.devices import device_owners
 from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.dtypes import dtype_name
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 
 # torch_xla has shards, sharding specs and pending work nowhere but in its extension module.
 _C: Any = torch_xla._XLAC

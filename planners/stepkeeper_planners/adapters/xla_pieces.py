@@ -29,8 +29,8 @@ from stepkeeper_planners.adapters.xla import (
     tiling_of,
     unpadded,
 )
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 
 __all__ = [
     "Cut",

@@ -2,9 +2,15 @@
 
 from stepkeeper_planners.formats.conversion import Conversion, Progress
 from stepkeeper_planners.formats.files import CheckpointFiles
-from stepkeeper_planners.formats.hugging_face import checkpoint_to_safetensors, safetensors_to_checkpoint
-from stepkeeper_planners.formats.torch_reader import TorchSaveReader
-from stepkeeper_planners.formats.torch_save import checkpoint_to_torch_save, torch_save_to_checkpoint
+from stepkeeper_planners.formats.safetensors.conversion import (
+    checkpoint_to_safetensors,
+    safetensors_to_checkpoint,
+)
+from stepkeeper_planners.formats.torch_save.conversion import (
+    checkpoint_to_torch_save,
+    torch_save_to_checkpoint,
+)
+from stepkeeper_planners.formats.torch_save.reader import TorchSaveReader
 
 __all__ = [
     "CheckpointFiles",

@@ -9,12 +9,12 @@ from typing import BinaryIO, final
 import torch
 from typing_extensions import Buffer, override
 
-from stepkeeper_planners.blobs import vocabulary_of
 from stepkeeper_planners.errors import PickleRefusedError, SourceError
 from stepkeeper_planners.formats.conversion import shown
 from stepkeeper_planners.formats.files import CheckpointFiles, opened
 from stepkeeper_planners.formats.records import PlacedArchive
-from stepkeeper_planners.unpickling import unpickled
+from stepkeeper_planners.pickles.torch_files import vocabulary_of
+from stepkeeper_planners.pickles.unpickling import unpickled
 
 __all__ = ["Elements", "Window", "find_elements"]
 

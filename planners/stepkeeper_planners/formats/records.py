@@ -3,8 +3,8 @@
 import struct
 from typing import BinaryIO, Final
 
-from stepkeeper_planners.blobs import Archive
 from stepkeeper_planners.errors import PickleRefusedError
+from stepkeeper_planners.pickles.torch_files import Archive
 
 __all__ = ["LOCAL_HEADER_BYTES", "ZIP_MAGIC", "PlacedArchive"]
 

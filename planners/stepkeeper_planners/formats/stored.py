@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import SourceError, ValueDecodeError
 from stepkeeper_planners.formats.conversion import BUFFER_BYTES, shown
 from stepkeeper_planners.formats.elements import Elements, Window, find_elements
 from stepkeeper_planners.formats.files import CheckpointFiles, opened
-from stepkeeper_planners.metadata import check_metadata, read_metadata
-from stepkeeper_planners.state import Path as KeyPath
-from stepkeeper_planners.values import decode_value
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
+from stepkeeper_planners.state.tree import Path as KeyPath
+from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]
 

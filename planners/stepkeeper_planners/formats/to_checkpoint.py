@@ -17,8 +17,8 @@ from typing_extensions import override
 from stepkeeper_planners.errors import PlannerError, SourceError
 from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress, shown
 from stepkeeper_planners.formats.destination import new_folder
-from stepkeeper_planners.save import SPMDSavePlanner
-from stepkeeper_planners.state import gather_state
+from stepkeeper_planners.saving.planner import SPMDSavePlanner
+from stepkeeper_planners.state.tree import gather_state
 
 __all__ = ["write_checkpoint"]
 

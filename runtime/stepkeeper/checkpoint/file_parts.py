@@ -8,10 +8,10 @@ from typing import Protocol, final, overload
 
 from isal import isal_zlib
 
+from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
+from stepkeeper.checkpoint.dcp_format.tensor_file import blob_frame
 from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File
-from stepkeeper.dcp.blob import blob_frame
-from stepkeeper.dcp.dtypes import size_in_bytes
 from stepkeeper.storage.base import Buffer
 
 __all__ = ["FileParts", "RankData"]

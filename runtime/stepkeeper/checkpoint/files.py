@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Self, final
 from urllib.parse import unquote, urlsplit
 
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES
 from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
 from stepkeeper.log.entries import CommitRecord
-from stepkeeper.manifest import BLOCK_BYTES
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 

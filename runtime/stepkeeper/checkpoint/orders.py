@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stepkeeper.manifest import checkpoint_folder
+from stepkeeper.checkpoint.manifest import checkpoint_folder
 
 __all__ = ["SaveOrder", "TensorOrder", "ValueOrder"]
 

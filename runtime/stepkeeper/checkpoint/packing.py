@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
+from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
+from stepkeeper.checkpoint.dcp_format.tensor_file import blob_layout
 from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
-from stepkeeper.dcp.blob import blob_layout
-from stepkeeper.dcp.dtypes import size_in_bytes
 
 __all__ = ["File", "Item", "packed"]
 

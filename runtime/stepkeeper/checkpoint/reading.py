@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, final
 
-from stepkeeper.checkpoint.suspect import BadBytes, read_there
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
+from stepkeeper.checkpoint.reread import BadBytes, read_there
 from stepkeeper.errors import ManifestError, TornCheckpointError
 from stepkeeper.log.entries import CommitRecord, ManifestRef
-from stepkeeper.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.storage.base import CopiedStore, Store
 from stepkeeper.storage.crc import block_crcs, crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience

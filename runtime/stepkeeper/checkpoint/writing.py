@@ -8,15 +8,22 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final, Self
 
+from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME, encode_metadata
 from stepkeeper.checkpoint.file_parts import FileParts, RankData
+from stepkeeper.checkpoint.layout_cache import Part, Recurring
+from stepkeeper.checkpoint.manifest import (
+    BLOCK_BYTES,
+    Inventory,
+    Manifest,
+    ObjectRecord,
+    manifest_name,
+    parted,
+)
 from stepkeeper.checkpoint.orders import SaveOrder
 from stepkeeper.checkpoint.packing import File, packed
 from stepkeeper.checkpoint.reading import manifest_bytes
-from stepkeeper.checkpoint.recurring import Part, Recurring
-from stepkeeper.dcp.metadata import METADATA_NAME, encode_metadata
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log.entries import ManifestRef
-from stepkeeper.manifest import BLOCK_BYTES, Inventory, Manifest, ObjectRecord, manifest_name, parted
 from stepkeeper.storage.base import Buffer, ObjectStat, Store, StreamedStore, joined_size_bytes
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Final
 
 from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
 from stepkeeper.errors import ManifestError, TornCheckpointError
 from stepkeeper.log import CommitRecord, ManifestRef
-from stepkeeper.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 

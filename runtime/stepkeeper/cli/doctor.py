@@ -10,7 +10,7 @@ from stepkeeper.cli.probing import prove_store, throughput
 from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, opened, show_document
 from stepkeeper.errors import LogFormatError, LogGapError, MissingObjectError, PinFormatError, StorageError
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
-from stepkeeper.pins import list_pins
+from stepkeeper.retention.pins import list_pins
 from stepkeeper.storage import Store
 
 __all__ = ["doctor"]

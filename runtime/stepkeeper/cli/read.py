@@ -8,8 +8,10 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from stepkeeper.checkpoint import read_manifests
+from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
+from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.cli.foreign import legacy_document, legacy_rows, legacy_step, show_legacy
 from stepkeeper.cli.history import begins_of, leftovers_of, times_of
-from stepkeeper.cli.legacy import legacy_document, legacy_rows, legacy_step, show_legacy
 from stepkeeper.cli.render import (
     attempt_text,
     owner_document,
@@ -20,10 +22,8 @@ from stepkeeper.cli.render import (
     table_row,
 )
 from stepkeeper.cli.terminal import AsJson, Root, Url, opened, say, show_document, show_table
-from stepkeeper.dcp.metadata import merge_tensors, merge_values
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, LogState
-from stepkeeper.manifest import Manifest
 
 __all__ = ["OfSequence", "ls", "one_commit", "path", "show"]
 

@@ -30,11 +30,11 @@ from stepkeeper.cli.terminal import (
     show_document,
     show_table,
 )
-from stepkeeper.collect import Garbage, sweep
-from stepkeeper.collect import gc as collect
 from stepkeeper.errors import RefusedError
 from stepkeeper.log import Begin, CommitRecord, LogState
-from stepkeeper.pins import list_pins
+from stepkeeper.retention.garbage import Garbage, sweep
+from stepkeeper.retention.garbage import gc as collect
+from stepkeeper.retention.pins import list_pins
 
 __all__ = ["gc", "rm"]
 

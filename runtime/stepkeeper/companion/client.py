@@ -17,7 +17,7 @@ import stepkeeper
 from stepkeeper import errors
 from stepkeeper.companion.channel import Channel
 from stepkeeper.companion.messages import Close, Kind
-from stepkeeper.companion.plans import Told
+from stepkeeper.companion.plan_cache import Told
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import CompanionError, CompanionLostError, StepkeeperError

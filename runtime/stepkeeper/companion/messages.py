@@ -7,8 +7,8 @@ from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, LegacyBase, ManifestRef
+from stepkeeper.log.restarts import Past
 from stepkeeper.policy.keep import Keep
-from stepkeeper.restarts import Past
 from stepkeeper.tier import TierPlace
 
 __all__ = [

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from stepkeeper.companion.aside import Aside, Work
+from stepkeeper.companion.background import Aside, Work
 from stepkeeper.companion.channel import Channel, Packet
 from stepkeeper.companion.messages import (
     Begin,

@@ -19,8 +19,8 @@ from stepkeeper.checkpoint import (
     verify_objects,
     write_checkpoint,
 )
-from stepkeeper.collect import Garbage, collect, sweep
-from stepkeeper.companion.aside import Work, aside
+from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.companion.background import Work, aside
 from stepkeeper.companion.messages import (
     Begin,
     Begun,
@@ -35,7 +35,7 @@ from stepkeeper.companion.messages import (
     Write,
     Written,
 )
-from stepkeeper.companion.plans import Held, Whole
+from stepkeeper.companion.plan_cache import Held, Whole
 from stepkeeper.companion.reporter import LogView, Reporter
 from stepkeeper.contract import Commit as ReportedCommit
 from stepkeeper.contract import Directive, Head
@@ -46,14 +46,14 @@ from stepkeeper.errors import (
     UnknownOutcomeError,
     VerifyError,
 )
-from stepkeeper.legacy import found_in, unnamed_in
 from stepkeeper.log import Claim, CommitRecord, LegacyBase, Log
-from stepkeeper.manifest import Manifest
-from stepkeeper.restarts import past_of
-from stepkeeper.retention import deletable
+from stepkeeper.log.foreign_steps import found_in, unnamed_in
+from stepkeeper.log.restarts import past_of
+from stepkeeper.log.store_times import StoreTimes
+from stepkeeper.retention.deletable import deletable
+from stepkeeper.retention.garbage import Garbage, collect, sweep
 from stepkeeper.storage import Store, open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-from stepkeeper.store_times import StoreTimes
 from stepkeeper.tier import FirstHop, LocalTier
 
 __all__ = ["Session"]

@@ -10,11 +10,11 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
+from stepkeeper.checkpoint.blocks import BlockTable
+from stepkeeper.checkpoint.manifest import Manifest, ValueRecord
 from stepkeeper.errors import ManifestError, RestoreError
-from stepkeeper.legacy.content import LegacyContent
-from stepkeeper.legacy.loading import COPIES, read_ahead
-from stepkeeper.manifest import Manifest, ValueRecord
-from stepkeeper.restore.blocks import BlockTable
+from stepkeeper.restore.foreign.content import LegacyContent
+from stepkeeper.restore.foreign.loading import COPIES, read_ahead
 from stepkeeper.restore.placing import Piece, Places
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.dtypes import itemsize_bytes

@@ -11,21 +11,21 @@ from torch.futures import Future
 from typing_extensions import override
 
 from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
+from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
-from stepkeeper.checkpoint.suspect import BadItem, read_there
+from stepkeeper.checkpoint.reread import BadItem, read_there
 from stepkeeper.dcp.fills import Fills, fill_from_chunks
 from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
-from stepkeeper.dcp.metadata import METADATA_NAME
 from stepkeeper.errors import BadUriError, RestoreError, TornCheckpointError
-from stepkeeper.legacy.content import LegacyContent
 from stepkeeper.log.entries import ManifestRef, new_nonce
 from stepkeeper.loggers import logger
-from stepkeeper.manifest import Manifest, manifest_name
 from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.foreign.content import LegacyContent
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.errors import MetadataDecodeError
-from stepkeeper_planners.metadata import check_metadata, read_metadata
+from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 
 __all__ = ["StorageReader"]
 

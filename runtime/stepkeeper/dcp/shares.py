@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
+from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
+from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
 from stepkeeper.checkpoint.packing import File
-from stepkeeper.dcp.dtypes import size_in_bytes
 from stepkeeper.errors import SaveError
-from stepkeeper.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
 from stepkeeper_planners.dtypes import dtype_name
 
 __all__ = ["Share", "WrittenItem", "joined_manifest", "with_places"]

@@ -9,10 +9,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
-from stepkeeper.snapshot import Region
-from stepkeeper.snapshot.region import ALIGNMENT_BYTES
+from stepkeeper.save.snapshot import Region
+from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import SPMDStager
-from stepkeeper_planners.state import gather_state
+from stepkeeper_planners.state.tree import gather_state
 
 __all__ = ["Stager"]
 

@@ -15,15 +15,15 @@ from torch.futures import Future
 from typing_extensions import override
 
 from stepkeeper.checkpoint import SaveOrder
-from stepkeeper.checkpoint.recurring import inventory_of
+from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
+from stepkeeper.checkpoint.layout_cache import inventory_of
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
 from stepkeeper.checkpoint.writing import files_for, manifest_of, write_files
 from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
-from stepkeeper.dcp.metadata import METADATA_NAME
 from stepkeeper.dcp.shares import Share, joined_manifest, with_places
 from stepkeeper.errors import BadUriError, ObjectExistsError, SaveError, TransientStorageError
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
-from stepkeeper.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from stepkeeper.checkpoint import CheckpointReader
-from stepkeeper.restore.blocks import BlockTable
+from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.restore.placing import Bytes, Piece, Places, StoredValue
 
 __all__ = ["Filling", "Others"]

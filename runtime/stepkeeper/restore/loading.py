@@ -4,25 +4,25 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint.contents import Contents
 from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
-from stepkeeper.fitting import check_refilled, findings_said, said_findings
 from stepkeeper.log import CommitRecord
-from stepkeeper.restore.contents import Contents
-from stepkeeper.restore.exchange import Exchange
 from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.mismatch import check_refilled, findings_said, said_findings
+from stepkeeper.restore.peers.duties import Duties
+from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.placing import Places, stored_tensor
-from stepkeeper.restore.sharing import Duties
-from stepkeeper.snapshot import run_pending
+from stepkeeper.save.snapshot import run_pending
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import CopiedStore
-from stepkeeper_planners.asking import wanted_of
-from stepkeeper_planners.differences import Findings, mismatch, unexpected_everywhere
-from stepkeeper_planners.known_plan import WrittenShare
-from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.matching import StateReads, Stored, Wanted, compare
-from stepkeeper_planners.selection import LoadRules
-from stepkeeper_planners.state import FlatState, gather_state, scatter_state
-from stepkeeper_planners.values import decode_value
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.differences import Findings, mismatch, unexpected_everywhere
+from stepkeeper_planners.loading.matching import StateReads, Stored, Wanted, compare
+from stepkeeper_planners.loading.requests import wanted_of
+from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_planners.saving.known_plan import WrittenShare
+from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
+from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Loading", "agreed_mismatch"]
 

@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stepkeeper.manifest import TensorRecord, ValueRecord
-from stepkeeper.restore.blocks import Block, BlockTable
-from stepkeeper.restore.contents import Contents
+from stepkeeper.checkpoint.blocks import Block, BlockTable
+from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.manifest import TensorRecord, ValueRecord
 from stepkeeper.restore.ranges import Array
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.landing import Landing
-from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.matching import StateReads, Wanted
-from stepkeeper_planners.reshard import ChunkRead, PieceRead, StoredTensor
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.landing import Landing
+from stepkeeper_planners.loading.matching import StateReads, Wanted
+from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead, StoredTensor
 
 __all__ = ["Bytes", "Piece", "Places", "StoredValue", "stored_tensor"]
 

@@ -8,12 +8,12 @@ from itertools import accumulate
 from typing import Any, Final
 
 from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint.blocks import Block, BlockTable
+from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log import CommitRecord
-from stepkeeper.manifest import Manifest, manifest_name
-from stepkeeper.restore.blocks import Block, BlockTable
-from stepkeeper.restore.exchange import Exchange
+from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.storage import Store
 
 __all__ = ["Verification", "Verifying", "share_of"]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.entries import new_nonce
-from stepkeeper.manifest import Manifest
 from stepkeeper.storage import Store, open_store
 from stepkeeper.testing.pod import pod_identity
 

@@ -4,8 +4,8 @@ Only a root decides what is committed. Whatever is here may be missing, half wri
 at the root.
 """
 
-from stepkeeper.tier.folder import LocalTier, TierPlace
-from stepkeeper.tier.hop import FirstHop
-from stepkeeper.tier.near import NearStore
+from stepkeeper.tier.cached_store import NearStore
+from stepkeeper.tier.disk import LocalTier, TierPlace
+from stepkeeper.tier.staging import FirstHop
 
 __all__ = ["FirstHop", "LocalTier", "NearStore", "TierPlace"]

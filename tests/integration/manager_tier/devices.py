@@ -13,7 +13,7 @@ import torch
 import torch_xla.runtime as xr
 
 from stepkeeper import CheckpointManager
-from stepkeeper.snapshot import Region, Snapshot, Snapshots
+from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
 
 FOLDER = Path(sys.argv[1])
 LONGEST_S = 30.0

@@ -139,7 +139,7 @@ def planned_again(rank: int, folder: Path) -> None:
 
     with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:
         manager.save(1, state(1.0))
-    with patch("stepkeeper.snapshot.plan.plan_save", side_effect=AssertionError("planned again")):
+    with patch("stepkeeper.save.snapshot.plan.plan_save", side_effect=AssertionError("planned again")):
         restarted(2, state(0.0))
     assert written(1) == written(2)
     assert any(len(boxes) > 1 for *_, fqn, boxes in written(2) if fqn == "large")
@@ -147,7 +147,7 @@ def planned_again(rank: int, folder: Path) -> None:
     restarted(3, state(0.0, **other), strict=False, exclude=["b"])
     assert not {each[1] for each in written(2)} & {each[1] for each in written(3)}
     assert {"large", "b", "more"} <= {each[2] for each in written(3)}
-    with patch("stepkeeper.snapshot.plan.plan_save", side_effect=AssertionError("planned again")):
+    with patch("stepkeeper.save.snapshot.plan.plan_save", side_effect=AssertionError("planned again")):
         restarted(4, state(0.0, **other))
     assert written(3) == written(4)
 

@@ -101,7 +101,7 @@ def restore(uri: str) -> dict[str, Any]:
         with torch.no_grad():
             parameter.zero_()
     torch_xla.sync()
-    unplanned = patch("stepkeeper.snapshot.plan.plan_save", side_effect=AssertionError("planned again"))
+    unplanned = patch("stepkeeper.save.snapshot.plan.plan_save", side_effect=AssertionError("planned again"))
     with unplanned, CheckpointManager(uri, 10**6) as manager:
         result = manager.restore_latest(training.state)
         assert result is not None

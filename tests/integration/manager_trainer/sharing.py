@@ -135,7 +135,7 @@ def verified(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_way(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no rank reaches another one, each reads all that it needs."""
-    monkeypatch.setattr("stepkeeper.restore.exchange.addresses_of_host", lambda _: [])
+    monkeypatch.setattr("stepkeeper.restore.peers.exchange.addresses_of_host", lambda _: [])
     uri = (folder / "root").as_uri()
     state, into = random_state(1, 32), random_state(2, 32)
     with CheckpointManager(uri, 1, chkpt_on_preemption=False) as manager:

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch do
 from stepkeeper import CheckpointManager, PerRank
 from stepkeeper.errors import SaveError, StepkeeperError
 from stepkeeper_planners.errors import LoadMismatchError, RanksDifferError, UnsupportedValueError
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.geometry.layout import Ranks
 
 RANK, WORLD_SIZE, FOLDER, CASE = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 ROOT = FOLDER / "root"

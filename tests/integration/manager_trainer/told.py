@@ -15,8 +15,8 @@ import torch
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Directive, Interval, Settings
-from stepkeeper.env import Environment, Places
 from stepkeeper.testing.pod import pod_identity
+from stepkeeper.training.environment import Environment, Places
 
 FOLDER = Path(sys.argv[1])
 ROOT = FOLDER / "root"

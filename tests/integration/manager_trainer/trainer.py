@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stepkeeper import CheckpointManager
-from stepkeeper.env import Places
+from stepkeeper.training.environment import Places
 
 
 def say(event: str, **values: Any) -> None:

@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.messages import Open
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import StoreGang
 from stepkeeper.errors import BadNodeError, RestoreError
-from stepkeeper.gang import StoreGang
-from stepkeeper.legacy import Restorable
 from stepkeeper.log import Begin, Log
+from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.restore import Restorer
-from stepkeeper.restore.confirming import Host
+from stepkeeper.restore.second_read import Host
 from stepkeeper.storage import ObjectStat, Store, open_store
 from stepkeeper.storage.base import Buffer
 

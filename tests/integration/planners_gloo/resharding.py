@@ -20,7 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.errors import LoadMismatchError
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.geometry.layout import Ranks
 
 N_PROCESSES = 4
 

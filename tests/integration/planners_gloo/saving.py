@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 
 from stepkeeper_planners import SPMDSavePlanner
 from stepkeeper_planners.errors import RanksDifferError
-from stepkeeper_planners.per_rank import PerRank
+from stepkeeper_planners.state.per_rank import PerRank
 
 ROWS = 3000
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from stepkeeper_planners import SPMDSavePlanner, adapters
 from stepkeeper_planners.adapters import xla
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.geometry.layout import Ranks
 
 ALONE = Ranks(rank=0, world_size=1)
 

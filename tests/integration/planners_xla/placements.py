@@ -11,10 +11,10 @@ import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.assign import plan_save
-from stepkeeper_planners.cover import check_cover
 from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.geometry.cover import check_cover
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.saving.assignment import plan_save
 
 Spec = tuple[Any, ...]
 ALONE = Ranks(rank=0, world_size=1)

@@ -13,7 +13,7 @@ import torch_xla.runtime as xr
 from sharded_training import Training, compilations
 
 from stepkeeper import CheckpointManager
-from stepkeeper.snapshot import device
+from stepkeeper.save.snapshot import device
 
 STEPS, EVERY = 200, 20
 

@@ -10,7 +10,7 @@ import torch_xla.runtime as xr
 from sharded_training import Training
 
 from stepkeeper import CheckpointManager
-from stepkeeper.snapshot import device
+from stepkeeper.save.snapshot import device
 from stepkeeper_planners.adapters import xla
 
 

@@ -4,8 +4,8 @@ from itertools import pairwise, product
 
 from hypothesis import strategies as st
 
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.layout import Chunk, Owner, TensorLayout
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 
 __all__ = ["cut_anywhere", "rows"]
 

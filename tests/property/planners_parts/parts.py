@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from stepkeeper_planners.boxes import Box
+from stepkeeper_planners.geometry.boxes import Box
 
 SHAPES = st.lists(st.integers(0, 7), min_size=1, max_size=3).map(tuple)
 DTYPES = [

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from typing import Final, final
 
 from stepkeeper.checkpoint import CheckpointReader, SaveOrder, TensorOrder, read_manifests
+from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
 from stepkeeper.companion.messages import Begin, Commit, Open, Void, Write, Written
 from stepkeeper.companion.session import Session
-from stepkeeper.dcp.metadata import merge_tensors
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.aside import done
+from stepkeeper.testing.background import done
 
 __all__ = ["IMPATIENT", "Gang", "check_root", "contents", "saved_bytes"]
 

@@ -11,8 +11,7 @@ from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.cli.removal import check_removable, needs_proof, pick_removed
 from stepkeeper.cli.terminal import Root
 from stepkeeper.cli.write import _removed
-from stepkeeper.collect import gc
-from stepkeeper.companion.aside import Work
+from stepkeeper.companion.background import Work
 from stepkeeper.companion.messages import Begin, Commit, Open, Quarantine, Restored, Void, Write
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import (
@@ -24,9 +23,10 @@ from stepkeeper.errors import (
     UnknownOutcomeError,
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
-from stepkeeper.pins import hold, remove_pin
 from stepkeeper.policy.keep import Keep, LastN
-from stepkeeper.testing.aside import jobs
+from stepkeeper.retention.garbage import gc
+from stepkeeper.retention.pins import hold, remove_pin
+from stepkeeper.testing.background import jobs
 from stepkeeper.testing.pod import pod_identity
 
 __all__ = ["attempt", "collector", "follower", "reader", "remover"]

@@ -18,9 +18,9 @@ from unittest import mock
 
 from typing_extensions import override
 
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.errors import TransientStorageError
 from stepkeeper.log import Entry
-from stepkeeper.manifest import Manifest
 from stepkeeper.storage.base import Buffer, ObjectStat, PagedStore
 from stepkeeper.storage.retry import Patience
 
@@ -327,7 +327,7 @@ def shipped_code(index_every: int) -> Iterator[int]:
 
     with (
         mock.patch("stepkeeper.log.log.new_nonce", nonce),
-        mock.patch("stepkeeper.pins.new_nonce", nonce),
+        mock.patch("stepkeeper.retention.pins.new_nonce", nonce),
         mock.patch("stepkeeper.companion.session.open_store", own_root),
         mock.patch("stepkeeper.checkpoint.writing.ThreadPoolExecutor", _InlineExecutor),
         mock.patch("stepkeeper.log.state._INDEX_EVERY", index_every),

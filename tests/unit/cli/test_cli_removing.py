@@ -10,7 +10,7 @@ from typer.testing import Result
 from stepkeeper.cli import write as module
 from stepkeeper.errors import FencedError, ForeignRootError
 from stepkeeper.log import Delete
-from stepkeeper.pins import Pin, put_pin, remove_pin
+from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
 

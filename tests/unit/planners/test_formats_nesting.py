@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.nesting import nested
+from stepkeeper_planners.state.nesting import nested
 
 MANY = 2000
 

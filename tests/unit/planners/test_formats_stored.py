@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.formats import stored
 from stepkeeper_planners.formats.files import Folder
+from stepkeeper_planners.geometry.boxes import Box
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled:UserWarning", "ignore:TypedStorage is deprecated:UserWarning"

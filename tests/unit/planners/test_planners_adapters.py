@@ -13,10 +13,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
-from stepkeeper_planners.layout import Chunk, Owner, Ranks
-from stepkeeper_planners.state import gather_state
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks
+from stepkeeper_planners.state.tree import gather_state
 
 RANKS = Ranks(rank=1, world_size=4)
 

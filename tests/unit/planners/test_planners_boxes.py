@@ -2,10 +2,10 @@
 
 import pytest
 
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.cover import check_cover
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.cover import check_cover
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
 
 
 def box(*pairs: tuple[int, int]) -> Box:

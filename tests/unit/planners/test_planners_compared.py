@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stepkeeper_planners.agree import digest_whole_numbers
+from stepkeeper_planners.saving.fingerprints import digest_whole_numbers
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])

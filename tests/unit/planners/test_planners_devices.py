@@ -4,7 +4,7 @@ import pytest
 
 from stepkeeper_planners.adapters.devices import device_owners
 from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Owner, Ranks
+from stepkeeper_planners.geometry.layout import Owner, Ranks
 
 
 def owner(rank: int, local_index: int) -> Owner:

@@ -15,7 +15,7 @@ import torch
 from planners_parts.pickles import Reduced
 
 from stepkeeper_planners.errors import ValueDecodeError
-from stepkeeper_planners.values import decode_value, encode_value
+from stepkeeper_planners.state.values import decode_value, encode_value
 
 
 class Mine:

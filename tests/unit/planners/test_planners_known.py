@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from stepkeeper_planners.assign import SavePlan, plan_save
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.known_plan import Structure, WrittenShare, known_plan, plan_digest
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.saving.assignment import SavePlan, plan_save
+from stepkeeper_planners.saving.known_plan import Structure, WrittenShare, known_plan, plan_digest
 
 RANKS = Ranks(rank=1, world_size=2)
 VALUES = {"cursor": 10_000, "step": 8}
@@ -93,7 +93,7 @@ def test_what_was_written_otherwise_is_no_plan(changed: dict[str, Any]) -> None:
 
 
 def test_other_rules_are_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepkeeper_planners.rules.ASSIGNMENT_VERSION", 0)
+    monkeypatch.setattr("stepkeeper_planners.saving.rules.ASSIGNMENT_VERSION", 0)
     assert known(structure()) is None
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from planners_parts.layouts import rows
 
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.differences import Differences, mismatch
 from stepkeeper_planners.errors import LoadMismatchError, PatternError
-from stepkeeper_planners.layout import Ranks, TensorLayout, whole_tensor
-from stepkeeper_planners.matching import Stored, ValueRead, Wanted, compare, plan_load
-from stepkeeper_planners.reshard import StoredTensor, chunk_reads
-from stepkeeper_planners.selection import LoadRules
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.loading.differences import Differences, mismatch
+from stepkeeper_planners.loading.matching import Stored, ValueRead, Wanted, compare, plan_load
+from stepkeeper_planners.loading.resharding import StoredTensor, chunk_reads
+from stepkeeper_planners.loading.selection import LoadRules
 
 ALONE = Ranks(rank=0, world_size=1)
 

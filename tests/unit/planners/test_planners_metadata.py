@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper_planners.errors import MetadataDecodeError
-from stepkeeper_planners.metadata import check_metadata, read_metadata
-from stepkeeper_planners.readers import SafeFileSystemReader, SafeFsspecReader
+from stepkeeper_planners.loading.safe_readers import SafeFileSystemReader, SafeFsspecReader
+from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 
 
 def sample() -> stock.Metadata:

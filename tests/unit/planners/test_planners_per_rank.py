@@ -9,9 +9,15 @@ import torch
 import stepkeeper
 import stepkeeper_planners
 from stepkeeper_planners.errors import DuplicateNameError, PerRankError
-from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.per_rank import PerRank, names_to_read, parse_stored_name, stored_name, value_for
-from stepkeeper_planners.state import gather_state, scatter_state
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.state.per_rank import (
+    PerRank,
+    names_to_read,
+    parse_stored_name,
+    stored_name,
+    value_for,
+)
+from stepkeeper_planners.state.tree import gather_state, scatter_state
 
 TWO = Ranks(rank=1, world_size=2)
 

@@ -11,9 +11,9 @@ from stepkeeper_planners.adapters.placements import (
     chunks_on_mesh,
     with_siblings,
 )
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import UnsupportedShardingError
-from stepkeeper_planners.layout import Owner
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Owner
 
 
 def test_a_mesh_need_not_be_in_the_order_of_ranks_nor_hold_all() -> None:

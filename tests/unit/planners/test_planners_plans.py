@@ -8,11 +8,11 @@ import torch
 from planners_parts.layouts import rows
 
 from stepkeeper_planners.adapters import describe, fill, local_shard
-from stepkeeper_planners.assign import SavePlan, plan_save
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
-from stepkeeper_planners.values import content_bytes
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.saving.assignment import SavePlan, plan_save
+from stepkeeper_planners.state.values import content_bytes
 
 ALONE = Ranks(rank=0, world_size=1)
 

@@ -9,10 +9,10 @@ import torch
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import DuplicateNameError
-from stepkeeper_planners.nesting import notes
-from stepkeeper_planners.per_rank import PerRank
-from stepkeeper_planners.regather import Gathered, Gatherer
-from stepkeeper_planners.state import gather_state
+from stepkeeper_planners.state.gatherer import Gathered, Gatherer
+from stepkeeper_planners.state.nesting import notes
+from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.tree import gather_state
 
 TENSOR = torch.arange(12.0).reshape(3, 4)
 

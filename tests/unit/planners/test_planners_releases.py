@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.distributed.checkpoint.planner import SavePlan
 
-from stepkeeper_planners import SPMDSavePlanner, rules
-from stepkeeper_planners import save as save_module
-from stepkeeper_planners.assign import ASSIGNMENT_VERSION, assign
-from stepkeeper_planners.boxes import Box
+from stepkeeper_planners import SPMDSavePlanner
 from stepkeeper_planners.errors import ReleasesDifferError, WrongRanksError
-from stepkeeper_planners.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
+from stepkeeper_planners.saving import planner as save_module
+from stepkeeper_planners.saving import rules
+from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, assign
 
 
 def proposed(

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stepkeeper_planners.errors import UnsupportedValueError, ValueDecodeError
-from stepkeeper_planners.state import gather_state
-from stepkeeper_planners.values import decode_value, encode_value
+from stepkeeper_planners.state.tree import gather_state
+from stepkeeper_planners.state.values import decode_value, encode_value
 
 
 def held_twice(depth: int, kind: type = list, core: Any = 1) -> Any:

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper_planners import SPMDSavePlanner, adapters
-from stepkeeper_planners import save as save_module
 from stepkeeper_planners.errors import (
     LayoutError,
     LostWritesError,
@@ -26,9 +25,10 @@ from stepkeeper_planners.errors import (
     UnsupportedWriterError,
     WrongRanksError,
 )
-from stepkeeper_planners.global_metadata import GlobalMetadata
-from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.per_rank import PerRank
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.saving import planner as save_module
+from stepkeeper_planners.saving.global_metadata import GlobalMetadata
+from stepkeeper_planners.state.per_rank import PerRank
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:TypedStorage is deprecated:UserWarning", "ignore:torch.distributed is disabled:UserWarning"

@@ -3,8 +3,8 @@
 import pytest
 
 from stepkeeper_planners.adapters.op_sharding import Tiling, parse_sharding
-from stepkeeper_planners.boxes import Box
 from stepkeeper_planners.errors import UnsupportedShardingError
+from stepkeeper_planners.geometry.boxes import Box
 
 
 def parsed(text: str, ndim: int) -> Tiling:

@@ -2,10 +2,10 @@
 
 from random import Random
 
-from stepkeeper_planners.assign import assign
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.layout import Chunk, Owner, TensorLayout
-from stepkeeper_planners.siblings import slices_beside
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
+from stepkeeper_planners.geometry.mesh_slices import slices_beside
+from stepkeeper_planners.saving.assignment import assign
 
 SLICES = ((0, 1), (2, 3))
 

@@ -15,9 +15,9 @@ from torch.optim import lr_scheduler as lrs
 from typing_extensions import override
 
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
-from stepkeeper_planners.per_rank import PerRank
-from stepkeeper_planners.state import gather_state, scatter_state
-from stepkeeper_planners.values import decode_value, encode_value
+from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.tree import gather_state, scatter_state
+from stepkeeper_planners.state.values import decode_value, encode_value
 
 
 class Counter:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from stepkeeper_planners.agree import digest_value, name_digests
-from stepkeeper_planners.assign import assign
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.differences import Differences, Findings, unexpected_everywhere
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.join import join_layouts, part_of
-from stepkeeper_planners.layout import Chunk, Owner, TensorLayout
-from stepkeeper_planners.state import FlatState
-from stepkeeper_planners.unite import United, deviation, holding, names_to_unite, unite
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
+from stepkeeper_planners.loading.differences import Differences, Findings, unexpected_everywhere
+from stepkeeper_planners.saving.assignment import assign
+from stepkeeper_planners.saving.fingerprints import digest_value, name_digests
+from stepkeeper_planners.saving.joining import join_layouts, part_of
+from stepkeeper_planners.saving.merged_state import United, deviation, holding, names_to_unite, unite
+from stepkeeper_planners.state.tree import FlatState
 
 Group = tuple[tuple[int, ...], list[TensorLayout], dict[str, object]]
 

@@ -17,7 +17,7 @@ import torch
 
 from stepkeeper_planners.dtypes import all_dtypes
 from stepkeeper_planners.errors import UnsupportedValueError
-from stepkeeper_planners.values import decode_value, encode_value
+from stepkeeper_planners.state.values import decode_value, encode_value
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024 — a tuple subclass as users make them
 

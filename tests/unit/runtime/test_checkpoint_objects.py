@@ -21,6 +21,7 @@ from stepkeeper.checkpoint import (
     writing,
 )
 from stepkeeper.checkpoint.file_parts import FileParts
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest
 from stepkeeper.errors import (
     ManifestError,
     MissingObjectError,
@@ -30,7 +31,6 @@ from stepkeeper.errors import (
     VerifyError,
 )
 from stepkeeper.log import CommitRecord, Log
-from stepkeeper.manifest import BLOCK_BYTES, Manifest
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.storage.retry import Patience
 

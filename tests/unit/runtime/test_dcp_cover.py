@@ -5,10 +5,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from stepkeeper.dcp.cover import Box, overlap
-from stepkeeper.dcp.metadata import merge_tensors
+from stepkeeper.checkpoint.dcp_format.cover import Box, overlap
+from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
+from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, TensorRecord
 from stepkeeper.errors import ManifestError
-from stepkeeper.manifest import ChunkRecord, Inventory, Manifest, TensorRecord
 
 
 def manifest(rank: int, shape: tuple[int, ...], *boxes: Box) -> Manifest:

@@ -7,10 +7,10 @@ MODULES = (
     "stepkeeper.storage",
     "stepkeeper.log",
     "stepkeeper.checkpoint",
-    "stepkeeper.collect",
+    "stepkeeper.retention.garbage",
     "stepkeeper.dcp",
     "stepkeeper.dcp.folder",
-    "stepkeeper.dcp.metadata",
+    "stepkeeper.checkpoint.dcp_format.metadata",
     "stepkeeper.cli",
     "stepkeeper.cli.app",
 )

@@ -17,8 +17,8 @@ from stepkeeper.checkpoint import (
     ValueOrder,
     write_checkpoint,
 )
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest
 from stepkeeper.errors import SaveError, StorageError, TornCheckpointError
-from stepkeeper.manifest import BLOCK_BYTES, Manifest
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.tier import FirstHop, LocalTier, NearStore, TierPlace
 

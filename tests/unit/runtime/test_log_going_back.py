@@ -7,7 +7,7 @@ import pytest
 from stepkeeper.errors import FencedError, RestoreError, TransientStorageError, UnknownOutcomeError
 from stepkeeper.log import Begin, Claim, LegacyBase, Log
 from stepkeeper.policy.keep import LastN
-from stepkeeper.retention import deletable
+from stepkeeper.retention.deletable import deletable
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 

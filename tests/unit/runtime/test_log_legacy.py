@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from stepkeeper.errors import FencedError, LogFormatError, RestoreError
-from stepkeeper.legacy import below, found_in
 from stepkeeper.log import Begin, Commit, LegacyBase, Log, ManifestRef
+from stepkeeper.log.foreign_steps import below, found_in
 from stepkeeper.storage import ObjectStat
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 

@@ -12,9 +12,9 @@ from store_parts.behind import Behind
 from typing_extensions import override
 
 from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, write_checkpoint
+from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
+from stepkeeper.checkpoint.dcp_format.tensor_file import blob_layout
 from stepkeeper.checkpoint.packing import File, packed
-from stepkeeper.dcp.blob import blob_layout
-from stepkeeper.dcp.dtypes import size_in_bytes
 from stepkeeper.storage.base import Buffer
 from stepkeeper.storage.memory import MemoryStore
 

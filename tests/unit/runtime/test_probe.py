@@ -10,7 +10,7 @@ import pytest
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.collect import gc
+from stepkeeper.coordination.root_check import RootProof, prove_shared
 from stepkeeper.errors import (
     MissingObjectError,
     NotExclusiveError,
@@ -20,7 +20,7 @@ from stepkeeper.errors import (
     UnsharedRootError,
 )
 from stepkeeper.log import Log
-from stepkeeper.probe import RootProof, prove_shared
+from stepkeeper.retention.garbage import gc
 from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, ObjectStat, Store
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.posix import PosixStore

@@ -13,9 +13,9 @@ from stepkeeper.checkpoint import (
     finish_checkpoint,
     write_checkpoint,
 )
-from stepkeeper.dcp.metadata import encode_metadata
+from stepkeeper.checkpoint.dcp_format.metadata import encode_metadata
+from stepkeeper.checkpoint.manifest import Inventory, Manifest, parted
 from stepkeeper.errors import ManifestError
-from stepkeeper.manifest import Inventory, Manifest, parted
 from stepkeeper.storage.memory import MemoryStore
 
 _COLUMNS = 8

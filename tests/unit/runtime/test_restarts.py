@@ -9,10 +9,10 @@ import pytest
 
 from stepkeeper.errors import MissingObjectError
 from stepkeeper.log import Entry
+from stepkeeper.log.restarts import Experience, Past, past_of
+from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.save import Auto, Disruptions, SaveCost
-from stepkeeper.restarts import Experience, Past, past_of
-from stepkeeper.store_times import StoreTimes
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
 
@@ -55,7 +55,7 @@ def test_a_first_start_has_no_past_and_learns_from_each_hour(
     found = past(root)
     assert found == Past(restarts=0, over_s=0)
     now_s = 100.0
-    monkeypatch.setattr("stepkeeper.restarts.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("stepkeeper.log.restarts.time", SimpleNamespace(monotonic=lambda: now_s))
     experience = Experience()
     assert interval_s(experience.by_now(0, found)) == interval_s(Disruptions())
     now_s += 10 * DAY_S

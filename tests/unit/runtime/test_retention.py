@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stepkeeper.log import Claim, Log, ManifestRef
 from stepkeeper.policy.keep import AnyOf, BestN, EveryNSteps, LastN, MaxAge
-from stepkeeper.retention import deletable
+from stepkeeper.retention.deletable import deletable
 
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
 

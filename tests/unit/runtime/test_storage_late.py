@@ -17,9 +17,9 @@ from stepkeeper.checkpoint import (
     verify_objects,
     write_checkpoint,
 )
-from stepkeeper.collect import gc
 from stepkeeper.errors import FencedError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log import Claim, CommitRecord, Log, ManifestRef
+from stepkeeper.retention.garbage import gc
 from stepkeeper.storage.base import Buffer, ObjectStat
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience

@@ -7,8 +7,8 @@ import pytest
 
 from stepkeeper.errors import StorageError
 from stepkeeper.log import CommitRecord
+from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.store_times import StoreTimes
 from stepkeeper.testing.checkpoints import SmallRoot
 
 

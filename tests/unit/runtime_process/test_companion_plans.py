@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from stepkeeper.checkpoint import CheckpointReader, SaveOrder, TensorOrder, read_manifests
+from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
 from stepkeeper.companion.messages import Begin, Commit, Committed, Kind, Open, Plan, Upload, Void, Write
-from stepkeeper.companion.plans import Common, Held, Told, name_of, plan_of
+from stepkeeper.companion.plan_cache import Common, Held, Told, name_of, plan_of
 from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.dcp.metadata import merge_tensors
+from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import CompanionError, CompanionLostError, StorageError
-from stepkeeper.gang import SoloGang
-from stepkeeper.persist import SaveJob, persist
-from stepkeeper.snapshot import Region, Snapshots
+from stepkeeper.save.persist import SaveJob, persist
+from stepkeeper.save.snapshot import Region, Snapshots
 from stepkeeper.storage.memory import MemoryStore, named_bucket
-from stepkeeper.testing.aside import done
+from stepkeeper.testing.background import done
 from stepkeeper.tier import TierPlace
 
 ROWS = (

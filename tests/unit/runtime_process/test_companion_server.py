@@ -13,7 +13,7 @@ import pytest
 
 from stepkeeper.checkpoint import SaveOrder, ValueOrder
 from stepkeeper.companion import server as module
-from stepkeeper.companion.aside import Work, aside
+from stepkeeper.companion.background import Work, aside
 from stepkeeper.companion.channel import Packet
 from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Upload, Write
 from stepkeeper.companion.server import _Server

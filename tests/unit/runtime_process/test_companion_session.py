@@ -21,11 +21,11 @@ from stepkeeper.contract import Commit as ReportedCommit
 from stepkeeper.contract import Directive, Report, ReportPhase
 from stepkeeper.errors import FencedError, TransientStorageError
 from stepkeeper.log import Claim, Log
-from stepkeeper.pins import Pin, put_pin, remove_pin
 from stepkeeper.policy.keep import Keep, LastN
+from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
-from stepkeeper.testing.aside import done
+from stepkeeper.testing.background import done
 
 
 class Reports:

@@ -16,13 +16,13 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.checkpoint.layout_cache import inventory_of
+from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
 from stepkeeper.checkpoint.packing import packed
-from stepkeeper.checkpoint.recurring import inventory_of
 from stepkeeper.checkpoint.writing import manifest_of
 from stepkeeper.dcp.shares import Share, WrittenItem, joined_manifest, with_places
 from stepkeeper.errors import SaveError
-from stepkeeper.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
-from stepkeeper_planners.global_metadata import GlobalMetadata
+from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 
 
 def tensor_item(fqn: str, tensor: torch.Tensor) -> WriteItem:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.decisions import Decisions, Seen
-from stepkeeper.gang import SoloGang, StoreGang
+from stepkeeper.coordination.rank_group import SoloGang, StoreGang
 from stepkeeper.policy.save import (
     AnyOf,
     Continuous,
@@ -23,6 +22,7 @@ from stepkeeper.policy.save import (
     SaveCost,
     SavePolicy,
 )
+from stepkeeper.training.save_decision import Decisions, Seen
 
 
 def asked(decisions: Decisions, step: int) -> bool:
@@ -111,8 +111,10 @@ class Trainings:
         self, policy: SavePolicy, world_size: int, lead: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         steps = self.steps = [0] * world_size
-        monkeypatch.setattr("stepkeeper.agreement._POLL_S", 0.001)
-        monkeypatch.setattr("stepkeeper.decisions.time", SimpleNamespace(monotonic=lambda: steps[0]))
+        monkeypatch.setattr("stepkeeper.coordination.step_agreement._POLL_S", 0.001)
+        monkeypatch.setattr(
+            "stepkeeper.training.save_decision.time", SimpleNamespace(monotonic=lambda: steps[0])
+        )
         store = HashStore()
         self.saved: list[list[int]] = [[] for _ in range(world_size)]
         self.lead = lead

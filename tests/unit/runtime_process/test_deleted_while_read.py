@@ -9,8 +9,8 @@ import torch
 
 from stepkeeper.checkpoint import SaveOrder, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import RestoreError, StorageError, TornCheckpointError
-from stepkeeper.gang import SoloGang
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.restore import Restorer
 from stepkeeper.storage.memory import MemoryStore, Operation

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stepkeeper.contract import ExitCode, Termination
-from stepkeeper.ending import _write, exit_code_of, traceback_of
 from stepkeeper.errors import FencedError, ForeignRootError, GangError, SaveError
+from stepkeeper.training.termination import _write, exit_code_of, traceback_of
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
+from stepkeeper.coordination.rank_group import StoreGang
 from stepkeeper.errors import GangError
-from stepkeeper.gang import StoreGang
 
 
 class Processes:
@@ -20,7 +20,7 @@ class Processes:
         self._set("torch.distributed.distributed_c10d._get_default_store", lambda: store)
 
     def enter(self) -> None:
-        self._set("stepkeeper.gang._instances", Counter())
+        self._set("stepkeeper.coordination.rank_group._instances", Counter())
 
     def gang_of(self, members: list[int], rank: int) -> StoreGang:
         self._set("torch.distributed.get_process_group_ranks", lambda _group: members)
@@ -92,7 +92,9 @@ def test_rank_0_stays_until_all_have_read_what_it_said(monkeypatch: pytest.Monke
     first.broadcast("all-done", {"ranks": 2}, 1.0)
     unread = ["outcome", "all-done"]
     # The other rank reads while this one pauses.
-    monkeypatch.setattr("stepkeeper.gang.time.sleep", lambda _s: second.broadcast(unread.pop(0), None, 1.0))
+    monkeypatch.setattr(
+        "stepkeeper.coordination.rank_group.time.sleep", lambda _s: second.broadcast(unread.pop(0), None, 1.0)
+    )
     first.leave(60.0)
     assert unread == []
     assert store.num_keys() == 0
@@ -119,7 +121,7 @@ def test_what_was_read_counts_though_the_store_went_with_rank_0(monkeypatch: pyt
 def test_who_waits_for_a_rank_hears_which_one_was_lost_first(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepkeeper.gang._LOOK_S", 0)
+    monkeypatch.setattr("stepkeeper.coordination.rank_group._LOOK_S", 0)
     processes.enter()
     gang = processes.gang_of([0, 1, 2], 0)
     assert str(gang.lose(2, "its connection ended")) == "rank 2 is lost: its connection ended"

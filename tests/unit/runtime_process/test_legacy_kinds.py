@@ -12,15 +12,15 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, Serializat
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper.checkpoint.suspect import BadItem
+from stepkeeper.checkpoint.reread import BadItem
+from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import BadNodeError, RestoreError, TornCheckpointError
-from stepkeeper.gang import SoloGang
-from stepkeeper.legacy.choosing import choose
-from stepkeeper.legacy.loading import LegacyLoading
-from stepkeeper.restore.confirming import confirm, this_host
+from stepkeeper.restore.foreign.choosing import choose
+from stepkeeper.restore.foreign.loading import LegacyLoading
+from stepkeeper.restore.second_read import confirm, this_host
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
-from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.selection import LoadRules
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.selection import LoadRules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),

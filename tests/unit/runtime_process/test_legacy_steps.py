@@ -12,18 +12,18 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from stepkeeper.errors import RestoreError, TornCheckpointError, TransientStorageError
-from stepkeeper.legacy import loading as loading_module
-from stepkeeper.legacy.choosing import choose
-from stepkeeper.legacy.content import LegacyContent, open_content
-from stepkeeper.legacy.loading import LegacyLoading
 from stepkeeper.log import LegacyBase
+from stepkeeper.restore.foreign import loading as loading_module
+from stepkeeper.restore.foreign.choosing import choose
+from stepkeeper.restore.foreign.content import LegacyContent, open_content
+from stepkeeper.restore.foreign.loading import LegacyLoading
 from stepkeeper.storage import Store
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import ValueDecodeError
-from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.selection import LoadRules
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.selection import LoadRules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),

@@ -10,11 +10,13 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import Gang, SoloGang
 from stepkeeper.errors import TornCheckpointError
-from stepkeeper.gang import Gang, SoloGang
-from stepkeeper.legacy import LegacyRecord
-from stepkeeper.restore import Restorer, choosing, confirming
-from stepkeeper.restore.exchange import Exchange, exchange_among
+from stepkeeper.log.foreign_steps import LegacyRecord
+from stepkeeper.restore import Restorer
+from stepkeeper.restore import restorer as choosing
+from stepkeeper.restore import second_read as confirming
+from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.storage import open_store
 
 

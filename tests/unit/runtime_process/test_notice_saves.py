@@ -8,13 +8,13 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 from typing_extensions import override
 
+from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import SoloGang, StoreGang
+from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.errors import StorageError
-from stepkeeper.gang import SoloGang, StoreGang
-from stepkeeper.probe import RootProof
-from stepkeeper.progress import Progress
-from stepkeeper.saves import Saves
-from stepkeeper.saving import InFlight, SaveState
+from stepkeeper.save.pipeline import InFlight, SaveState
+from stepkeeper.save.saver import Saves
 from stepkeeper.storage.memory import MemoryStore
 
 WORLD_SIZE = 3

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from stepkeeper import CheckpointManager, preemption
-from stepkeeper.preemption import Notice, NoticeWatcher
-from stepkeeper.watch import Watch
+from stepkeeper import CheckpointManager
+from stepkeeper.training import preemption
+from stepkeeper.training.preemption import Notice, NoticeWatcher
+from stepkeeper.training.signals import Watch
 
 
 class Heard:
@@ -197,7 +198,7 @@ def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: Heard, is_closed:
 def test_a_watcher_that_was_dropped_keeps_no_process_alive() -> None:
     script = (
         "import gc, os, signal, threading\n"
-        "from stepkeeper.preemption import NoticeWatcher\n"
+        "from stepkeeper.training.preemption import NoticeWatcher\n"
         "watcher = NoticeWatcher(None, lambda: None, lambda notice: None)\n"
         "watcher.start(signals=True)\n"
         "del watcher\n"

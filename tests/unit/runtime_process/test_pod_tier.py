@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from stepkeeper import CheckpointManager, env
+from stepkeeper import CheckpointManager
 from stepkeeper.contract import SETTINGS_FILE_NAME, Interval, Settings
-from stepkeeper.env import Places
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.testing.pod import pod_identity
+from stepkeeper.training import environment as env
+from stepkeeper.training.environment import Places
 
 
 @pytest.fixture

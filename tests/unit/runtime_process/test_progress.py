@@ -8,10 +8,10 @@ import pytest
 import torch
 from typing_extensions import override
 
+from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import ReportPhase, Restored
 from stepkeeper.contract.report import MAX_METRICS
-from stepkeeper.progress import Progress
 
 
 def test_a_finished_step_is_told_at_the_next_tick_and_once() -> None:

@@ -6,10 +6,10 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from stepkeeper import CheckpointManager
-from stepkeeper.events import Events
-from stepkeeper.persist import SaveState
 from stepkeeper.prometheus import export
-from stepkeeper.save_report import SaveClock, SaveReport
+from stepkeeper.save.hooks import Events
+from stepkeeper.save.persist import SaveState
+from stepkeeper.save.report import SaveClock, SaveReport
 
 PARTS = ("transfer", "queue", "persist", "commit", "duration")
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint.blocks import Block, BlockTable
+from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.coordination.rank_group import Gang
 from stepkeeper.errors import GangError, RestoreError, TornCheckpointError
-from stepkeeper.fitting import check_refilled
-from stepkeeper.gang import Gang
-from stepkeeper.manifest import Manifest
-from stepkeeper.restore.blocks import Block, BlockTable
-from stepkeeper.restore.exchange import Exchange
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.links import Links
+from stepkeeper.restore.mismatch import check_refilled
+from stepkeeper.restore.peers.exchange import Exchange
+from stepkeeper.restore.peers.links import Links
 from stepkeeper.restore.placing import Places
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from stepkeeper.errors import GangError
-from stepkeeper.restore import wire
-from stepkeeper.restore.links import Links, PeerStoppedError, addresses_of_host
+from stepkeeper.restore.peers import frames as wire
+from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive, send
+from stepkeeper.restore.peers.links import Links, PeerStoppedError, addresses_of_host
 from stepkeeper.restore.placing import Bytes
-from stepkeeper.restore.wire import FRAME_BYTES, Kind, receive, send
 
 Pair = tuple[socket.socket, socket.socket]
 

@@ -2,11 +2,18 @@
 
 import json
 
-from stepkeeper.manifest import BLOCK_BYTES, ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
-from stepkeeper.restore.blocks import BlockTable, numbers_of, runs_of
-from stepkeeper.restore.contents import Contents
-from stepkeeper.restore.links import neighbours
-from stepkeeper.restore.sharing import Sharing
+from stepkeeper.checkpoint.blocks import BlockTable, numbers_of, runs_of
+from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.manifest import (
+    BLOCK_BYTES,
+    ChunkRecord,
+    Inventory,
+    Manifest,
+    ObjectRecord,
+    TensorRecord,
+)
+from stepkeeper.restore.peers.duties import Sharing
+from stepkeeper.restore.peers.links import neighbours
 from stepkeeper.restore.verifying import share_of
 
 

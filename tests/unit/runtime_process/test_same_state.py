@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper import same_state
+from stepkeeper.coordination.rank_group import SoloGang, StoreGang
 from stepkeeper.errors import SaveError
-from stepkeeper.gang import SoloGang, StoreGang
-from stepkeeper.same_state import StateSummary, check_same_state
-from stepkeeper.snapshot import Region, Snapshots
-from stepkeeper_planners import PerRank, known_plan
-from stepkeeper_planners.agree import digest_value, form_digests
+from stepkeeper.save import consistency as same_state
+from stepkeeper.save.consistency import StateSummary, check_same_state
+from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper_planners import PerRank
 from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
-from stepkeeper_planners.layout import Ranks, TensorLayout
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.saving import known_plan
+from stepkeeper_planners.saving.fingerprints import digest_value, form_digests
 
 
 def summary_of(state: dict[str, object], rank: int, world_size: int) -> StateSummary:

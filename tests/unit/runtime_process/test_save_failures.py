@@ -10,6 +10,7 @@ import pytest
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import Gang
 from stepkeeper.errors import (
     CompanionLostError,
     DevicesFullError,
@@ -18,10 +19,9 @@ from stepkeeper.errors import (
     SaveError,
     StepkeeperError,
 )
-from stepkeeper.gang import Gang
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.entries import ManifestRef
-from stepkeeper.persist import SaveJob, _own_or_shared
+from stepkeeper.save.persist import SaveJob, _own_or_shared
 
 STATE = {"step": 1}
 RECORD = CommitRecord(
@@ -47,8 +47,8 @@ class Ends(list[BaseException | None]):
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     found = Ends()
-    monkeypatch.setattr("stepkeeper.saving.persist", found)
-    monkeypatch.setattr("stepkeeper.probe.RootProof.make", lambda _proof: None)
+    monkeypatch.setattr("stepkeeper.save.pipeline.persist", found)
+    monkeypatch.setattr("stepkeeper.coordination.root_check.RootProof.make", lambda _proof: None)
     return found
 
 

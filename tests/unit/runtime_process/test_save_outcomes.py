@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from stepkeeper.companion.client import error_to
+from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -19,14 +21,12 @@ from stepkeeper.errors import (
     StepkeeperError,
     StorageError,
 )
-from stepkeeper.gang import SoloGang
-from stepkeeper.persist import SaveJob, persist
-from stepkeeper.progress import Progress
-from stepkeeper.saves import Saves
-from stepkeeper.snapshot import Region, Snapshots
-from stepkeeper.stepping import checked_step
+from stepkeeper.save.persist import SaveJob, persist
+from stepkeeper.save.saver import Saves
+from stepkeeper.save.snapshot import Region, Snapshots
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper_planners.layout import Ranks
+from stepkeeper.training.step_controller import checked_step
+from stepkeeper_planners.geometry.layout import Ranks
 
 
 class FailingCompanion:

@@ -9,21 +9,21 @@ from typing import Any, cast
 import pytest
 import torch
 
-from stepkeeper import save_report
 from stepkeeper.companion.client import error_to
 from stepkeeper.companion.messages import Committed, Kind, Written
+from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
+from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import SaveError
-from stepkeeper.gang import SoloGang
 from stepkeeper.log import CommitRecord, ManifestRef
-from stepkeeper.persist import SaveState
-from stepkeeper.progress import Progress
-from stepkeeper.save_report import SaveClock
-from stepkeeper.saves import Saves
-from stepkeeper.snapshot import Region, Snapshot
+from stepkeeper.save import report as save_report
+from stepkeeper.save.persist import SaveState
+from stepkeeper.save.report import SaveClock
+from stepkeeper.save.saver import Saves
+from stepkeeper.save.snapshot import Region, Snapshot
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.geometry.layout import Ranks
 
 LONGEST_S = 10
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)

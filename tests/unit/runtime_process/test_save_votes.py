@@ -13,11 +13,11 @@ from stepkeeper.companion.client import CompanionProcess, error_to
 from stepkeeper.companion.messages import Kind, Staged, Written
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
+from stepkeeper.coordination.rank_group import SoloGang, StoreGang
 from stepkeeper.errors import CompanionLostError, StorageError
-from stepkeeper.gang import SoloGang, StoreGang
 from stepkeeper.log import ManifestRef
-from stepkeeper.persist import SaveJob, _decide, _Place, persist
-from stepkeeper.snapshot import Region, Snapshot, Snapshots
+from stepkeeper.save.persist import SaveJob, _decide, _Place, persist
+from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
 
 
 class Lost:

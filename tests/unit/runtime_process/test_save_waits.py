@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from stepkeeper import loggers
+from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
+from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import CompanionError
-from stepkeeper.events import Events
-from stepkeeper.gang import SoloGang
-from stepkeeper.progress import Progress
-from stepkeeper.save_report import SaveReport
-from stepkeeper.saves import Saves
+from stepkeeper.save.hooks import Events
+from stepkeeper.save.report import SaveReport
+from stepkeeper.save.saver import Saves
 from stepkeeper.storage.memory import MemoryStore
 
 

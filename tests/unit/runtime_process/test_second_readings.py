@@ -2,11 +2,11 @@
 
 import pytest
 
-from stepkeeper.checkpoint.suspect import BadBytes, BadItem, still_bad
+from stepkeeper.checkpoint.reread import BadBytes, BadItem, still_bad
 from stepkeeper.contract.wire import decode, encode
+from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import BadNodeError, StorageError, TornCheckpointError
-from stepkeeper.gang import SoloGang
-from stepkeeper.restore.confirming import Host, Question, Reading, confirm, question_of, this_host
+from stepkeeper.restore.second_read import Host, Question, Reading, confirm, question_of, this_host
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.snapshot import device
+from stepkeeper.save.snapshot import device
 from stepkeeper_planners import adapters
 
 MIB = 1024 * 1024

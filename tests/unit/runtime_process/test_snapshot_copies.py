@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from stepkeeper.snapshot import Region, Snapshots
-from stepkeeper_planners.layout import Ranks
+from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper_planners.geometry.layout import Ranks
 
 ONE = Ranks(rank=0, world_size=1)
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.same_state import StateSummary
-from stepkeeper.save_report import SaveClock
-from stepkeeper.saving import _transfer
-from stepkeeper.snapshot import Region, Snapshots
-from stepkeeper.snapshot.device import DeviceCopies
-from stepkeeper.snapshot.plan import Planner
-from stepkeeper.snapshot.take import Snapshot, _Arrivals
+from stepkeeper.save.consistency import StateSummary
+from stepkeeper.save.pipeline import _transfer
+from stepkeeper.save.report import SaveClock
+from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper.save.snapshot.device import DeviceCopies
+from stepkeeper.save.snapshot.plan import Planner
+from stepkeeper.save.snapshot.take import Snapshot, _Arrivals
 from stepkeeper_planners import adapters
-from stepkeeper_planners.boxes import Box
-from stepkeeper_planners.known_plan import WrittenShare
-from stepkeeper_planners.layout import Ranks
-from stepkeeper_planners.regather import Gatherer
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.saving.known_plan import WrittenShare
+from stepkeeper_planners.state.gatherer import Gatherer
 
 ONE = Ranks(rank=0, world_size=1)
 
@@ -54,7 +54,7 @@ def test_a_plan_is_kept_until_the_state_is_built_otherwise(changed: dict[str, An
 def test_the_first_save_after_a_start_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     snapshots, region = Snapshots(Ranks(rank=0, world_size=2)), Region()
     snapshots.prepare(state())
-    monkeypatch.setattr("stepkeeper.snapshot.plan.plan_save", None)
+    monkeypatch.setattr("stepkeeper.save.snapshot.plan.plan_save", None)
     assert [order.fqn for order in snapshots.take(state(step=2), region).tensors] == ["w"]
     region.close()
 
@@ -227,7 +227,7 @@ def test_a_plan_is_known_again_by_a_new_process(
     assert before.digest == Planner(two).plan(Gatherer().gather(state())).digest
     after.recall(WrittenShare(digest=before.digest, boxes=boxes, values=before.values))
     if not more:
-        monkeypatch.setattr("stepkeeper.snapshot.plan.plan_save", None)
+        monkeypatch.setattr("stepkeeper.save.snapshot.plan.plan_save", None)
     with caplog.at_level("INFO", "stepkeeper"):
         found = after.plan(Gatherer().gather(state(**more)))
     assert [record.message for record in caplog.records if told in record.message]

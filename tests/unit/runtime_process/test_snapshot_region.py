@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from stepkeeper.snapshot import Region
+from stepkeeper.save.snapshot import Region
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int16])

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.agreement import STOP, StepAgreement
+from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.step_agreement import STOP, StepAgreement
 from stepkeeper.errors import GangError
-from stepkeeper.gang import SoloGang
-from stepkeeper_planners.layout import Ranks
+from stepkeeper_planners.geometry.layout import Ranks
 
 
 class Board:
@@ -118,7 +118,7 @@ def test_a_wish_that_comes_again_in_a_rank_that_is_ahead_does_not_move_the_first
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The slow rank still has the first one before it when the fast one, done with it, wishes the same again."""
-    monkeypatch.setattr("stepkeeper.agreement._POLL_S", 0.001)
+    monkeypatch.setattr("stepkeeper.coordination.step_agreement._POLL_S", 0.001)
     board = Board()
     fast, slow = (StepAgreement(ThreadGang(board, rank, 2)) for rank in range(2))
     for agreement in (fast, slow):
@@ -152,7 +152,7 @@ def test_alone_a_wish_is_due_at_once_and_once() -> None:
 
 
 def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepkeeper.agreement._ROUND_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("stepkeeper.coordination.step_agreement._ROUND_TIMEOUT_S", 0.05)
     board = Board()
     agreement = StepAgreement(ThreadGang(board, 0, 2))
     agreement.start()
@@ -164,7 +164,7 @@ def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_rank_that_starts_late_is_waited_for_by_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepkeeper.agreement._ROUND_TIMEOUT_S", 10.0)
+    monkeypatch.setattr("stepkeeper.coordination.step_agreement._ROUND_TIMEOUT_S", 10.0)
     board = Board()
     early, late = (StepAgreement(ThreadGang(board, rank, 2)) for rank in range(2))
     early.start()

@@ -1,0 +1,1 @@
+"""Read and write safetensors files as Hugging Face lays them out."""

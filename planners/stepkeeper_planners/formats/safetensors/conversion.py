@@ -1,0 +1,206 @@
+"""safetensors files, as Hugging Face lays them out, as checkpoints, and checkpoints as such files."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal
+
+from stepkeeper_planners.errors import (
+    DuplicateNameError,
+    SourceError,
+    UnsupportedValueError,
+)
+from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress, joined, shown
+from stepkeeper_planners.formats.destination import new_file, new_folder
+from stepkeeper_planners.formats.files import CheckpointFiles, files_of
+from stepkeeper_planners.formats.safetensors.layout import (
+    INDEX_NAME,
+    INDEX_SUFFIX,
+    SUFFIX,
+    Shard,
+    build_index,
+    entry_for,
+    plan_shards,
+)
+from stepkeeper_planners.formats.safetensors.source import open_safetensors
+from stepkeeper_planners.formats.stored import Checkpoint, open_checkpoint
+from stepkeeper_planners.formats.to_checkpoint import write_checkpoint
+
+__all__ = ["Rename", "checkpoint_to_safetensors", "safetensors_to_checkpoint"]
+
+Rename = Callable[[str], str | None]
+"""A tensor's name there, of its name here; None leaves it out."""
+
+_MOST_NAMES: Final = 64
+"""Of a tied tensor: layers that share their weights are fewer."""
+_METADATA: Final = {"format": "pt"}
+
+
+def safetensors_to_checkpoint(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    prefix: str = "",
+    rename: Rename | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Conversion:
+    """The folder `dst` is a checkpoint with the tensors of `src`: a file, a folder of files, or an index of files.
+
+    With the prefix "model" the tensor "a.weight" becomes what {"model": model.state_dict()} has as "model.a.weight".
+    Names are changed by `rename` first. Memory for about one tensor is needed; the files are mapped.
+
+    Raises:
+        FileNotFoundError: there is no `src`.
+        SourceError: a file is damaged, cut off or missing, or the index names what isn't there.
+        DuplicateNameError: two tensors get one name.
+        DestinationExistsError: there is something at `dst`.
+    """
+    tensors = open_safetensors(Path(src))
+    names = _renamed(tensors, rename)
+    state: dict[str, Any] = {name: tensors[source] for source, name in names.items()}
+    conversion = write_checkpoint(
+        {prefix: state} if prefix else state,
+        Path(dst),
+        source=Path(src),
+        overwrite=overwrite,
+        progress=progress,
+    )
+    return Conversion(
+        files=conversion.files,
+        tensors=tuple(names),
+        left_out=tuple(source for source in tensors if source not in names),
+        tensor_bytes=conversion.tensor_bytes,
+    )
+
+
+def checkpoint_to_safetensors(
+    src: str | os.PathLike[str] | CheckpointFiles,
+    dst: str | os.PathLike[str],
+    *,
+    prefix: str = "",
+    rename: Rename | None = None,
+    values: Literal["refuse", "leave_out"] = "refuse",
+    max_shard_bytes: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Conversion:
+    """`dst` has the tensors of the checkpoint folder `src`: one file if it ends in .safetensors, else a folder.
+
+    With the prefix "model" only "model.…" is written, without "model."; then names are changed by `rename`. A folder
+    gets files of at most `max_shard_bytes` (of tensors; one tensor may be more), and an index where there are several.
+    Tied tensors stand under each of their names. Memory for a few small buffers is needed. In place of a folder on
+    this machine `src` may be whatever reads its files.
+
+    Raises:
+        SourceError: `src` is no checkpoint, a file of it is missing or damaged, or it has no such tensors.
+        MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
+        UnsupportedValueError: there is a value that is no tensor, which the format lacks; or a dtype that it lacks.
+        DuplicateNameError: two tensors get one name.
+        DestinationExistsError: there is something at `dst`.
+    """
+    checkpoint, target = open_checkpoint(files_of(src)), Path(dst)
+    names = _renamed(checkpoint.tensors, lambda fqn: _selected(fqn, prefix, rename))
+    if not names:
+        raise SourceError(
+            f"{checkpoint.files.name} has no tensor below {prefix!r}; it has {joined(list(checkpoint.tensors))}"
+        )
+    if values == "refuse":
+        _refuse_values(checkpoint, prefix)
+    _refuse_many_names(checkpoint, names)
+    entries = [
+        entry_for(fqn, name, checkpoint.tensors[fqn].dtype, checkpoint.tensors[fqn].shape)
+        for fqn, name in sorted(names.items(), key=lambda pair: checkpoint.tensors[pair[0]].first_place)
+    ]
+    total_bytes = sum(entry.n_bytes for entry in entries)
+    meter = Meter(total_bytes=total_bytes, told=progress)
+    if target.suffix == SUFFIX:
+        (shard,) = _single(target, plan_shards(entries, max_shard_bytes))
+        with new_file(target, source=checkpoint.files.path, overwrite=overwrite) as file:
+            _write(file, shard, checkpoint, meter)
+        files: tuple[Path, ...] = (target,)
+    else:
+        shards = plan_shards(entries, max_shard_bytes)
+        files = tuple(target / name for name in _write_folder(target, shards, checkpoint, meter, overwrite))
+    rest = [fqn for fqn in (*checkpoint.tensors, *checkpoint.values) if fqn not in names]
+    return Conversion(files=files, tensors=tuple(names), left_out=tuple(rest), tensor_bytes=total_bytes)
+
+
+def _selected(fqn: str, prefix: str, rename: Rename | None) -> str | None:
+    below = f"{prefix}." if prefix else ""
+    if not fqn.startswith(below):
+        return None
+    name = fqn[len(below) :]
+    return rename(name) if rename is not None else name
+
+
+def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
+    """Source → new name, of those that are not left out."""
+    renamed: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for source in names:
+        name = source if rename is None else rename(source)
+        if name is None:
+            continue
+        if name in sources:
+            raise DuplicateNameError(
+                f"{sources[name]!r} and {source!r} both become {name!r}; rename one otherwise"
+            )
+        renamed[source] = name
+        sources[name] = source
+    return renamed
+
+
+def _refuse_values(checkpoint: Checkpoint, prefix: str) -> None:
+    values = [fqn for fqn in checkpoint.values if not prefix or fqn.startswith(f"{prefix}.")]
+    if values:
+        raise UnsupportedValueError(
+            f"safetensors files hold tensors only, and {len(values)} values of {checkpoint.files.name} are none: "
+            f'{joined(values)}. Pass values="leave_out" to convert the rest'
+        )
+
+
+def _refuse_many_names(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """A tied tensor is written once for each of its names: few bytes must not become very many."""
+    firsts = checkpoint.first_of_tied()
+    for first, n_names in Counter(firsts[fqn] for fqn in names).items():
+        if n_names > _MOST_NAMES:
+            raise SourceError(
+                f"{checkpoint.files.name}: {shown(first)} has {n_names} names, and would be written once for each; "
+                f"leave out all but {_MOST_NAMES} of them by rename=, or write a torch.save file, which keeps it once"
+            )
+
+
+def _single(target: Path, shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
+    if len(shards) > 1:
+        raise ValueError(
+            f"{target} names one file, max_shard_bytes asks for {len(shards)}; name a folder, or leave it out"
+        )
+    return shards
+
+
+def _write_folder(
+    target: Path, shards: tuple[Shard, ...], checkpoint: Checkpoint, meter: Meter, overwrite: bool
+) -> list[str]:
+    with new_folder(
+        target, source=checkpoint.files.path, overwrite=overwrite, replaceable=_is_of_safetensors
+    ) as new:
+        for shard in shards:
+            with (new / shard.file_name).open("xb") as file:
+                _write(file, shard, checkpoint, meter)
+        if len(shards) > 1:
+            (new / INDEX_NAME).write_bytes(build_index(shards))
+        return sorted(path.name for path in new.iterdir())
+
+
+def _write(file: BinaryIO, shard: Shard, checkpoint: Checkpoint, meter: Meter) -> None:
+    file.write(shard.header(_METADATA))
+    for entry in shard.entries:
+        for piece in checkpoint.elements(entry.source):
+            file.write(piece)
+            meter.add(len(piece))
+
+
+def _is_of_safetensors(path: Path) -> bool:
+    return path.name.endswith((SUFFIX, INDEX_SUFFIX))

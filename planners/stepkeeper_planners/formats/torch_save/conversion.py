@@ -1,0 +1,93 @@
+"""torch.save files as checkpoints, and checkpoints as torch.save files."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress
+from stepkeeper_planners.formats.destination import new_file
+from stepkeeper_planners.formats.files import CheckpointFiles, files_of
+from stepkeeper_planners.formats.stored import Checkpoint, StoredTensor, open_checkpoint
+from stepkeeper_planners.formats.to_checkpoint import write_checkpoint
+from stepkeeper_planners.formats.torch_save.source import open_torch_save
+from stepkeeper_planners.formats.torch_save.writer import LaterTensor, write_torch_save
+from stepkeeper_planners.state.nesting import nested
+
+__all__ = ["checkpoint_to_torch_save", "torch_save_to_checkpoint"]
+
+
+def torch_save_to_checkpoint(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Conversion:
+    """The folder `dst` is a checkpoint of torch.distributed.checkpoint with what the torch.save file `src` holds.
+
+    Nothing in the file is run. Memory for about one tensor is needed; the file is mapped.
+
+    Raises:
+        FileNotFoundError: there is no `src`.
+        SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
+        UnsupportedValueError: a value is of a type that isn't stored.
+        DestinationExistsError: there is something at `dst`.
+    """
+    state = open_torch_save(Path(src))
+    return write_checkpoint(state, Path(dst), source=Path(src), overwrite=overwrite, progress=progress)
+
+
+def checkpoint_to_torch_save(
+    src: str | os.PathLike[str] | CheckpointFiles,
+    dst: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Conversion:
+    """The file `dst` is what torch.save makes of the state in the checkpoint folder `src`, all tensors on the CPU.
+
+    Nothing in the checkpoint is run. Memory for a few small buffers is needed, and for the values. In place of a folder
+    on this machine `src` may be whatever reads its files.
+
+    Raises:
+        SourceError: `src` is no checkpoint, or a file of it is missing, damaged or cut off.
+        MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
+        ValueDecodeError: a value is damaged, or of a type that isn't read without running it.
+        DestinationExistsError: there is something at `dst`.
+    """
+    checkpoint = open_checkpoint(files_of(src))
+    firsts = checkpoint.first_of_tied()
+    total_bytes = sum(checkpoint.tensors[fqn].n_bytes for fqn in set(firsts.values()))
+    meter = Meter(total_bytes=total_bytes, told=progress)
+    later = {fqn: _later(checkpoint, checkpoint.tensors[fqn], meter) for fqn in set(firsts.values())}
+    leaves: dict[str, object] = {fqn: later[first] for fqn, first in firsts.items()}
+    leaves.update({fqn: checkpoint.value(fqn) for fqn in checkpoint.values})
+    where = f"{checkpoint.files.name}/.metadata"
+    tree = nested(_in_order(leaves, checkpoint), checkpoint.paths, where=where)
+    with new_file(Path(dst), source=checkpoint.files.path, overwrite=overwrite) as file:
+        write_torch_save(file, tree)
+    return Conversion(
+        files=(Path(dst),), tensors=tuple(checkpoint.tensors), left_out=(), tensor_bytes=total_bytes
+    )
+
+
+def _later(checkpoint: Checkpoint, tensor: StoredTensor, meter: Meter) -> LaterTensor:
+    def elements() -> Iterator[memoryview]:
+        for piece in checkpoint.elements(tensor.fqn):
+            yield piece
+            meter.add(len(piece))
+
+    return LaterTensor(
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        n_bytes=tensor.n_bytes,
+        elements=elements,
+        turn=tensor.first_place,
+    )
+
+
+def _in_order(leaves: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """As the state had them, where the planner data tells; lists are filled in any order."""
+    known = {fqn: leaves[fqn] for fqn in checkpoint.paths if fqn in leaves}
+    return {**known, **leaves}

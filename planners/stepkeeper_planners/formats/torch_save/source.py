@@ -1,0 +1,131 @@
+"""Opening a torch.save file: nothing in it is run, and no tensor is read before it is used."""
+
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final, final
+
+import torch
+from typing_extensions import override
+
+from stepkeeper_planners.errors import PickleRefusedError, SourceError
+from stepkeeper_planners.formats.conversion import shown
+from stepkeeper_planners.formats.mapping import mapped
+from stepkeeper_planners.formats.records import ZIP_MAGIC, PlacedArchive
+from stepkeeper_planners.pickles.torch_files import Archive, vocabulary_of
+from stepkeeper_planners.pickles.unpickling import Unknown, unpickled
+
+__all__ = ["open_torch_save"]
+
+_LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
+"""What files of torch before 1.6 begin with."""
+_ALIGNMENT_BYTES: Final = 16
+"""Of the widest elements."""
+_LISTED: Final = 8
+
+
+def open_torch_save(path: Path) -> dict[Any, Any]:
+    """The state in the file. Its tensors are views of the file, read where they are used.
+
+    What the file says of sizes and places is checked against what is there before anything relies on it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
+    """
+    with path.open("rb") as file:
+        _check_kind(path, file.read(len(_LEGACY_MAGIC)))
+        try:
+            archive = _MappedArchive(path, file)
+            _check_records(path, archive)
+            state = _state_of(path, archive)
+        except PickleRefusedError as error:
+            raise SourceError(
+                f"{path} is damaged or cut off, or torch.save didn't write it: {error}"
+            ) from error
+    if not isinstance(state, dict):
+        raise SourceError(
+            f"{path} holds a {type(state).__name__}, a checkpoint is made of a dict of names; "
+            'save {"name": value} instead'
+        )
+    return state
+
+
+@final
+class _MappedArchive(PlacedArchive):
+    """Its storages are parts of the file, each by itself, and not read."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        size_bytes = path.stat().st_size
+        super().__init__(file, size_bytes)
+        self._whole = mapped(file, size_bytes)
+
+    @override
+    def content(self, name: str) -> torch.Tensor:
+        start, n_bytes = self.place(name)
+        if not n_bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        content = torch.frombuffer(self._whole, dtype=torch.uint8, count=n_bytes, offset=start)
+        # torch.save puts them where any elements can be used in place, another program may not.
+        return content if content.data_ptr() % _ALIGNMENT_BYTES == 0 else content.clone()
+
+
+def _check_kind(path: Path, start: bytes) -> None:
+    if start == _LEGACY_MAGIC:
+        raise SourceError(
+            f"{path} is in the format of torch before 1.6, which can only be read whole. Where memory is enough: "
+            "torch.save(torch.load(old, weights_only=True), new), then convert the new file"
+        )
+    if not start.startswith(ZIP_MAGIC):
+        raise SourceError(f"{path} is no torch.save file: it doesn't begin as one")
+
+
+def _check_records(path: Path, archive: Archive) -> None:
+    if any(name.endswith("/constants.pkl") for name in archive.names):
+        raise SourceError(
+            f"{path} is a TorchScript program; save the state_dict() of the module it was made of"
+        )
+
+
+def _state_of(path: Path, archive: Archive) -> object:
+    vocabulary, pickled = vocabulary_of(archive), archive.record("data.pkl")
+    try:
+        return unpickled(pickled, vocabulary)
+    except PickleRefusedError as error:
+        try:
+            found = _strangers(unpickled(pickled, replace(vocabulary, keeps_unknown=True)))
+        except PickleRefusedError:
+            # Where they are only makes the message better.
+            found = {}
+        if not found and "which has no place in it" not in str(error):
+            raise
+        where = "".join(f"; at {shown(key)}: {shown(name)}" for key, name in found.items())
+        raise SourceError(
+            f"{path} holds what is neither a dense tensor nor a plain value ({error}{where}). "
+            "Nothing was run. Save the file again without, "
+            "as dense tensors, numbers, strings, numpy arrays, and lists and dicts of these"
+        ) from error
+
+
+def _strangers(tree: object) -> dict[str, str]:
+    """The first of what the vocabulary has no place for, by the keys that lead there; each object is looked at once."""
+    found: dict[str, str] = {}
+    seen: set[int] = set()
+    waiting: list[tuple[str, object]] = [("", tree)]
+    while waiting and len(found) < _LISTED:
+        key, node = waiting.pop()
+        if isinstance(node, Unknown):
+            found[key] = ".".join(node.name)
+        elif isinstance(node, dict | list | tuple) and id(node) not in seen:
+            seen.add(id(node))
+            below = [(f"{key}.{name}" if key else str(name), value) for name, value in _items(node)]
+            waiting.extend(reversed(below))
+    return found
+
+
+def _items(node: object) -> Iterator[tuple[object, object]]:
+    if isinstance(node, Mapping):
+        yield from node.items()
+    elif isinstance(node, list | tuple):
+        yield from enumerate(node)

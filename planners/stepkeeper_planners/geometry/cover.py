@@ -1,0 +1,99 @@
+"""Whether boxes make up a tensor: each element in one of them, none in two. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from stepkeeper_planners.errors import LayoutError, ranks_text
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Owner, TensorLayout
+from stepkeeper_planners.geometry.overlaps import find_overlap
+
+__all__ = ["check_cover", "check_disjoint", "check_layout"]
+
+_Owners = Sequence[Sequence[Owner]]
+
+
+def check_layout(layout: TensorLayout) -> None:
+    """The chunks are inside the tensor, disjoint, and leave no element out.
+
+    Raises:
+        LayoutError: they are not; it names the tensor, the chunks, and the ranks that hold them.
+    """
+    chunks = layout.chunks
+    if len(chunks) == 1 and chunks[0].box.sizes == layout.global_shape:
+        # Most tensors, with one owner for each of many ranks.
+        check_cover(layout.fqn, layout.global_shape, [chunks[0].box])
+        return
+    boxes, owners = [chunk.box for chunk in chunks], [chunk.owners for chunk in chunks]
+    check_cover(layout.fqn, layout.global_shape, boxes, owners)
+
+
+def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], owners: _Owners = ()) -> None:
+    """The boxes are inside the tensor, disjoint, and leave no element out. In O(n log^d n), however they lie.
+
+    `owners` are those of each box, for the error to name their ranks; none where nobody holds them.
+
+    Raises:
+        LayoutError: they are not; it names the tensor and the boxes, or the first element that is left out.
+    """
+    whole = Box.whole(global_shape)
+    if len(boxes) == 1 and boxes[0] == whole:
+        return
+    for number, box in enumerate(boxes):
+        if len(box.offsets) != len(global_shape) or not whole.contains(box):
+            raise LayoutError(
+                f"{fqn}: {_named(number, boxes, owners)} is not inside the shape {global_shape}"
+            )
+    full = [number for number, box in enumerate(boxes) if box.volume]
+    check_disjoint(fqn, [boxes[number] for number in full], [owners[n] for n in full] if owners else ())
+    covered = sum(box.volume for box in boxes)
+    if covered != whole.volume:
+        held = f", of {ranks_text(_ranks(owner for each in owners for owner in each))}," if owners else ""
+        raise LayoutError(
+            f"{fqn}: the chunks{held} hold {covered} of {whole.volume} elements of shape {global_shape}; the one at "
+            f"{_left_out(whole, boxes)} is in none"
+        )
+
+
+def check_disjoint(fqn: str, boxes: Sequence[Box], owners: _Owners = ()) -> None:
+    """No two of these boxes, none of them empty, have an element in common.
+
+    Raises:
+        LayoutError: two have; it names the tensor and both.
+    """
+    if len(boxes) > 1 and not boxes[0].offsets:
+        raise LayoutError(f"{fqn}: a 0-dim tensor has one chunk, got {len(boxes)}")
+    found = find_overlap(boxes)
+    if found is not None:
+        one, other = (_named(number, boxes, owners) for number in found)
+        raise LayoutError(f"{fqn}: {one} and {other} overlap")
+
+
+def _named(number: int, boxes: Sequence[Box], owners: _Owners) -> str:
+    held = f" (on {ranks_text(_ranks(owners[number]))})" if owners else ""
+    return f"chunk {boxes[number]}{held}"
+
+
+def _ranks(owners: Iterable[Owner]) -> list[int]:
+    return sorted({owner.rank for owner in owners})
+
+
+def _left_out(whole: Box, boxes: Sequence[Box]) -> tuple[int, ...]:
+    """The first element that none of these disjoint boxes has, where there is one: by halves, by one axis each."""
+    region, inside = whole, list(boxes)
+    for axis in range(len(whole.sizes)):
+        while (length := region.sizes[axis]) > 1:
+            low, high = _part(region, axis, 0, length // 2), _part(region, axis, length // 2, length)
+            held = [common for box in inside if (common := box.intersect(low)) is not None]
+            if sum(box.volume for box in held) < low.volume:
+                region, inside = low, held
+            else:
+                region = high
+                inside = [common for box in inside if (common := box.intersect(high)) is not None]
+    return region.offsets
+
+
+def _part(box: Box, axis: int, first: int, end: int) -> Box:
+    offsets, sizes = list(box.offsets), list(box.sizes)
+    offsets[axis] += first
+    sizes[axis] = end - first
+    return Box(offsets=tuple(offsets), sizes=tuple(sizes))

@@ -1,0 +1,72 @@
+"""Tensors of one name on several slices of a mesh: by promise copies, and written from one slice, never mixed. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from stepkeeper_planners.dtypes import itemsize_bytes
+from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
+
+__all__ = ["on_one_slice", "slices_beside"]
+
+Slice = tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def slices_beside(
+    ranks: tuple[int, ...], n_slices: int, members: tuple[int, ...] | None = None
+) -> tuple[Slice, ...]:
+    """The ranks of each slice, sorted, where a mesh's last dimension goes over slices; none if there is one only.
+
+    `members` are the ranks that count, by the numbers that they get; None for all.
+    """
+    if n_slices == 1:
+        return ()
+    numbers = {rank: rank for rank in ranks} if members is None else {m: i for i, m in enumerate(members)}
+    slices = (ranks[place::n_slices] for place in range(n_slices))
+    return tuple(sorted(tuple(sorted(numbers[r] for r in each if r in numbers)) for each in slices))
+
+
+def on_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
+    """The layouts, those that lie on several slices with the copies of one of them: slices take turns, by bytes.
+
+    Nobody compares what slices hold, and experts that have one name on all of them are not equal: parts of
+    several slices would make a tensor that no rank ever had. Where no slice holds all parts nothing is left out.
+    """
+    turns = Counter[Slice]()
+    whole: dict[tuple[int, ...], list[Slice]] = {}
+    narrowed: dict[tuple[int, Slice], tuple[Owner, ...]] = {}
+    chosen: list[TensorLayout] = []
+    for layout in sorted(layouts, key=lambda layout: (-_size_bytes(layout), layout.fqn)):
+        # There are few kinds of layouts, and the tuples of their owners are shared.
+        kind = (
+            (id(layout.siblings), *(id(chunk.owners) for chunk in layout.chunks)) if layout.siblings else ()
+        )
+        if kind and kind not in whole:
+            whole[kind] = _holding_all(layout)
+        slices = whole.get(kind)
+        if not slices:
+            chosen.append(layout)
+            continue
+        ranks = min(slices, key=lambda each: (turns[each], each))
+        turns[ranks] += _size_bytes(layout)
+        among = frozenset(ranks)
+        chunks = []
+        for chunk in layout.chunks:
+            key = (id(chunk.owners), ranks)
+            if key not in narrowed:
+                narrowed[key] = tuple(owner for owner in chunk.owners if owner.rank in among)
+            chunks.append(Chunk(box=chunk.box, owners=narrowed[key]))
+        chosen.append(replace(layout, chunks=tuple(chunks)))
+    return chosen
+
+
+def _holding_all(layout: TensorLayout) -> list[Slice]:
+    holders = [frozenset(owner.rank for owner in chunk.owners) for chunk in layout.chunks]
+    return [ranks for ranks in layout.siblings if not any(each.isdisjoint(ranks) for each in holders)]
+
+
+def _size_bytes(layout: TensorLayout) -> int:
+    return prod(layout.global_shape) * itemsize_bytes(layout.dtype)

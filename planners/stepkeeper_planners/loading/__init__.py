@@ -1,0 +1,1 @@
+"""Plan which stored chunks each rank reads, and fill the state with them."""

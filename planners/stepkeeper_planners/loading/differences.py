@@ -1,0 +1,171 @@
+"""Where a state and a checkpoint don't fit: what each rank found, and one report of it all."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_planners.loading.name_suggestions import find_rename, near_names
+
+_NEAR: Final = 8
+"""Missing names for which near ones are looked up: what a message can show."""
+
+_MOMENTS: Final = re.compile(r"(^|\.)state\.\d+\.")
+"""In the names of what an optimizer's state_dict() has of each parameter."""
+
+_SENT: Final = 1000
+"""Names of a kind that a rank tells the others of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """All that keeps a state from being loaded, as one rank sees it."""
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mismatched: Mapping[str, str] = field(default_factory=dict)
+    castable: tuple[str, ...] = ()
+    """Those of the mismatched that `cast` would convert."""
+    asked: tuple[str, ...] = ()
+    """The top-level names of what the state asks for."""
+    changing: tuple[str, ...] = ()
+    """Those of them below which both sides have values, no tensors, under names that the other side lacks."""
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.mismatched)
+
+    def short(self) -> "Differences":
+        """A bounded number of names of each kind, to be sent to others that mostly have the same."""
+        return Differences(
+            missing=self.missing[:_SENT],
+            unexpected=self.unexpected[:_SENT],
+            mismatched=dict(list(self.mismatched.items())[:_SENT]),
+            castable=self.castable[:_SENT],
+            asked=self.asked,
+            changing=self.changing,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What a rank tells the coordinator."""
+
+    differences: Differences
+    unexpected_bits: bytes
+    """A bit for each of the checkpoint's names in order, set where this rank doesn't ask for it: short, and whole."""
+
+    @classmethod
+    def of(cls, differences: Differences, stored_names: Iterable[str], *, short: bool) -> "Findings":
+        """What to tell; `stored_names` are alike on all ranks."""
+        unexpected = frozenset(differences.unexpected)
+        bits = np.array([name in unexpected for name in sorted(stored_names)], dtype=bool)
+        sent = replace(differences.short() if short else differences, unexpected=())
+        return cls(differences=sent, unexpected_bits=np.packbits(bits).tobytes())
+
+
+def unexpected_everywhere(
+    findings: Sequence[Findings | None], stored_names: Iterable[str]
+) -> list[Differences | None]:
+    """What the ranks found, without the names that another rank asks for: each pipeline stage asks for its own."""
+    names = sorted(stored_names)
+    common = np.ones(len(names), dtype=bool)
+    for each in findings:
+        data = np.frombuffer(b"" if each is None else each.unexpected_bits, dtype=np.uint8)
+        common &= np.unpackbits(data, count=len(names)).astype(bool) if each else False
+    unexpected = tuple(name for name, is_common in zip(names, common, strict=True) if is_common)
+    return [None if each is None else replace(each.differences, unexpected=unexpected) for each in findings]
+
+
+def mismatch(by_rank: Sequence[Differences | None], partly: str | None = None) -> LoadMismatchError:
+    """One report of what all ranks found; it says of which ranks where they don't agree.
+
+    `partly` says how a part is loaded, where the caller has no arguments for that; None advises the planner's.
+    """
+    found = {rank: each for rank, each in enumerate(by_rank) if each}
+    missing = _union(found, len(by_rank), lambda each: each.missing)
+    unexpected = _union(found, len(by_rank), lambda each: each.unexpected)
+    mismatched = _union(found, len(by_rank), lambda each: tuple(each.mismatched))
+    reasons = {name: reason for each in found.values() for name, reason in each.mismatched.items()}
+    together = Differences(
+        missing=tuple(sorted(missing)),
+        unexpected=tuple(sorted(unexpected)),
+        mismatched={name: reasons[name] for name in sorted(reasons)},
+        castable=tuple(sorted({name for each in found.values() for name in each.castable})),
+        asked=tuple(sorted({name for each in found.values() for name in each.asked})),
+        changing=tuple(sorted({name for each in found.values() for name in each.changing})),
+    )
+    some = {**missing, **unexpected, **mismatched}
+    return LoadMismatchError(
+        missing=together.missing,
+        unexpected=together.unexpected,
+        mismatched=together.mismatched,
+        ranks={name: those for name, those in some.items() if those is not None},
+        advice=(*_causes(together), *(_arguments(together) if partly is None else (partly,))),
+    )
+
+
+def _union(
+    found: Mapping[int, Differences], world_size: int, names: Callable[[Differences], Sequence[str]]
+) -> dict[str, tuple[int, ...] | None]:
+    """Each name with the ranks that report it; None for all. What a rank may have cut off it is taken to have."""
+    ranks: dict[str, list[int]] = {}
+    whole = {rank for rank, each in found.items() if len(names(each)) < _SENT}
+    for rank, each in found.items():
+        for name in names(each):
+            ranks.setdefault(name, []).append(rank)
+    every = set(range(world_size))
+    return {
+        name: None if every - set(those) <= set(found) - whole else tuple(those)
+        for name, those in ranks.items()
+    }
+
+
+def _causes(differences: Differences) -> Iterator[str]:
+    missing, unexpected = differences.missing, differences.unexpected
+    rename = find_rename(missing, unexpected)
+    if rename is not None:
+        mine, theirs = rename.example
+        yield (
+            f"One rename fixes {rename.fixes} of {len(missing)} missing names: {rename.rule}. "
+            f"{mine!r} in the state is {theirs!r} in the checkpoint."
+        )
+    else:
+        near = near_names(missing, unexpected, _NEAR)
+        if near:
+            yield (
+                "Near names: "
+                + ", ".join(f"{mine!r} may be {theirs!r}" for mine, theirs in near.items())
+                + "."
+            )
+    if any(map(_MOMENTS.search, unexpected)) and not any(map(_MOMENTS.search, missing)):
+        yield (
+            "An optimizer has no state before its first step: prime_optimizer(optimizer), before the load, makes one "
+            "to fill."
+        )
+    for name in differences.changing if rename is None else ():
+        yield (
+            f"If the names below {name!r} change from one start to the next, as a data loader's may, save it as "
+            "PerRank: that is one value of each rank, whatever is in it."
+        )
+
+
+def _arguments(differences: Differences) -> Iterator[str]:
+    missing, unexpected = differences.missing, differences.unexpected
+    foreign = sorted({name.partition(".")[0] for name in unexpected} - set(differences.asked))
+    if foreign and find_rename(missing, unexpected) is None:
+        yield f"exclude={_tuple(foreign)} loads the rest."
+    if missing or unexpected:
+        yield "strict=False loads what both have and leaves the rest of the state as it is."
+    if differences.castable:
+        yield f"cast=True converts the dtype of {len(differences.castable)} of those that differ."
+    others = [name for name in differences.mismatched if name not in differences.castable]
+    if others:
+        yield f"exclude={_tuple(others)} leaves those that differ as they are in the state."
+
+
+def _tuple(names: Sequence[str]) -> str:
+    shown = tuple(names[:_NEAR])
+    return f"({', '.join(map(repr, shown))}, …)" if len(names) > _NEAR else repr(shown)

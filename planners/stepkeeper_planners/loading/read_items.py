@@ -1,0 +1,53 @@
+"""A plan's read items for torch.distributed.checkpoint: on each rank its own, to others no more than a mark."""
+
+from collections.abc import Mapping
+from operator import sub
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+from typing_extensions import override
+
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.loading.resharding import ChunkRead
+
+__all__ = ["OwnReads", "tensor_read", "value_read"]
+
+_NOTHING = torch.Size((0,))
+
+
+class OwnReads(list[ReadItem]):
+    """What one rank reads. No other rank needs it, so on the way to them and back nothing of it is sent."""
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (OwnReads, ())
+
+
+def tensor_read(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
+    """The item for one read, named after the first local shard that it goes to; `boxes` are those of the shards."""
+    first = read.pieces[0]
+    local = boxes[first.local_index]
+    return ReadItem(
+        type=LoadItemType.TENSOR,
+        dest_index=MetadataIndex(read.fqn, torch.Size(local.offsets), first.local_index),
+        dest_offsets=torch.Size(map(sub, first.wanted_box.offsets, local.offsets)),
+        storage_index=MetadataIndex(
+            read.stored_fqn, torch.Size(first.stored_box.offsets), first.stored_index
+        ),
+        storage_offsets=torch.Size(map(sub, read.box.offsets, first.stored_box.offsets)),
+        lengths=torch.Size(read.box.sizes),
+    )
+
+
+def value_read(name: str) -> ReadItem:
+    """The item for a stored value."""
+    return ReadItem(
+        type=LoadItemType.BYTE_IO,
+        dest_index=MetadataIndex(name),
+        dest_offsets=_NOTHING,
+        storage_index=MetadataIndex(name),
+        storage_offsets=_NOTHING,
+        lengths=_NOTHING,
+    )

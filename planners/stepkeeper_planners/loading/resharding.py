@@ -1,0 +1,112 @@
+"""What to read: the stored boxes cut with the boxes that this rank holds, whatever layout was saved."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stepkeeper_planners.errors import LayoutError
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.cover import check_disjoint
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.geometry.overlaps import common_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor as a checkpoint holds it."""
+
+    dtype: str
+    global_shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    data: object = None
+    """Which bytes these are: two names with equal ones were one tensor, others not. None where that isn't known."""
+    place: object = None
+    """Where they lie: two names with equal ones were one tensor, others may have been. None where that isn't known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceRead:
+    """One read: `wanted_box` (global coordinates) of the stored chunk, into the local shard at `local_index`."""
+
+    fqn: str
+    stored_fqn: str
+    """The name in the checkpoint: another of a tied tensor's names may be the stored one."""
+    stored_index: int
+    stored_box: Box
+    wanted_box: Box
+    local_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRead:
+    """All that one read of a stored chunk brings: its pieces fill `box` (global coordinates), each element once."""
+
+    box: Box
+    pieces: tuple[PieceRead, ...]
+
+    @property
+    def fqn(self) -> str:
+        """The tensor in the state."""
+        return self.pieces[0].fqn
+
+    @property
+    def stored_fqn(self) -> str:
+        """The tensor in the checkpoint."""
+        return self.pieces[0].stored_fqn
+
+
+def pieces_of(
+    layout: TensorLayout, found: StoredTensor, ranks: Ranks, stored_fqn: str | None = None
+) -> tuple[PieceRead, ...]:
+    """Every element of every local box once; copies on this rank are read once too.
+
+    Raises:
+        LayoutError: the stored chunks overlap, or lack elements, in what this rank holds.
+    """
+    name = layout.fqn if stored_fqn is None else stored_fqn
+    local = layout.local_boxes(ranks.rank)
+    found_parts = common_parts(tuple(local.values()), found.boxes)
+    pieces = tuple(
+        PieceRead(
+            fqn=layout.fqn,
+            stored_fqn=name,
+            stored_index=number,
+            stored_box=found.boxes[number],
+            wanted_box=common,
+            local_index=local_index,
+        )
+        for local_index, parts in zip(local, found_parts, strict=True)
+        for number, common in parts
+    )
+    # Local boxes are disjoint, so parts of them overlap only where stored chunks do.
+    check_disjoint(name, [piece.wanted_box for piece in pieces])
+    wanted = sum(box.volume for box in local.values())
+    lacking = wanted - sum(piece.wanted_box.volume for piece in pieces)
+    if lacking:
+        raise LayoutError(f"{name}: the chunks lack {lacking} of {wanted} elements that this rank holds")
+    return pieces
+
+
+def chunk_reads(pieces: Sequence[PieceRead]) -> tuple[ChunkRead, ...]:
+    """The pieces by tensor and stored chunk: read at once where together they are a box, else one by one.
+
+    A reader that takes a chunk from its file as a whole then takes it once, however many local shards it goes to.
+    """
+    by_chunk: dict[tuple[str, int], list[PieceRead]] = {}
+    for piece in pieces:
+        by_chunk.setdefault((piece.fqn, piece.stored_index), []).append(piece)
+    return tuple(read for group in by_chunk.values() for read in _joined(tuple(group)))
+
+
+def _joined(pieces: tuple[PieceRead, ...]) -> Iterator[ChunkRead]:
+    if len(pieces) == 1:
+        yield ChunkRead(box=pieces[0].wanted_box, pieces=pieces)
+        return
+    boxes = [piece.wanted_box for piece in pieces]
+    starts = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
+    ends = tuple(map(max, zip(*(box.ends for box in boxes), strict=True)))
+    around = Box(offsets=starts, sizes=tuple(e - s for s, e in zip(starts, ends, strict=True)))
+    # Local boxes are disjoint, so equal volumes mean that nothing unwanted is between them.
+    if sum(box.volume for box in boxes) == around.volume:
+        yield ChunkRead(box=around, pieces=pieces)
+    else:
+        yield from (ChunkRead(box=piece.wanted_box, pieces=(piece,)) for piece in pieces)

@@ -1,0 +1,57 @@
+"""torch's own readers of checkpoint folders, except that `.metadata` can't run anything: for `dcp.load`."""
+
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from typing_extensions import override
+
+from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+__all__ = ["SafeFileSystemReader", "SafeFsspecReader", "SafeMetadata"]
+
+
+class SafeMetadata(FileSystemReader):
+    """To be mixed into a reader of torch's that keeps its files as FileSystemReader does."""
+
+    @override
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The checkpoint's metadata, checked. No code from the file is run.
+
+        Raises:
+            MetadataDecodeError: the file is damaged, contradicts itself, or would run code.
+        """
+        path = self._get_metadata_path(kwargs.get("rank"))
+        with self.fs.create_stream(path, "rb") as stream:
+            metadata = read_metadata(stream.read(), name=str(path))
+        check_metadata(metadata, name=str(path))
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class SafeFileSystemReader(SafeMetadata):
+    """FileSystemReader, for checkpoints from anywhere."""
+
+
+def __getattr__(name: str) -> Any:
+    # fsspec need not be installed.
+    if name != "SafeFsspecReader":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    kind = type(
+        name, (SafeMetadata, FsspecReader), {"__doc__": "FsspecReader, for checkpoints from anywhere."}
+    )
+    kind.__module__ = __name__
+    globals()[name] = kind
+    return kind
+
+
+if TYPE_CHECKING:
+
+    class SafeFsspecReader(SafeMetadata, FsspecReader):
+        """FsspecReader, for checkpoints from anywhere."""

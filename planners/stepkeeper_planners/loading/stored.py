@@ -1,0 +1,60 @@
+"""What a checkpoint's metadata says it holds, as plans of loads look at it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from typing_extensions import override
+
+from stepkeeper_planners.dtypes import dtype_name
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.loading.matching import Stored
+from stepkeeper_planners.loading.resharding import StoredTensor
+
+__all__ = ["stored_in"]
+
+
+def stored_in(metadata: Metadata) -> Stored:
+    """All names of the checkpoint."""
+    entries = metadata.state_dict_metadata
+    tensors = {fqn: entry for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    places = metadata.storage_data if isinstance(metadata.storage_data, Mapping) else {}
+    return Stored(
+        tensors=_StoredTensors(tensors, places), values=[fqn for fqn in entries if fqn not in tensors]
+    )
+
+
+class _StoredTensors(Mapping[str, StoredTensor]):
+    """The checkpoint's tensors; boxes are made for those that are looked at."""
+
+    def __init__(
+        self, tensors: dict[str, TensorStorageMetadata], places: Mapping[MetadataIndex, Any]
+    ) -> None:
+        self._tensors, self._places = tensors, places
+        self._known: dict[str, StoredTensor] = {}
+
+    @override
+    def __getitem__(self, fqn: str) -> StoredTensor:
+        if fqn not in self._known:
+            stored = self._tensors[fqn]
+            boxes = tuple(Box(offsets=tuple(c.offsets), sizes=tuple(c.sizes)) for c in stored.chunks)
+            places = [self._places.get(MetadataIndex(fqn, chunk.offsets)) for chunk in stored.chunks]
+            self._known[fqn] = StoredTensor(
+                dtype=dtype_name(stored.properties.dtype),
+                global_shape=tuple(stored.size),
+                boxes=boxes,
+                place=None if None in places else tuple(zip(boxes, places, strict=True)),
+            )
+        return self._known[fqn]
+
+    @override
+    def __contains__(self, fqn: object) -> bool:
+        return fqn in self._tensors
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._tensors)

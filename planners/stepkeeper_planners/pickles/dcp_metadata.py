@@ -1,0 +1,209 @@
+"""Reading `.metadata`, the pickle in which torch.distributed.checkpoint says what a folder holds: nothing is run."""
+
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from stepkeeper_planners.dtypes import all_dtypes
+from stepkeeper_planners.errors import LayoutError, MetadataDecodeError, PickleRefusedError
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.cover import check_cover
+from stepkeeper_planners.pickles.unpickling import Named, Vocabulary, unpickled
+
+__all__ = ["check_metadata", "read_metadata"]
+
+_T = TypeVar("_T")
+
+
+def read_metadata(data: bytes, *, name: str) -> Metadata:
+    """The metadata in a `.metadata` file of any torch since 2.1. No code from the bytes is run.
+
+    `name` is the file's, for errors.
+
+    Raises:
+        MetadataDecodeError: the bytes are damaged, or name something that has no place in metadata.
+    """
+    try:
+        metadata = unpickled(data, _VOCABULARY)
+    except PickleRefusedError as error:
+        raise MetadataDecodeError(f"{name}: this is no metadata of a checkpoint: {error}") from error
+    if type(metadata) is not Metadata:
+        raise MetadataDecodeError(
+            f"{name}: this is no metadata of a checkpoint: it holds a {type(metadata).__name__}"
+        )
+    return metadata
+
+
+def check_metadata(metadata: Metadata, *, name: str) -> None:
+    """Each tensor's chunks are inside it, disjoint and cover it, and it is said of each where it lies.
+
+    Raises:
+        MetadataDecodeError: they are not; it names the file and the tensor.
+    """
+    storage = metadata.storage_data
+    for fqn, stored in metadata.state_dict_metadata.items():
+        if isinstance(stored, TensorStorageMetadata):
+            try:
+                boxes = [Box(offsets=tuple(c.offsets), sizes=tuple(c.sizes)) for c in stored.chunks]
+                check_cover(fqn, tuple(stored.size), boxes)
+            except LayoutError as error:
+                raise MetadataDecodeError(f"{name}: {fqn}: {error}") from error
+        # Other back ends keep other things there, or nothing.
+        if isinstance(storage, Mapping):
+            _check_stored(fqn, stored, storage, name)
+
+
+def _check_stored(
+    fqn: str,
+    stored: TensorStorageMetadata | BytesStorageMetadata,
+    storage: Mapping[MetadataIndex, object],
+    name: str,
+) -> None:
+    for index in _indices(fqn, stored):
+        if index not in storage:
+            place = "" if index.offset is None else f" at {tuple(index.offset)}"
+            raise MetadataDecodeError(f"{name}: it doesn't say where {fqn}{place} lies")
+
+
+def _indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Iterator[MetadataIndex]:
+    if isinstance(stored, BytesStorageMetadata):
+        yield MetadataIndex(fqn)
+        return
+    for chunk in stored.chunks:
+        yield MetadataIndex(fqn, chunk.offsets)
+
+
+def _filled(**checks: Callable[[Any], bool]) -> Callable[[_T, object], _T]:
+    """A maker that gives an instance its fields, of which these are checked; a newer torch may have more of them."""
+
+    def fill(instance: _T, state: object) -> _T:
+        if type(state) is not dict or not all(type(key) is str for key in state):
+            raise PickleRefusedError(f"the fields of a {type(instance).__name__} are no dict")
+        for key, is_right in checks.items():
+            # What is optional has its default at the class.
+            value = state[key] if key in state else getattr(type(instance), key)
+            if not is_right(value):
+                raise PickleRefusedError(f"{key} of a {type(instance).__name__} is a {type(value).__name__}")
+        vars(instance).update(state)
+        return instance
+
+    return fill
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in kinds
+
+
+def _is_place(path: object) -> bool:
+    return type(path) is str and _is_inside(path)
+
+
+@lru_cache(maxsize=4096)
+def _is_inside(path: str) -> bool:
+    """In the checkpoint's folder: a reader opens whatever file stands there."""
+    parts = pathlib.PurePosixPath(path.replace("\\", "/"))
+    return bool(path) and not parts.is_absolute() and ".." not in parts.parts
+
+
+def _are_tensors(entries: object) -> bool:
+    return type(entries) is dict and all(
+        type(fqn) is str and type(entry) in (TensorStorageMetadata, BytesStorageMetadata)
+        for fqn, entry in entries.items()
+    )
+
+
+def _are_chunks(chunks: object) -> bool:
+    return type(chunks) is list and all(type(chunk) is ChunkStorageMetadata for chunk in chunks)
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _properties(instance: TensorProperties, state: object) -> TensorProperties:
+    kinds = (torch.dtype, torch.layout, bool, _MEM_FORMAT_ENCODING, bool)
+    if type(state) is not tuple or [type(part) for part in state] != list(kinds):
+        raise PickleRefusedError("the properties of a tensor are none")
+    instance.__setstate__(state)  # type: ignore[no-untyped-call]  # torch's own way of filling one
+    return instance
+
+
+def _member(enum: object, name: object) -> _MEM_FORMAT_ENCODING:
+    """Python 3.11's first releases wrote members of an enum as getattr(its class, a name)."""
+    if type(enum) is not Named or enum.name not in _FORMATS or type(name) is not str:
+        raise PickleRefusedError("it gets an attribute of something; it was not run")
+    return _MEM_FORMAT_ENCODING[name]
+
+
+def _layout(name: object) -> torch.layout:
+    layouts = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
+    return layouts[str(name)]
+
+
+_METADATA: Final = "torch.distributed.checkpoint.metadata"
+_BEFORE_2_3: Final = "torch.distributed._shard.sharded_tensor.metadata"
+_FORMATS: Final = {(_METADATA, "_MEM_FORMAT_ENCODING"), (_BEFORE_2_3, "MEM_FORMAT_ENCODING")}
+
+_VOCABULARY: Final = Vocabulary(
+    constants={("torch", name): dtype for name, dtype in all_dtypes().items()},
+    calls={
+        **dict.fromkeys(_FORMATS, _MEM_FORMAT_ENCODING),
+        ("builtins", "getattr"): _member,
+        ("__builtin__", "getattr"): _member,
+        ("torch", "Size"): torch.Size,
+        ("torch.serialization", "_get_layout"): _layout,
+        # Where it was written: never opened, and of the writer's kind of system.
+        **{
+            (module, f"{pure}{system}Path"): kind
+            for module in ("pathlib", "pathlib._local")
+            for system, kind in (("Posix", pathlib.PurePosixPath), ("Windows", pathlib.PureWindowsPath))
+            for pure in ("", "Pure")
+        },
+    },
+    classes={
+        (_BEFORE_2_3, "TensorProperties"): TensorProperties,
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
+        **{
+            (_METADATA, kind.__name__): kind
+            for kind in (
+                BytesStorageMetadata,
+                ChunkStorageMetadata,
+                Metadata,
+                MetadataIndex,
+                StorageMeta,
+                TensorProperties,
+                TensorStorageMetadata,
+            )
+        },
+    },
+    builds={
+        ChunkStorageMetadata: _filled(offsets=_is(torch.Size), sizes=_is(torch.Size)),
+        Metadata: _filled(
+            state_dict_metadata=_are_tensors,
+            storage_meta=_is(StorageMeta, type(None)),
+            version=_is(str, type(None)),
+        ),
+        MetadataIndex: _filled(fqn=_is(str), offset=_is(torch.Size, type(None)), index=_is(int, type(None))),
+        StorageMeta: _filled(),
+        TensorProperties: _properties,
+        TensorStorageMetadata: _filled(
+            properties=_is(TensorProperties), size=_is(torch.Size), chunks=_are_chunks
+        ),
+        _StorageInfo: _filled(relative_path=_is_place, offset=_is_length, length=_is_length),
+    },
+    key_types=frozenset({MetadataIndex}),
+)

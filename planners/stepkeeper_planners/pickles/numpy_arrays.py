@@ -1,0 +1,152 @@
+"""numpy's arrays, scalars and dtypes as they stand in a pickle, made from their bytes alone."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from stepkeeper_planners.errors import PickleRefusedError
+from stepkeeper_planners.pickles.unpickling import Name
+
+__all__ = ["NUMPY_BUILDS", "NUMPY_CALLS", "NUMPY_CONSTANTS", "objection"]
+
+_PLAIN: Final = re.compile(r"[?biufc](?:1|2|4|8|16|32)|[SUV][0-9]+|[mM]8")
+_UNIT: Final = re.compile(r"[A-Za-zμ]+")
+
+
+def objection(dtype: np.dtype[Any]) -> str | None:
+    """Why an array of this dtype can't be stored; None if it can."""
+    if dtype.hasobject or dtype.char == "T":
+        return "a numpy array of Python objects can't be stored; use a list"
+    # Read anew, the dtype differs if it had anything on it that isn't stored.
+    if dtype.metadata is not None or any(
+        objection(field[0]) is not None for field in (dtype.fields or {}).values()
+    ):
+        return "a numpy dtype with metadata can't be stored; view the array as a dtype without"
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class _DtypeDraft:
+    """A dtype without its byte order and its fields."""
+
+    code: str
+
+
+class _ArrayDraft:
+    """An array without its content."""
+
+
+_ARRAY_CLASS: Final = object()
+
+
+def _new_dtype(code: object, align: object, copy: object) -> _DtypeDraft:
+    if type(code) is not str or type(align) is not bool or type(copy) is not bool:
+        raise PickleRefusedError("a numpy dtype is made of other things than its name")
+    if not _PLAIN.fullmatch(code):
+        raise PickleRefusedError(f"it holds numpy data of dtype {code!r}")
+    return _DtypeDraft(code)
+
+
+def _built_dtype(draft: _DtypeDraft, state: object) -> np.dtype[Any]:
+    """From the parts of the state alone: numpy would believe sizes and places that don't fit each other."""
+    if type(state) is not tuple or len(state) not in (8, 9):
+        raise PickleRefusedError("the state of a numpy dtype is none")
+    _, order, sub, names, fields, item_bytes, *_ = state
+    dtype: np.dtype[Any]
+    if sub is not None:
+        base, shape = sub
+        dtype = np.dtype((_dtype(base), _shape(shape)))
+    elif names is not None:
+        parts = [fields[name] for name in names]
+        dtype = np.dtype(
+            {
+                "names": list(names),
+                "formats": [_dtype(part[0]) for part in parts],
+                "offsets": [part[1] for part in parts],
+                "itemsize": item_bytes,
+            }
+        )
+    elif draft.code in ("M8", "m8"):
+        dtype = np.dtype(draft.code + _unit(state)).newbyteorder(_order(order))
+    else:
+        dtype = np.dtype(draft.code).newbyteorder(_order(order))
+    if dtype.hasobject:
+        raise PickleRefusedError("it holds a numpy array of Python objects")
+    return dtype
+
+
+def _unit(state: tuple[Any, ...]) -> str:
+    _, (unit, number, *_) = state[8]
+    name = unit.decode() if type(unit) is bytes else unit
+    if name == "generic":
+        return ""
+    if not _UNIT.fullmatch(name) or type(number) is not int:
+        raise PickleRefusedError("it holds numpy times of no known unit")
+    return f"[{number}{name}]"
+
+
+def _order(order: object) -> Any:
+    if order not in ("<", ">", "|", "="):
+        raise PickleRefusedError(f"it holds numpy data of byte order {order!r}")
+    return order
+
+
+def _dtype(value: object) -> np.dtype[Any]:
+    if not isinstance(value, np.dtype):
+        raise PickleRefusedError(f"a {type(value).__name__} stands where a numpy dtype should")
+    return value
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    if type(value) is not tuple or not all(type(size) is int and size >= 0 for size in value):
+        raise PickleRefusedError("the shape of a numpy array is none")
+    return value
+
+
+def _new_array(cls: object, shape: object, kind: object) -> _ArrayDraft:
+    if cls is not _ARRAY_CLASS or shape != (0,) or kind not in (b"b", "b"):
+        raise PickleRefusedError("it holds a numpy array of an unknown kind")
+    return _ArrayDraft()
+
+
+def _built_array(_: _ArrayDraft, state: object) -> np.ndarray[Any, Any]:
+    if type(state) is not tuple or len(state) != 5:
+        raise PickleRefusedError("the state of a numpy array is none")
+    dtype, shape, is_fortran, content = _dtype(state[1 + 1]), _shape(state[1]), state[3], state[4]
+    n_items = prod(shape)
+    if type(content) is not bytes or n_items * dtype.itemsize != len(content):
+        raise PickleRefusedError(f"a numpy array of {n_items} {dtype} doesn't have their bytes")
+    if not content:
+        if n_items:
+            raise PickleRefusedError(f"it holds {n_items} numpy items of no bytes")
+        return np.empty(shape, dtype)
+    flat = np.frombuffer(bytearray(content), dtype)
+    return flat.reshape(shape, order="F" if is_fortran is True else "C")
+
+
+def _scalar(dtype: object, content: object) -> Any:
+    kind = _dtype(dtype)
+    if type(content) is not bytes or kind.itemsize != len(content):
+        raise PickleRefusedError(f"a numpy {kind} doesn't have its bytes")
+    if not content:
+        return kind.type()
+    return np.frombuffer(bytearray(content), kind)[0]
+
+
+# numpy 2 renamed its core.
+_CORES: Final = ("numpy._core.multiarray", "numpy.core.multiarray")
+
+NUMPY_CONSTANTS: Final[dict[Name, object]] = {("numpy", "ndarray"): _ARRAY_CLASS}
+NUMPY_CALLS: Final[dict[Name, Callable[..., object]]] = {
+    ("numpy", "dtype"): _new_dtype,
+    **{(core, "_reconstruct"): _new_array for core in _CORES},
+    **{(core, "scalar"): _scalar for core in _CORES},
+}
+NUMPY_BUILDS: Final[dict[type, Callable[[Any, Any], object]]] = {
+    _DtypeDraft: _built_dtype,
+    _ArrayDraft: _built_array,
+}

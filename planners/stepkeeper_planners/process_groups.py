@@ -1,0 +1,41 @@
+"""The processes that save and load together."""
+
+import torch.distributed as dist
+
+from stepkeeper_planners.geometry.layout import Ranks, ranks_among
+
+__all__ = ["alone", "current_ranks", "gathered", "shared_by"]
+
+
+def current_ranks(group: dist.ProcessGroup | None = None) -> Ranks:
+    """This process among those of the group, by default of all; alone where there is no group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return Ranks(rank=0, world_size=1)
+    return ranks_among(dist.get_rank(group), dist.get_process_group_ranks(group))
+
+
+def alone() -> Ranks:
+    """This process, whatever others there are."""
+    initialized = dist.is_available() and dist.is_initialized()
+    return ranks_among(0, [dist.get_rank() if initialized else 0])
+
+
+def shared_by(rank: int, value: object, group: dist.ProcessGroup | None = None) -> object:
+    """What that rank of the group gave as `value`.
+
+    Ranks: collective; all of the group call it with the same rank.
+    """
+    holder = [value]
+    source = rank if group is None else dist.get_global_rank(group, rank)
+    dist.broadcast_object_list(holder, src=source, group=group)
+    return holder[0]
+
+
+def gathered(value: object, group: dist.ProcessGroup | None = None) -> list[object]:
+    """What each rank of the group gave as `value`, by rank.
+
+    Ranks: collective; all of the group call it.
+    """
+    values: list[object] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values

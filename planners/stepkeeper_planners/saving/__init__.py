@@ -1,0 +1,1 @@
+"""Plan which rank writes which part of which tensor, each element once."""

@@ -1,0 +1,89 @@
+"""What a save's coordinator hands to the storage writer: torch's metadata, that notices what a writer lost."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from typing_extensions import override
+
+from stepkeeper_planners.dtypes import dtype_of
+from stepkeeper_planners.errors import LostWritesError
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import TensorLayout
+
+__all__ = ["GlobalMetadata", "tensor_metadata"]
+
+
+@dataclass
+class GlobalMetadata(Metadata):
+    """Torch's own as soon as a writer says what it wrote, which is checked then, and given to tied names too.
+
+    Torch's writers with `thread_count` above 1 lose what a failing thread should have written, without raising:
+    https://github.com/pytorch/pytorch/issues/191391.
+    """
+
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Further names of tied tensors → the name under which each is written."""
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "storage_data" or not isinstance(value, Mapping):
+            super().__setattr__(name, value)
+            return
+        super().__setattr__(name, self._checked(value))
+        # What a writer pickles from here on names torch's class: readers need know no other.
+        del self.aliases
+        self.__class__ = Metadata  # type: ignore[assignment] # the base has all that is left
+
+    def leave_out_aliases(self) -> None:
+        """Tied tensors are listed under their first names only."""
+        for name in self.aliases:
+            self.state_dict_metadata.pop(name, None)
+        self.aliases = {}
+
+    def _checked(self, written: Mapping[MetadataIndex, object]) -> dict[MetadataIndex, object]:
+        complete = dict(written)
+        lost: list[MetadataIndex] = []
+        for fqn, stored in self.state_dict_metadata.items():
+            source = self.aliases.get(fqn, fqn)
+            for index in _indices(source, stored):
+                if index not in written:
+                    lost.append(index)
+                elif source != fqn:
+                    complete[MetadataIndex(fqn, index.offset)] = written[index]
+        if lost:
+            raise LostWritesError(
+                f"the storage writer raised nothing, but {len(lost)} pieces were not written, the first of them "
+                f"{lost[0].fqn} at {lost[0].offset and tuple(lost[0].offset)}. A thread of it failed: save with "
+                "thread_count=1 to see why. The checkpoint has no .metadata and must not be used"
+            )
+        return complete
+
+
+def tensor_metadata(layout: TensorLayout, boxes: Iterable[Box]) -> TensorStorageMetadata:
+    """The tensor as it is stored in these pieces."""
+    chunks = [
+        ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)) for box in boxes
+    ]
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=dtype_of(layout.dtype)),
+        size=torch.Size(layout.global_shape),
+        chunks=chunks,
+    )
+
+
+def _indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Iterator[MetadataIndex]:
+    if isinstance(stored, TensorStorageMetadata):
+        for chunk in stored.chunks:
+            yield MetadataIndex(fqn, chunk.offsets)
+    else:
+        yield MetadataIndex(fqn)

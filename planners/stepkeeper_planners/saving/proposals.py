@@ -1,0 +1,68 @@
+"""What a rank's plan of a save tells the coordinator, and what the coordinator answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepkeeper_planners.errors import WrongRanksError
+from stepkeeper_planners.geometry.layout import TensorLayout
+from stepkeeper_planners.saving.rules import check_rules
+
+__all__ = ["Agreed", "Differ", "Proposal", "checked_proposals", "groups_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a rank's plan tells the coordinator."""
+
+    rules: str
+    """By which it finds out who writes what. First, where a rank of another release finds it."""
+    rank: int
+    fingerprint: bytes
+    parts: tuple[TensorLayout, ...]
+    """Of tensors that no rank can describe alone, what this one holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """The coordinator's answer where all ranks have the same state."""
+
+    joined: tuple[TensorLayout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differ:
+    """The coordinator's answer where they don't: the ranks of each fingerprint, the largest group first."""
+
+    groups: tuple[tuple[int, ...], ...]
+    joined: tuple[TensorLayout, ...]
+
+
+def checked_proposals(said: Sequence[object], world_size: int) -> list[Proposal]:
+    """What the ranks propose, by rank: all ranks that the coordinator knows of, by the same rules.
+
+    Raises:
+        WrongRanksError: these aren't the ranks that it knows of.
+        ReleasesDifferError: they would divide the same state in other ways.
+    """
+    proposals = [each for each in said if isinstance(each, Proposal)]
+    if len(proposals) < len(said) == world_size:
+        others = [rank for rank, each in enumerate(said) if not isinstance(each, Proposal)]
+        raise WrongRanksError(
+            f"ranks {', '.join(map(str, others[:8]))}{', …' if len(others) > 8 else ''} plan with another planner: all "
+            "ranks of a save take SPMDSavePlanner, or none does"
+        )
+    if [proposal.rank for proposal in proposals] != list(range(world_size)) or len(said) != world_size:
+        raise WrongRanksError(
+            f"this save is of {len(said)} ranks, the planner knows of {world_size}: give it the group that the save "
+            "is given, SPMDSavePlanner(process_group=…)"
+        )
+    check_rules([proposal.rules for proposal in proposals])
+    return proposals
+
+
+def groups_of(proposals: Sequence[Proposal]) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each fingerprint, the largest group first."""
+    groups: dict[bytes, list[int]] = {}
+    for proposal in proposals:
+        groups.setdefault(proposal.fingerprint, []).append(proposal.rank)
+    return tuple(sorted(map(tuple, groups.values()), key=lambda ranks: (-len(ranks), ranks)))

@@ -1,0 +1,73 @@
+"""A plan's write items for torch.distributed.checkpoint: on each rank its own, to others no more than a mark."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import SupportsIndex, overload
+
+import torch
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from typing_extensions import override
+
+from stepkeeper_planners.dtypes import dtype_of
+from stepkeeper_planners.saving.assignment import TensorWrite
+
+__all__ = ["LazyItems", "OwnItems", "tensor_item", "value_item"]
+
+
+class OwnItems(list[WriteItem]):
+    """This rank's items. Sent to another rank, there is none of them: that rank can make them itself."""
+
+    @override
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type["OwnItems"], tuple[()]]:
+        return (OwnItems, ())
+
+
+class LazyItems(Sequence[WriteItem]):
+    """Another rank's items, made when a storage writer looks at them. Sent, they are a mark, as `OwnItems`."""
+
+    def __init__(self, make: Callable[[], Sequence[WriteItem]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Sequence[WriteItem]:
+        return self._make()
+
+    @overload
+    def __getitem__(self, index: int) -> WriteItem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[WriteItem]: ...
+    @override
+    def __getitem__(self, index: int | slice) -> WriteItem | Sequence[WriteItem]:
+        return self._made[index]
+
+    @override
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @override
+    def __iter__(self) -> Iterator[WriteItem]:
+        return iter(self._made)
+
+    @override
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[OwnItems], tuple[()]]:
+        return (OwnItems, ())
+
+
+def tensor_item(write: TensorWrite) -> WriteItem:
+    """The item for one box of a tensor."""
+    offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
+    return WriteItem(
+        index=MetadataIndex(write.fqn, offsets),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(offsets=offsets, sizes=sizes),
+            properties=TensorProperties(dtype=dtype_of(write.dtype)),
+            size=torch.Size(write.global_shape),
+        ),
+    )
+
+
+def value_item(name: str) -> WriteItem:
+    """The item for a value."""
+    return WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)

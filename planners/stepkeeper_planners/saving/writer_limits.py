@@ -1,0 +1,54 @@
+"""What storage writers can't hold, told before anything is written: some would lose it without a word."""
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+from stepkeeper_planners.errors import UnsupportedWriterError
+from stepkeeper_planners.saving.assignment import Assignment
+
+__all__ = ["check_safetensors_plan", "is_safetensors_plan"]
+
+_KEYS: Final = {"shard_index", "fqn_to_index_mapping"}
+"""By which torch's HuggingFaceStorageWriter is told: what it adds to a plan."""
+
+
+def is_safetensors_plan(storage_data: object) -> bool:
+    """Whether the plan went through torch's HuggingFaceStorageWriter."""
+    return isinstance(storage_data, dict) and not set(storage_data) - _KEYS
+
+
+def check_safetensors_plan(
+    storage_data: Collection[str],
+    assignment: Assignment,
+    *,
+    values: Collection[str],
+    names_of_some: Collection[str],
+) -> None:
+    """HuggingFaceStorageWriter can write all of it; `names_of_some` are those that only some of the ranks have.
+
+    Raises:
+        UnsupportedWriterError: it can't; it says what would be lost, and what to do.
+    """
+    if names_of_some:
+        raise UnsupportedWriterError(
+            f"HuggingFaceStorageWriter was told of all names, and has none of those that only some ranks have: "
+            f"{', '.join(sorted(names_of_some)[:5])}. Save with FileSystemWriter, and convert"
+        )
+    world_size = len(assignment.by_rank)
+    if world_size > 1 and "shard_index" not in storage_data:
+        raise UnsupportedWriterError(
+            f"{world_size} ranks would write one file of HuggingFaceStorageWriter: give it save_distributed=True"
+        )
+    if values:
+        raise UnsupportedWriterError(
+            f"safetensors files hold tensors only; leave out of this save: {', '.join(sorted(values))}"
+        )
+    for rank in range(world_size):
+        pieces = Counter(write.fqn for write in assignment.share(rank))
+        twice = next((fqn for fqn, n_pieces in pieces.items() if n_pieces > 1), None)
+        if twice is not None:
+            raise UnsupportedWriterError(
+                f"{twice}: rank {rank} writes {pieces[twice]} parts of it, and HuggingFaceStorageWriter keeps one "
+                "of a tensor in a file: save with FileSystemWriter, and convert"
+            )

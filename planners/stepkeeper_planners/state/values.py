@@ -1,0 +1,222 @@
+"""Values that are no tensors, as bytes and back: a closed list of types, read without running anything."""
+
+import io
+import pickle
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+
+from stepkeeper_planners.errors import PickleRefusedError, UnsupportedValueError, ValueDecodeError
+from stepkeeper_planners.pickles.numpy_arrays import objection
+from stepkeeper_planners.pickles.torch_files import read_blob
+
+__all__ = ["content_bytes", "decode_value", "encode_value"]
+
+_SCALARS: Final = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
+)
+_SMALL: Final = frozenset({type(None), bool, int, float, complex})
+_KEYS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_DICTS: Final = (dict, OrderedDict, Counter)
+_LIST: Final = (
+    "None, bool, int, float, complex, str, bytes, list, tuple, dict, OrderedDict, Counter, torch.Size, torch.dtype, "
+    "torch.device, numpy arrays and scalars, dense CPU tensors"
+)
+_UNSTORED: Final = frozenset(f"torch.{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
+_MAX_DEPTH: Final = 100
+_MAX_REPEATED_BYTES: Final = 256 << 20
+"""How much larger a value may get by being written out: what it holds several times is stored several times."""
+_NODE_BYTES: Final = 64
+_SHORT_BYTES: Final = 1024
+"""Of strings: shorter ones are held several times everywhere."""
+
+
+def encode_value(fqn: str, value: object) -> bytes:
+    """The value as a torch.save blob, which stock torch reads too. Equal values give equal bytes, on any rank.
+
+    Of a tensor the elements are stored, not that it wants a gradient or is part of a larger one; of an array not
+    in which order its elements lay.
+
+    Raises:
+        UnsupportedValueError: the value, or something in it, is of a type that isn't on the list.
+    """
+    _check(fqn, value)
+    buffer = io.BytesIO()
+    torch.save(_bare(value), buffer, pickle_module=_Structural)
+    return buffer.getvalue()
+
+
+def content_bytes(value: object) -> int:
+    """About how large the value is. Equal for values that are equal but for the order of their dicts.
+
+    The encoded size isn't: what comes first decides how much is filled up to the next boundary.
+    """
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(content_bytes(key) + content_bytes(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(content_bytes, value))
+    return 8
+
+
+def decode_value(fqn: str, data: bytes) -> object:
+    """The value that was encoded, or that stock torch stored. No code from the bytes is run.
+
+    Raises:
+        ValueDecodeError: the bytes are damaged, or hold a type that isn't on the list.
+    """
+    try:
+        value = read_blob(data)
+        _check(fqn, value)
+    except PickleRefusedError as error:
+        raise ValueDecodeError(
+            f"{fqn}: the stored value can't be read: {error}. Stored are only: {_LIST}"
+        ) from error
+    except UnsupportedValueError as error:
+        raise ValueDecodeError(f"the stored value can't be read: {error}") from error
+    return value
+
+
+@final
+class _Structural:
+    """What torch.save takes for the pickle module."""
+
+    class Pickler(pickle.Pickler):
+        """Writes everything out: whether two equal strings are one object differs from rank to rank."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.fast = True
+
+
+def _bare(value: object) -> object:
+    """The same with no memory but its own, each tensor and array row by row."""
+    if isinstance(value, torch.Tensor):
+        elements = value.detach().resolve_conj().resolve_neg().contiguous()
+        # As bytes: not every dtype that torch stores can be copied as such.
+        flat = elements.reshape(-1).view(torch.uint8).clone()
+        return flat.view(value.dtype).reshape(value.shape)
+    if type(value) is np.ndarray:
+        return np.asarray(value, order="C")
+    if type(value) in (list, tuple):
+        assert isinstance(value, list | tuple)
+        return type(value)(map(_bare, value))
+    if type(value) in _DICTS:
+        assert isinstance(value, dict)
+        return type(value)({key: _bare(item) for key, item in value.items()})
+    return value
+
+
+def _check(fqn: str, value: object) -> None:
+    """Everything in it is on the list. Looks at no object more often than there are depths."""
+    waiting: list[tuple[str, object, int]] = [(fqn, value, 0)]
+    seen: dict[int, int] = {}
+    while waiting:
+        name, item, depth = waiting.pop()
+        kind = type(item)
+        if kind in _SCALARS:
+            continue
+        if kind in (list, tuple) or kind in _DICTS:
+            if depth <= seen.get(id(item), -1):
+                continue
+            seen[id(item)] = depth
+            if depth == _MAX_DEPTH:
+                raise UnsupportedValueError(f"{fqn}: nested more than {_MAX_DEPTH} deep, or holding itself")
+            waiting.extend((*part, depth + 1) for part in _parts(name, item))
+            continue
+        _check_data(name, item)
+    _check_repeated(fqn, value)
+
+
+def _check_repeated(fqn: str, value: object) -> None:
+    """Lists that hold one list twice, 30 deep, are a few bytes in memory and in a file, and 2**30 written out."""
+    once: dict[int, int] = {}
+    repeated = _written_bytes(value, once, {}) - sum(once.values())
+    if repeated > _MAX_REPEATED_BYTES:
+        raise UnsupportedValueError(
+            f"{fqn}: holds the same objects again and again: written out, {repeated >> 20} MiB more than they take; "
+            "hold each of them once"
+        )
+
+
+def _written_bytes(node: object, once: dict[int, int], whole: dict[int, int]) -> int:
+    """About how much a checked node is, written out; `once` and `whole` get each object, without and with its parts."""
+    if id(node) in whole:
+        return whole[id(node)]
+    parts: Any = ()
+    if isinstance(node, torch.Tensor | np.ndarray):
+        own = int(node.nbytes) + _NODE_BYTES
+    elif isinstance(node, str | bytes):
+        own = len(node) if len(node) > _SHORT_BYTES else 0
+    elif isinstance(node, dict | list | tuple) and node:
+        parts = node.values() if isinstance(node, dict) else node
+        own = _NODE_BYTES + 8 * len(node)
+    else:
+        own = 0
+    if not own:
+        return 0
+    once[id(node)] = own
+    if parts and not _SMALL.issuperset(map(type, parts)):
+        own += sum(_written_bytes(part, once, whole) for part in parts)
+    whole[id(node)] = own
+    return own
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
+    if not isinstance(value, dict):
+        for index, item in enumerate(value):
+            yield f"{name}[{index}]", item
+        return
+    for key, item in value.items():
+        parts = key if type(key) is tuple else (key,)
+        for part in parts:
+            if type(part) not in _KEYS:
+                raise UnsupportedValueError(
+                    f"{name}: a {_named(part)} can't be a key; use str, int or another plain scalar, or tuples of them"
+                )
+        yield f"{name}[{key!r}]", item
+
+
+def _check_data(name: str, value: object) -> None:
+    """Exact types: a subclass would come back as its base, or need its class run to come back at all."""
+    if type(value) is np.ndarray or (isinstance(value, np.generic) and type(value) is value.dtype.type):
+        reason = objection(value.dtype)
+        if reason is None and value.dtype.itemsize == 0 and value.ndim and value.size:
+            reason = "a numpy array of items without bytes can't be stored"
+    elif type(value) in (torch.Tensor, torch.nn.Parameter):
+        assert isinstance(value, torch.Tensor)
+        reason = _objection(value)
+    else:
+        reason = (
+            f"a {_named(value)} can't be stored. Stored are: {_LIST}. "
+            "Turn it into these, or give it state_dict() and load_state_dict()"
+        )
+    if reason is not None:
+        raise UnsupportedValueError(f"{name}: {reason}")
+
+
+def _objection(tensor: torch.Tensor) -> str | None:
+    if tensor.device.type != "cpu":
+        return (
+            f"a tensor on {tensor.device} within a tuple is stored as a plain value, which only a CPU tensor can be; "
+            "put it into a list or dict"
+        )
+    if tensor.is_quantized:
+        return "a quantized tensor can't be stored; store int_repr() and its scales"
+    if str(tensor.dtype) in _UNSTORED:
+        return f"torch can't store {tensor.dtype}; view it as uint8"
+    if str(tensor.dtype) == "torch.float4_e2m1fn_x2" and not tensor.is_contiguous():
+        return f"torch can't copy a part of a tensor of {tensor.dtype}; view it as uint8"
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return "only a dense tensor can be stored"
+    return None
+
+
+def _named(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -1,0 +1,173 @@
+"""One tensor as torch.save writes it: a zip file whose length and whose data's place follow from dtype and shape.
+
+A ranged read of the data gets the tensor's bytes, row-major, little endian: nobody need unzip to read a part.
+"""
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from isal import isal_zlib
+
+from stepkeeper.checkpoint.dcp_format.dtypes import dtype_named, size_in_bytes
+from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Persistent, pickled
+
+__all__ = ["BlobLayout", "blob_frame", "blob_layout", "data_offset"]
+
+_ALIGNMENT: Final = 64
+"""As torch aligns it, so that a mapped file can be used in place."""
+
+_ZIP64: Final = 45
+_UTF8: Final = 0x0800
+_IN_EXTRA: Final = 0xFFFFFFFF
+_DATA_NAME: Final = b"archive/data/0"
+_CRC_IN_HEADER: Final = 14
+_CRC_IN_ENTRY: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobLayout:
+    data_offset_bytes: int
+    data_bytes: int
+    length_bytes: int
+    """Of the whole blob."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    name: bytes
+    crc32: int
+    size_bytes: int
+    header_offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    """A blob without its data, and without the data's checksum, which stands before and behind it."""
+
+    layout: BlobLayout
+    before: tuple[bytes, bytes]
+    behind: tuple[bytes, bytes]
+
+
+def blob_layout(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
+    return _frame(dtype, sizes).layout
+
+
+def data_offset(dtype: str, sizes: tuple[int, ...]) -> int:
+    """Where in a blob the tensor's first byte is."""
+    return blob_layout(dtype, sizes).data_offset_bytes
+
+
+def blob_frame(dtype: str, sizes: tuple[int, ...], crc32: int) -> tuple[bytes, bytes]:
+    """The blob, but for the data between these two, which has that crc-32."""
+    frame, crc = _frame(dtype, sizes), struct.pack("<I", crc32)
+    return crc.join(frame.before), crc.join(frame.behind)
+
+
+@lru_cache(maxsize=4096)
+def _frame(dtype: str, sizes: tuple[int, ...]) -> _Frame:
+    head, records = _head(dtype, sizes)
+    data_bytes = size_in_bytes(dtype, sizes)
+    # Fields have fixed widths: any checksum gives the same lengths.
+    record = _data_record(len(head), 0, data_bytes)
+    header = _local_header(record, padded_to=_data_header_bytes(len(head)))
+    offset = len(head) + len(header)
+    tail = _tail([*records, record], offset + data_bytes)
+    layout = BlobLayout(
+        data_offset_bytes=offset, data_bytes=data_bytes, length_bytes=offset + data_bytes + len(tail)
+    )
+    in_tail = sum(len(_directory_entry(each)) for each in records) + _CRC_IN_ENTRY
+    return _Frame(
+        layout=layout,
+        before=_without_crc(head + header, len(head) + _CRC_IN_HEADER),
+        behind=_without_crc(tail, in_tail),
+    )
+
+
+def _without_crc(data: bytes, place: int) -> tuple[bytes, bytes]:
+    return data[:place], data[place + 4 :]
+
+
+def _head(dtype: str, sizes: tuple[int, ...]) -> tuple[bytes, tuple[_Record, ...]]:
+    """All records before the data, each with its header."""
+    contents = {b"archive/data.pkl": _tensor_pickle(dtype, sizes), b"archive/byteorder": b"little"}
+    contents[b"archive/version"] = b"3\n"
+    head, records = b"", []
+    for name, content in contents.items():
+        record = _Record(
+            name=name, crc32=isal_zlib.crc32(content), size_bytes=len(content), header_offset_bytes=len(head)
+        )
+        head += _local_header(record) + content
+        records.append(record)
+    return head, tuple(records)
+
+
+def _tensor_pickle(dtype: str, sizes: tuple[int, ...]) -> bytes:
+    kind = dtype_named(dtype)
+    n_items = size_in_bytes(dtype, sizes) // kind.item_bytes
+    strides, stride = [], 1
+    for size in reversed(sizes):
+        strides.append(stride)
+        stride *= max(size, 1)
+    # A storage class that older torch knows, or an untyped storage and, last, the dtype.
+    storage, n_stored, last = Global("torch.storage", "UntypedStorage"), n_items * kind.item_bytes, [dtype]
+    if kind.storage is not None:
+        storage, n_stored, last = Global("torch", kind.storage), n_items, []
+    identity = Persistent(("storage", storage, "0", "cpu", n_stored))
+    hooks = Call(Global("collections", "OrderedDict"), ())
+    arguments = (identity, 0, sizes, tuple(reversed(strides)), False, hooks)
+    function = Global("torch._utils", "_rebuild_tensor_v3" if last else "_rebuild_tensor_v2")
+    return pickled(Call(function, (*arguments, *(Global("torch", name) for name in last))))
+
+
+def _data_record(header_offset_bytes: int, crc32: int, size_bytes: int) -> _Record:
+    return _Record(
+        name=_DATA_NAME, crc32=crc32, size_bytes=size_bytes, header_offset_bytes=header_offset_bytes
+    )
+
+
+def _data_header_bytes(header_offset_bytes: int) -> int:
+    """Length of the data's header, such that the data is aligned; there is room for a padding field."""
+    least = 30 + len(_DATA_NAME) + 20 + 4
+    end = -(-(header_offset_bytes + least) // _ALIGNMENT) * _ALIGNMENT
+    return end - header_offset_bytes
+
+
+def _local_header(record: _Record, padded_to: int = 0) -> bytes:
+    """Sizes stand in the zip64 field, always: one way for small and for large."""
+    extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
+    if padded_to:
+        padding = padded_to - 30 - len(record.name) - len(extra) - 4
+        extra += struct.pack("<HH", 0x4246, padding) + b"\0" * padding
+    sizes = (_IN_EXTRA, _IN_EXTRA, len(record.name), len(extra))
+    return (
+        struct.pack("<4sHHHHHIIIHH", b"PK\3\4", _ZIP64, _UTF8, 0, 0, 0, record.crc32, *sizes)
+        + record.name
+        + extra
+    )
+
+
+def _tail(records: list[_Record], offset_bytes: int) -> bytes:
+    """The central directory, from `offset_bytes` on, and its end."""
+    directory = b"".join(_directory_entry(record) for record in records)
+    end = offset_bytes + len(directory)
+    place = (len(records), len(records), len(directory), offset_bytes)
+    return (
+        directory
+        + struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, _ZIP64, _ZIP64, 0, 0, *place)
+        + struct.pack("<4sIQI", b"PK\6\7", 0, end, 1)
+        + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, _IN_EXTRA, _IN_EXTRA, 0)
+    )
+
+
+def _directory_entry(record: _Record) -> bytes:
+    extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
+    lengths = (_IN_EXTRA, _IN_EXTRA, len(record.name), len(extra))
+    return (
+        struct.pack("<4sHHHHHHIIIHHH", b"PK\1\2", _ZIP64, _ZIP64, _UTF8, 0, 0, 0, record.crc32, *lengths, 0)
+        + struct.pack("<HHII", 0, 0, 0, record.header_offset_bytes)
+        + record.name
+        + extra
+    )

@@ -1,0 +1,70 @@
+"""What the command says of checkpoints that another writer left in a root."""
+
+from typing import Any
+
+import typer
+
+from stepkeeper.cli.render import Row, size_text
+from stepkeeper.cli.terminal import Root
+from stepkeeper.log import LogState
+from stepkeeper.log.foreign_steps import LegacyStep, below, find_steps
+
+__all__ = ["legacy_document", "legacy_rows", "legacy_step", "show_legacy"]
+
+
+def legacy_rows(root: Root, state: LogState) -> list[Row]:
+    """The steps that the latest line goes on from, newest first."""
+    return [_row(each) for each in _found(root, state)]
+
+
+def legacy_step(root: Root, state: LogState, step: int | None, sequence: int | None) -> LegacyStep | None:
+    """What another writer left of `step`, if it is no step of the line; the newest where nothing at all is committed.
+
+    It has the `.metadata` that its writer puts there last.
+    """
+    if sequence is not None or any(record.step == step for record in state.line):
+        return None
+    if step is None and state.commits:
+        return None
+    found = (each for each in _found(root, state) if each.finished)
+    return next((each for each in found if step in (None, each.step)), None)
+
+
+def legacy_document(root: Root, legacy: LegacyStep) -> dict[str, Any]:
+    return {
+        "sequence": None,
+        "step": legacy.step,
+        "state": "legacy",
+        "writer": legacy.writer,
+        "size_bytes": legacy.size_bytes,
+        "n_objects": len(legacy.objects),
+        "commit_uri": f"{root.uri}/{legacy.folder}",
+    }
+
+
+def show_legacy(document: dict[str, Any]) -> None:
+    size_bytes = document["size_bytes"]
+    lines = {
+        "step": document["step"],
+        "state": f"legacy: saved by {document['writer']}, not in the log and without checksums",
+        "size": f"{size_text(size_bytes)} ({size_bytes} bytes), in {document['n_objects']} objects",
+        "folder": document["commit_uri"],
+    }
+    for key, value in lines.items():
+        typer.echo(f"{key + ':':<12}{value}")
+
+
+def _found(root: Root, state: LogState) -> tuple[LegacyStep, ...]:
+    return below(state, lambda: find_steps(root.store, patience=root.patience))
+
+
+def _row(legacy: LegacyStep) -> Row:
+    return Row(
+        sequence=None,
+        step=legacy.step,
+        claim=None,
+        state="legacy" if legacy.finished else "incomplete",
+        size_bytes=legacy.size_bytes,
+        verified=False,
+        folder=legacy.folder,
+    )

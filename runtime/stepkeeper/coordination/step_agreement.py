@@ -1,0 +1,133 @@
+"""All ranks do the same thing after the same step, though a wish for it comes up in one of them at any time.
+
+One rank's wish opens a round. In each rank a thread of ours then holds the train thread at its next call, says which
+step that rank has passed, and lets it go on once all have said theirs. The wish is due at the first step beyond the
+greatest of them, which no rank has passed: right for any step numbers and any interleaving.
+"""
+
+import threading
+from typing import Final, NamedTuple
+
+from stepkeeper.coordination.rank_group import Gang
+
+__all__ = ["STOP", "StepAgreement"]
+
+STOP: Final = "stop"
+_POLL_S: Final = 0.1
+_MEET_S: Final = 3600.0
+"""How far apart ranks may start: the rest of the start waits as long."""
+
+_ROUND_TIMEOUT_S: Final = 60.0
+_BEFORE_ANY_STEP: Final = -1
+
+
+class _Agreed(NamedTuple):
+    name: str
+    beyond: int
+    """It is due at the first step greater than this."""
+
+
+class StepAgreement:
+    """Call `passed` after each step; it says which wishes are due there, the same ones in every rank."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        self._changed = threading.Condition()
+        self._wishes: list[str] = []
+        self._agreed: list[_Agreed] = []
+        self._passed = _BEFORE_ANY_STEP
+        self._held = False
+        self._error: BaseException | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="agreement", daemon=True)
+
+    def start(self) -> None:
+        """Wishes of other ranks are heard from now on."""
+        if self._gang.world_size > 1:
+            self._thread.start()
+
+    def wish(self, name: str) -> None:
+        """`name` will be due at a step that all ranks agree on. Asked for again before that, it is the same wish."""
+        with self._changed:
+            if name in self._wishes or any(agreed.name == name for agreed in self._agreed):
+                return
+            if self._gang.world_size == 1:
+                self._agreed.append(_Agreed(name, _BEFORE_ANY_STEP))
+            else:
+                self._wishes.append(name)
+                self._changed.notify_all()
+
+    def passed(self, step: int) -> tuple[str, ...]:
+        """The wishes that are due now that `step` is finished.
+
+        Raises:
+            GangError: a rank did not answer in time, or did not start.
+
+        """
+        with self._changed:
+            while self._held and self._error is None:
+                self._changed.wait()
+            if self._error is not None:
+                raise self._error
+            self._passed = step
+            if not self._agreed:
+                return ()
+            due = tuple(agreed.name for agreed in self._agreed if step > agreed.beyond)
+            self._agreed = [agreed for agreed in self._agreed if step <= agreed.beyond]
+            return due
+
+    def close(self) -> None:
+        """The thread has ended."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._meet()
+            self._hold_rounds()
+        except BaseException as error:  # it is raised in the train thread, which may be held just now
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _meet(self) -> None:
+        """All ranks have come as far as this: whoever is silent in a round from here on is lost, not late."""
+        met = self._gang.gather("agreement/met", {}, _MEET_S)
+        self._gang.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, _MEET_S)
+
+    def _hold_rounds(self) -> None:
+        number = 0
+        while not self._closing:
+            name = self._next_wish(number)
+            if name is not None:
+                self._hold_round(number, name)
+                number += 1
+
+    def _next_wish(self, number: int) -> str | None:
+        """What round `number` is about, once any rank has opened it; None after a short while without."""
+        with self._changed:
+            if not self._wishes and not self._closing:
+                self._changed.wait(_POLL_S)
+            mine = self._wishes[0] if self._wishes else None
+        key = f"round/{number}"
+        if mine is not None:
+            self._gang.propose(key, {"name": mine})
+        found = self._gang.proposed(key)
+        return None if found is None else str(found["name"])
+
+    def _hold_round(self, number: int, name: str) -> None:
+        with self._changed:
+            self._held = True
+            passed = self._passed
+        answers = self._gang.gather(f"round/{number}/passed", {"step": passed}, _ROUND_TIMEOUT_S)
+        greatest = {"step": max(answer["step"] for answer in answers)} if answers else None
+        agreed = self._gang.broadcast(f"round/{number}/beyond", greatest, _ROUND_TIMEOUT_S)
+        with self._changed:
+            # A list: a rank that is ahead may have the same wish again before this one has come to the first.
+            self._agreed.append(_Agreed(name, agreed["step"]))
+            self._wishes = [wish for wish in self._wishes if wish != name]
+            self._held = False
+            self._changed.notify_all()

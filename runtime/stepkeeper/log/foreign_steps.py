@@ -1,0 +1,143 @@
+"""Which steps of other writers are in a root, by the names of their objects. Pure but for the listing."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from stepkeeper.log.entries import CommitRecord, LegacyBase
+from stepkeeper.log.state import LogState
+from stepkeeper.storage import ObjectStat, Store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = [
+    "METADATA",
+    "LegacyRecord",
+    "LegacyStep",
+    "Restorable",
+    "below",
+    "find_steps",
+    "found_in",
+    "root_of",
+    "unnamed_in",
+]
+
+METADATA: Final = ".metadata"
+"""Stock DCP writes it last: without it nothing is complete."""
+
+_TRACKED: Final = ".manager_metadata"
+"""What torch_xla's CheckpointManager puts beside it."""
+
+_NAME: Final = re.compile(r"(?:(?:global_?)?(?:step|checkpoint|ckpt|iter)[-_]?)?([0-9]{1,15})")
+_OURS: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.*")
+_COMMIT: Final = re.compile(r"(?:(.*)/)?[0-9]+/[0-9]+-[0-9a-f]{32}")
+"""A folder of ours, in a root that may be below this one."""
+_DATA: Final = ".distcp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegacyStep:
+    """A folder of the root with a checkpoint, or what there is of it."""
+
+    step: int
+    folder: str
+    objects: Mapping[str, int] = field(default_factory=dict)
+    """Sizes in bytes by path, relative to the folder."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.objects.values())
+
+    @property
+    def finished(self) -> bool:
+        """Whether its writer came to the end: what was lost or cut later doesn't show here."""
+        return METADATA in self.objects
+
+    @property
+    def writer(self) -> str:
+        return "torch_xla" if _TRACKED in self.objects else "torch.distributed.checkpoint"
+
+    @property
+    def base(self) -> LegacyBase:
+        return LegacyBase(step=self.step, folder=self.folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegacyRecord:
+    """A step of another writer as what was restored, as a commit's record is."""
+
+    slot: int
+    """Of the begin that goes on from it; before there is one, of the one that would."""
+
+    step: int
+    folder: str
+
+    @property
+    def base(self) -> LegacyBase:
+        return LegacyBase(step=self.step, folder=self.folder)
+
+
+Restorable = CommitRecord | LegacyRecord
+"""A checkpoint that a state can be restored from."""
+
+
+def find_steps(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> tuple[LegacyStep, ...]:
+    """The steps of other writers, newest first, finished or not."""
+    return found_in(patience.retry(lambda: store.list("")))
+
+
+def found_in(listed: Collection[ObjectStat]) -> tuple[LegacyStep, ...]:
+    """Of a root's objects, the steps of other writers, newest first.
+
+    A folder of the root is one if its name is a step's and a `.metadata` or a `.distcp` object is right in it.
+    Two folders of one step: the shorter name goes first, as the one of the digits alone does.
+    """
+    folders: dict[str, dict[str, int]] = {}
+    for stat in listed:
+        folder, _, path = stat.path.partition("/")
+        if path and _NAME.fullmatch(folder) and not _OURS.fullmatch(path):
+            folders.setdefault(folder, {})[path] = stat.size_bytes
+    steps = [
+        LegacyStep(step=_step_of(folder), folder=folder, objects=objects)
+        for folder, objects in folders.items()
+        if any(path == METADATA or ("/" not in path and path.endswith(_DATA)) for path in objects)
+    ]
+    return tuple(sorted(steps, key=lambda each: (-each.step, len(each.folder), each.folder)))
+
+
+def unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
+    """The folders with a checkpoint that is no step here, by their names or because they are further down.
+
+    "" is the root itself. Our own commits are none of them; those of a root that is below this one are.
+    """
+    paths = (stat.path.rpartition("/") for stat in listed)
+    folders = {folder for folder, _, name in paths if name == METADATA}
+    return tuple(sorted(each for each in folders if root_of(each) != ""))
+
+
+def root_of(folder: str) -> str | None:
+    """The folder that has this checkpoint as a step's or as a commit; None if its name is that of neither."""
+    ours = _COMMIT.fullmatch(folder)
+    if ours is not None:
+        return ours[1] or ""
+    above, _, name = folder.rpartition("/")
+    return above if _NAME.fullmatch(name) else None
+
+
+def below(state: LogState, find: Callable[[], Collection[LegacyStep]]) -> tuple[LegacyStep, ...]:
+    """Of the steps that `find` finds, those that HEAD's line goes on from: what it says, and all that are older.
+
+    Where nothing is committed these are all of them. Nothing is looked for where there can't be one.
+    """
+    if not state.commits:
+        return tuple(find())
+    base = state.line[-1].legacy if state.line else state.legacy
+    if base is None:
+        return ()
+    return tuple(each for each in find() if each.step < base.step or each.folder == base.folder)
+
+
+def _step_of(folder: str) -> int:
+    match = _NAME.fullmatch(folder)
+    assert match is not None
+    return int(match[1])

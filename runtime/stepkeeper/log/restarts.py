@@ -1,0 +1,86 @@
+"""How often a training is disrupted: what the log of its root says, and how long it has gone on since."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from stepkeeper.errors import LogFormatError, StorageError
+from stepkeeper.log import Begin, Entry
+from stepkeeper.log.store_times import StoreTimes
+from stepkeeper.loggers import logger
+from stepkeeper.policy.save import Disruptions
+
+__all__ = ["Experience", "Past", "past_of"]
+
+_log: Final = logger(__name__)
+_MOST: Final = 16
+"""Begins that are looked back at: two small reads each, while the training starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """Of a training, up to a claim of its root."""
+
+    restarts: int
+    """How often a process has gone on from where another one had ended."""
+
+    over_s: int | None
+    """In how long a time. None: the store doesn't say when things were put."""
+
+
+class Experience:
+    """What is known of disruptions as a training goes on: each hour without one counts."""
+
+    def __init__(self) -> None:
+        self._claim: int | None = None
+        self._since_s = 0.0
+
+    def by_now(self, claim: int, past: Past) -> Disruptions:
+        """`past` was what is known when `claim` was made. Nothing, where restarts are known and times are not."""
+        if claim != self._claim:
+            self._claim, self._since_s = claim, time.monotonic()
+        if past.over_s is None:
+            return Disruptions()
+        return Disruptions(count=past.restarts, over_s=past.over_s + time.monotonic() - self._since_s)
+
+
+def past_of(entry: Callable[[int], Entry], times: StoreTimes, claim: int) -> Past | None:
+    """What the log says of the job that `claim` is of; None, with a warning, if it can't be read."""
+    try:
+        restarts, first = _restarts_before(entry, claim)
+    except (StorageError, LogFormatError) as error:  # the claim stands: this is for an estimate only
+        _log.warning("how often this training was restarted can't be told: %s", error)
+        return None
+    return Past(restarts=restarts, over_s=times.between_s(first, claim) if restarts else 0)
+
+
+def _restarts_before(entry: Callable[[int], Entry], claim: int) -> tuple[int, int]:
+    """So many there were since the begin at the slot that is the second answer, by the begins of the claim's job."""
+    restarts, first, begin = 0, claim, _begin_in(entry(claim))
+    for _ in range(_MOST):
+        if first == 0:
+            break
+        before = entry(first - 1)
+        earlier = _begin_in(entry(before.claim))
+        if _job_of(earlier) != _job_of(begin):
+            break
+        restarts += _is_restart(begin, earlier, before.after.head)
+        first, begin = before.claim, earlier
+    return restarts, first
+
+
+def _is_restart(begin: Begin, earlier: Begin, head: int | None) -> bool:
+    """False of what somebody chose, and of another claim of one start. `head` is what the earlier one had come to."""
+    if begin.scratch or (begin.owner is not None and begin.owner == earlier.owner):
+        return False
+    return begin.base == head and (head is not None or begin.legacy == earlier.legacy)
+
+
+def _job_of(begin: Begin) -> str | None:
+    return None if begin.owner is None else begin.owner.name
+
+
+def _begin_in(entry: Entry) -> Begin:
+    assert isinstance(entry.body, Begin), "a claim is the slot of a begin"
+    return entry.body

@@ -1,0 +1,104 @@
+"""Which step of another writer a training goes on from where nothing is committed: the newest one that is complete."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper.errors import RestoreError, TornCheckpointError
+from stepkeeper.log import LegacyBase
+from stepkeeper.log.foreign_steps import METADATA, LegacyStep, found_in, root_of, unnamed_in
+from stepkeeper.loggers import logger
+from stepkeeper.restore.foreign.content import open_content
+from stepkeeper.storage import Store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = ["choose", "incomplete"]
+
+_log: Final = logger(__name__)
+_NAMED: Final = 8
+
+Look = Callable[[LegacyStep], str | None]
+"""Why a step can't be gone on from; None if it can."""
+
+
+def choose(
+    store: Store, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
+) -> LegacyBase | None:
+    """The newest complete step of another writer; None if there is no step at all, complete or not.
+
+    Whatever newer step isn't complete is said loudly, and in the answer.
+
+    Raises:
+        RestoreError: there are checkpoints, and none of them can be gone on from.
+        StorageError: the store gave no answer, or refused.
+
+    """
+    listed = patience.retry(lambda: store.list(""))
+    steps = found_in(listed)
+    if not steps:
+        _refuse_unnamed(store, unnamed_in(listed))
+        return None
+    return newest(store, steps, lambda step: incomplete(store, step, reopen, patience=patience))
+
+
+def newest(store: Store, steps: Sequence[LegacyStep], look: Look, reason: str | None = None) -> LegacyBase:
+    """The first of `steps` that `look` finds nothing wrong with. Raises RestoreError where there is none."""
+    wrong = [] if reason is None else [reason]
+    for step in steps:
+        why = look(step)
+        if why is None:
+            return replace(step.base, reason="; ".join(wrong) or None)
+        wrong.append(f"step {step.step} ({step.folder}): {why}")
+        _log.error(
+            "%s: step %d of another writer is not gone on from: %s",
+            store.uri,
+            step.step,
+            why,
+            extra={"step": step.step},
+        )
+    said = "; ".join(wrong[:_NAMED]) + ("; …" if len(wrong) > _NAMED else "")
+    raise RestoreError(
+        f"{store.uri} holds checkpoints of another writer, and none of them is whole: {said}. Put back what "
+        "is missing; or, for the training to start from scratch, give it another root"
+    )
+
+
+def incomplete(
+    store: Store, step: LegacyStep, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
+) -> str | None:
+    """What `step` lacks, by its names, sizes and `.metadata`; None if nothing. Bad bytes are read a second time."""
+    if not step.finished:
+        return f"it has no {METADATA}: its save didn't come to the end"
+    try:
+        content = open_content(store, step.folder, patience=patience)
+    except TornCheckpointError:
+        fresh = reopen()
+        try:
+            content = open_content(fresh, step.folder, patience=patience)
+        except TornCheckpointError as error:
+            return str(error)
+        finally:
+            fresh.close()
+    return content.lacking(step.objects)
+
+
+def _refuse_unnamed(store: Store, folders: Sequence[str]) -> None:
+    if "" in folders:
+        raise RestoreError(
+            f"{store.uri} is a checkpoint itself: give the folder above, in which it has the name of its step"
+        )
+    roots = sorted({root for root in map(root_of, folders) if root is not None})
+    if roots:
+        raise RestoreError(
+            f"{store.uri} holds no steps, but {_some(roots)} in it {'does' if len(roots) == 1 else 'do'}: give that "
+            "as the root; or, for the training to start from scratch, give it another one"
+        )
+    if folders:
+        raise RestoreError(
+            f"{store.uri} holds checkpoints whose names tell no step: {_some(folders)}. Rename them "
+            "(step-100, right in the root), or give another root"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")

@@ -1,0 +1,71 @@
+"""What ranks tell one another about a restore: where their states don't fit the commit, and what went wrong."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from stepkeeper.companion.client import error_from, error_to
+from stepkeeper.errors import RestoreError
+from stepkeeper_planners import errors as planners_errors
+from stepkeeper_planners.errors import LoadMismatchError, PlannerError
+from stepkeeper_planners.loading.differences import Differences, Findings
+
+__all__ = ["check_refilled", "error_said", "findings_said", "first_error", "raised_from", "said_findings"]
+
+_LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing")
+_MISMATCH: Final = ("missing", "unexpected", "mismatched", "ranks", "advice", "loaded")
+
+
+def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
+    """Nothing of a torn checkpoint stays in the state. Raises RestoreError, naming what would."""
+    left = sorted(set(half_filled) - set(names))
+    if left:
+        raise RestoreError(
+            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part from a checkpoint that turned out "
+            "to be torn, and the one before it has nothing in their place. Build the state anew and restore again: "
+            "the torn one isn't chosen any more"
+        )
+
+
+def findings_said(findings: Findings) -> dict[str, Any]:
+    """As another rank can be told them."""
+    found = findings.differences
+    lists = {name: list(getattr(found, name)) for name in _LISTS}
+    return {**lists, "mismatched": dict(found.mismatched), "unexpected_bits": findings.unexpected_bits.hex()}
+
+
+def said_findings(said: dict[str, Any]) -> Findings:
+    """What `findings_said` was made of."""
+    lists = {name: tuple(said[name]) for name in _LISTS}
+    return Findings(
+        differences=Differences(mismatched=said["mismatched"], **lists),
+        unexpected_bits=bytes.fromhex(said["unexpected_bits"]),
+    )
+
+
+def error_said(error: Exception, rank: int) -> dict[str, Any]:
+    """As the other ranks can be told what this one fails with."""
+    said: dict[str, Any] = {**error_to(error), "rank": rank}
+    if isinstance(error, LoadMismatchError):
+        said["mismatch"] = {name: getattr(error, name) for name in _MISMATCH}
+    return said
+
+
+def raised_from(said: dict[str, Any]) -> Exception:
+    """What another rank failed with: an error of its class, if that is one of ours or the planners'."""
+    if "mismatch" in said:
+        return LoadMismatchError(**said["mismatch"])
+    message = f"rank {said['rank']}: {said['message']}"
+    kind = getattr(planners_errors, said["kind"], None)
+    if isinstance(kind, type) and issubclass(kind, PlannerError) and _takes_text(kind):
+        return kind(message)
+    return error_from({"kind": said["kind"], "message": message})
+
+
+def first_error(said: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Of what the ranks said, the first error; None if none of them failed."""
+    return next((each["error"] for each in said if "error" in each), None)
+
+
+def _takes_text(kind: type[PlannerError]) -> bool:
+    """Whether it is made of a message, as all are but those that compose theirs."""
+    return not any("__init__" in vars(each) for each in kind.__mro__ if issubclass(each, PlannerError))

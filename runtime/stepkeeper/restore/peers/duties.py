@@ -1,0 +1,137 @@
+"""Who reads which block: each is read once, by one of those that need it, and sent to the others. Pure."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+
+from stepkeeper.checkpoint.blocks import BlockTable, Runs, numbers_of, runs_of
+
+__all__ = ["Duties", "Group", "Sharing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Blocks that the same ranks need, two at least."""
+
+    ranks: tuple[int, ...]
+    blocks: Runs
+    readers: tuple[int, ...]
+    """Those of the ranks that have copies at hand, or all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duties:
+    """What one rank does for itself and for the others."""
+
+    reads: Mapping[int, tuple[int, ...]]
+    """The blocks that it reads, each with the ranks it sends it to."""
+
+    receives: Mapping[int, int]
+    """The blocks that it is sent, each with who sends it."""
+
+    @property
+    def partners(self) -> set[int]:
+        """The ranks that it sends to or is sent by."""
+        return {rank for ranks in self.reads.values() for rank in ranks} | set(self.receives.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What several ranks need. Short where they need little or all in common; the same on all ranks."""
+
+    groups: tuple[Group, ...]
+    alone_bytes: tuple[int, ...]
+    """By rank, what only it needs."""
+
+    @classmethod
+    def of(cls, needs: Sequence[Runs], table: BlockTable, at_hand: Sequence[Runs] = ()) -> Self:
+        """`needs` are the blocks that each rank needs, by rank; `at_hand` those of them that it has copies of."""
+        blocks_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        alone_bytes = [0] * len(needs)
+        for first, end, ranks, readers in _stretches(needs, at_hand):
+            if len(ranks) == 1:
+                alone_bytes[ranks[0]] += table.size_bytes(range(first, end))
+            elif ranks:
+                blocks_of.setdefault((ranks, readers or ranks), []).extend(range(first, end))
+        groups = tuple(
+            Group(ranks=ranks, blocks=runs_of(blocks), readers=readers)
+            for (ranks, readers), blocks in sorted(blocks_of.items())
+        )
+        return cls(groups=groups, alone_bytes=tuple(alone_bytes))
+
+    def duties(self, rank: int, needs: Collection[int], table: BlockTable, order: Sequence[int]) -> Duties:
+        """What this rank, which needs these blocks, does; `order` is that of all blocks: ranks compute from the same.
+
+        Ranks that have least to read by themselves read most of what several need.
+        """
+        group_of = {number: group for group in self.groups for number in numbers_of(group.blocks)}
+        arrays = {group.readers: np.array(group.readers) for group in self.groups}
+        loads = np.array(self.alone_bytes, dtype=np.int64)
+        reads: dict[int, tuple[int, ...]] = {}
+        receives: dict[int, int] = {}
+        own = set(needs)
+        for number in order:
+            group = group_of.get(number)
+            if group is None:
+                if number in own:
+                    reads[number] = ()
+                continue
+            candidates = arrays[group.readers]
+            reader = int(candidates[loads[candidates].argmin()])
+            loads[reader] += table.blocks[number].size_bytes
+            if reader == rank:
+                reads[number] = tuple(other for other in group.ranks if other != rank)
+            elif number in own:
+                receives[number] = reader
+        return Duties(reads=reads, receives=receives)
+
+    def said(self) -> dict[str, Any]:
+        """As other ranks can be told it."""
+        return {
+            "groups": [_said(group) for group in self.groups],
+            "alone_bytes": list(self.alone_bytes),
+        }
+
+    @classmethod
+    def heard(cls, said: Mapping[str, Any]) -> Self:
+        """What `said` was made of."""
+        return cls(
+            groups=tuple(map(_heard, said["groups"])),
+            alone_bytes=tuple(said["alone_bytes"]),
+        )
+
+
+def _said(group: Group) -> dict[str, Any]:
+    said: dict[str, Any] = {"ranks": runs_of(group.ranks), "blocks": group.blocks}
+    return said if group.readers == group.ranks else said | {"readers": runs_of(group.readers)}
+
+
+def _heard(said: Mapping[str, Any]) -> Group:
+    ranks = tuple(numbers_of(said["ranks"]))
+    readers = tuple(numbers_of(said["readers"])) if "readers" in said else ranks
+    return Group(ranks=ranks, blocks=said["blocks"], readers=readers)
+
+
+def _stretches(
+    needs: Sequence[Runs], at_hand: Sequence[Runs]
+) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+    """Neighbouring blocks that the same ranks need: first, the one behind the last, and those ranks;
+
+    and which of these ranks have copies.
+    """
+    needing: set[int] = set()
+    having: set[int] = set()
+    changes: dict[int, list[Callable[[], None]]] = {}
+    for present, by_rank in ((needing, needs), (having, at_hand)):
+        for rank, runs in enumerate(by_rank):
+            for first, end in runs:
+                changes.setdefault(first, []).append(partial(present.add, rank))
+                changes.setdefault(end, []).append(partial(present.discard, rank))
+    for place, following in pairwise(sorted(changes)):
+        for change in changes[place]:
+            change()
+        yield place, following, tuple(sorted(needing)), tuple(sorted(needing & having))

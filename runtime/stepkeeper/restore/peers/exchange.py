@@ -1,0 +1,150 @@
+"""What the ranks of a restore do for one another: what several need, one reads, and sends to the others."""
+
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from stepkeeper.checkpoint.blocks import runs_of
+from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.coordination.rank_group import Gang, StoreGang
+from stepkeeper.errors import GangError, TornCheckpointError
+from stepkeeper.loggers import logger
+from stepkeeper.restore.filling import Filling
+from stepkeeper.restore.peers.duties import Duties, Sharing
+from stepkeeper.restore.peers.links import Links, addresses_of_host, neighbours
+
+__all__ = ["Exchange", "exchange_among"]
+
+_log: Final = logger(__name__)
+_TIMEOUT_S: Final = 3600.0
+
+
+class Exchange:
+    """Of this rank with the others; without `links` each reads for itself."""
+
+    def __init__(self, gang: Gang, links: Links | None = None, addresses: Sequence[Any] = ()) -> None:
+        self._gang = gang
+        self.links = links
+        self._addresses = addresses
+        self.meets = False
+        """Whether the others wait for this rank, which then can't say what it fails with."""
+
+    def manifests(
+        self,
+        read: Callable[[], Sequence[bytes]],
+        prove: Callable[[Sequence[bytes]], Sequence[Manifest]],
+    ) -> Sequence[Manifest]:
+        """The manifests, as rank 0 alone reads them, proven. Raises what they raise there, GangError elsewhere."""
+        if self.links is None:
+            return prove(read())
+        if self._gang.rank != 0:
+            received = self.links.manifests(_TIMEOUT_S)
+            try:
+                return prove(received)
+            except TornCheckpointError:
+                # They came through other ranks' memory: only what this rank reads itself says what the store holds.
+                return prove(read())
+        try:
+            found = read()
+        except Exception as error:
+            self.links.stop(error)
+            raise
+        self.links.send_manifests(found)
+        return prove(found)
+
+    def duties(
+        self,
+        name: str,
+        needs: Collection[int],
+        contents: Contents,
+        filling: Filling,
+        *,
+        at_hand: Collection[int] = (),
+    ) -> Duties:
+        """What this rank, which needs these blocks, reads, for whom, and what it is sent: that goes to `filling`.
+
+        Of those `at_hand` it has copies. Raises GangError. Ranks: all.
+        """
+        self.meets = True
+        duties = self._duties(name, needs, contents, filling, at_hand)
+        self.meets = False
+        return duties
+
+    def _duties(
+        self,
+        name: str,
+        needs: Collection[int],
+        contents: Contents,
+        filling: Filling,
+        at_hand: Collection[int],
+    ) -> Duties:
+        order = contents.in_reading_order(needs)
+        alone = Duties(reads=dict.fromkeys(order, ()), receives={})
+        if self.links is None:
+            return alone
+        own = {"runs": runs_of(needs), "at_hand": runs_of(at_hand)}
+        by_rank = self._gang.gather(f"{name}/needs", own, _TIMEOUT_S)
+        runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
+        said = Sharing.of(runs, contents.table, copied).said() if by_rank else None
+        sharing = Sharing.heard(self._gang.broadcast(f"{name}/sharing", said, _TIMEOUT_S))
+        if not sharing.groups:
+            return alone
+        shared = sharing.duties(self._gang.rank, needs, contents.table, contents.reading_order)
+        self.links.take(filling.put, filling.fail)
+        where = f"{name}/partners"
+        return (
+            shared if _connected(self._gang, self.links, where, shared.partners, self._addresses) else alone
+        )
+
+
+@contextmanager
+def exchange_among(gang: Gang, name: str) -> Iterator[Exchange]:
+    """Connections among the ranks, while they restore. A rank that is lost meanwhile is noticed by all. Ranks: all."""
+    if not isinstance(gang, StoreGang):
+        yield Exchange(gang)
+        return
+    links = Links(gang.rank, gang.lose)
+    exchange: Exchange | None = None
+    try:
+        exchange = _opened(gang, links, name)
+        yield exchange
+    except BaseException as error:
+        # What was said to all ranks they all raise. Anything else ends this rank alone: the others lose it.
+        alone = isinstance(error, GangError) or not isinstance(error, Exception)
+        links.close(said=not (alone or exchange is None or exchange.meets))
+        raise
+    links.close()
+
+
+def _opened(gang: StoreGang, links: Links, name: str) -> Exchange:
+    own = {"hosts": addresses_of_host(gang.store_host), "port": links.port}
+    by_rank = gang.gather(f"{name}/addresses", own, _TIMEOUT_S)
+    chosen = {"by_rank": by_rank, "secret": secrets.token_hex(32)} if by_rank else None
+    told = gang.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
+    above, below = neighbours(gang.rank, gang.world_size)
+    links.start(bytes.fromhex(told["secret"]), below)
+    if _connected(gang, links, f"{name}/linked", (*above, *below), told["by_rank"]):
+        return Exchange(gang, links, told["by_rank"])
+    return Exchange(gang)
+
+
+def _connected(gang: Gang, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]) -> bool:
+    """Whether all ranks have their connections; these are this one's. Raises GangError. Ranks: all."""
+    why_not: str | None = None
+    try:
+        links.call(peers, addresses)
+    except GangError:
+        raise
+    except OSError as error:
+        why_not = str(error)
+    by_rank = gang.gather(name, {"why_not": why_not}, _TIMEOUT_S)
+    first = next((each for each in by_rank if each["why_not"] is not None), {"why_not": None})
+    first = gang.broadcast(f"{name}/all", first if by_rank else None, _TIMEOUT_S)
+    if first["why_not"] is None:
+        links.meet(peers)
+        return True
+    if gang.rank == 0:
+        _log.warning("each rank reads all that it needs from the store itself: %s", first["why_not"])
+    return False

@@ -1,0 +1,223 @@
+"""What one rank reads bad another one reads again: bytes that are bad in the store condemn, a bad node doesn't."""
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from stepkeeper.checkpoint.reread import BadBytes, BadItem, still_bad
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.errors import BadNodeError, RestoreError, TornCheckpointError
+from stepkeeper.log.foreign_steps import METADATA
+from stepkeeper.restore.foreign.content import open_content
+from stepkeeper.restore.mismatch import error_said, first_error, raised_from
+from stepkeeper.storage import Store
+from stepkeeper_planners.errors import ValueDecodeError
+
+__all__ = ["Host", "Question", "Reading", "confirm", "question_of", "this_host"]
+
+_TIMEOUT_S: Final = 3600.0
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_FRESH_READS: Final = 2
+"""Where there is one host only: each over a connection of its own."""
+
+Bad = BadBytes | BadItem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Where a rank runs."""
+
+    name: str
+    """For people."""
+
+    machine: str
+    """The same for all processes of one machine, in whatever containers; another one's is another."""
+
+
+def this_host() -> Host:
+    name = socket.gethostname()
+    try:
+        return Host(name=name, machine=_BOOT_ID.read_text().strip())
+    except OSError:
+        return Host(name=name, machine=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a rank has to say of what it has read."""
+
+    host: Host
+    said: str | None = None
+    """Why it is bad; None: nothing was."""
+
+    bad_bytes: BadBytes | None = None
+    bad_item: BadItem | None = None
+    missing: bool = False
+    """No object was there."""
+
+    @property
+    def bad(self) -> Bad | None:
+        return self.bad_bytes or self.bad_item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be read again, and by whom."""
+
+    first: int
+    """The rank that read it bad."""
+
+    reader: int | None = None
+    """On another host, if there is one; None: a rank there has read it bad already."""
+
+    other: Host
+    """Where that rank is."""
+
+    reading: Reading
+    """The first rank's."""
+
+
+def question_of(readings: Sequence[Reading]) -> Question | None:
+    """What the ranks' readings leave open; None if none of them knows which bytes were bad. Pure."""
+    first = next((rank for rank, each in enumerate(readings) if each.bad is not None), None)
+    if first is None:
+        return None
+    reading = readings[first]
+    elsewhere = [rank for rank, each in enumerate(readings) if each.host.machine != reading.host.machine]
+    agreeing = next((rank for rank in elsewhere if readings[rank].bad == reading.bad), None)
+    if agreeing is not None:
+        return Question(first=first, reader=None, other=readings[agreeing].host, reading=reading)
+    reader = elsewhere[0] if elsewhere else first
+    return Question(first=first, reader=reader, other=readings[reader].host, reading=reading)
+
+
+def confirm(
+    name: str,
+    gang: Gang,
+    host: Host,
+    torn: TornCheckpointError | None,
+    reopen: Callable[[], Store],
+    *,
+    deleted: Callable[[], bool] = lambda: False,
+) -> str:
+    """Who has read what bad: two hosts; or, where there is only one, this one over two fresh connections more.
+
+    `torn` is what this rank has met, if it has met something. `deleted` says whether the log has let go of the commit;
+    rank 0 asks it where all that was met is missing objects. Ranks: all, where one at least has; all raise the same.
+
+    Raises:
+        RestoreError: it has: the commit was deleted while it was read.
+        BadNodeError: one host reads good bytes where another one read bad ones.
+        TornCheckpointError: it isn't known which bytes were read bad.
+        StorageError: no answer to the second reading. That says nothing.
+
+    """
+    readings = gang.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
+    asked: dict[str, Any] | None = None
+    if gang.rank == 0:
+        asked = _asked([decode(Reading, each) for each in readings], deleted)
+    asked = gang.broadcast(f"{name}/asked", asked, _TIMEOUT_S)
+    if "error" in asked:
+        raise raised_from(asked["error"])
+    if "unknown" in asked:
+        raise TornCheckpointError(str(asked["unknown"]))
+    question = decode(Question, asked["question"])
+    again = gang.gather(f"{name}/again", _read_again(question, gang.rank, reopen), _TIMEOUT_S)
+    verdict: dict[str, Any] | None = None
+    if gang.rank == 0:
+        error = first_error(again)
+        wrong = [str(text) for each in again for text in each.get("wrong", ())]
+        good = any(each.get("good") for each in again)
+        verdict = {"error": error} if error is not None else _verdict(question, good=good, wrong=wrong)
+    verdict = gang.broadcast(f"{name}/verdict", verdict, _TIMEOUT_S)
+    if "error" in verdict:
+        raise raised_from(verdict["error"])
+    if "good" in verdict:
+        raise BadNodeError(str(verdict["good"]))
+    return str(verdict["bad"])
+
+
+def _asked(readings: Sequence[Reading], deleted: Callable[[], bool]) -> dict[str, Any]:
+    """What comes of the ranks' readings, in rank 0: a question, or why there is none."""
+    bad = [each for each in readings if each.said is not None]
+    said = next((each.said for each in bad), "")
+    try:
+        # The log says it before the first object goes.
+        if bad and all(each.missing for each in bad) and deleted():
+            gone = RestoreError(
+                f"the commit was deleted while it was read, and isn't there to be read again: {said}"
+            )
+            return {"error": error_said(gone, 0)}
+    except Exception as error:  # all ranks raise it: without the log's word it is neither deleted nor torn
+        return {"error": error_said(error, 0)}
+    question = question_of(readings)
+    return {"unknown": said} if question is None else {"question": encode(question)}
+
+
+def _reading(host: Host, torn: TornCheckpointError | None) -> Reading:
+    if torn is None:
+        return Reading(host=host)
+    bad = torn.bad
+    return Reading(
+        host=host,
+        said=str(torn),
+        bad_bytes=bad if isinstance(bad, BadBytes) else None,
+        bad_item=bad if isinstance(bad, BadItem) else None,
+        missing=torn.missing,
+    )
+
+
+def _read_again(question: Question, rank: int, reopen: Callable[[], Store]) -> dict[str, Any]:
+    """What the rank that is asked finds: each time over a connection of its own."""
+    if rank != question.reader or question.reading.bad is None:
+        return {}
+    wrong = []
+    try:
+        for _ in range(_FRESH_READS if question.reader == question.first else 1):
+            store = reopen()
+            try:
+                found = _wrong(store, question.reading.bad)
+            finally:
+                store.close()
+            if found is None:
+                return {"good": True}
+            wrong.append(found)
+    except Exception as error:  # all ranks raise it: no answer is none
+        return {"error": error_said(error, rank)}
+    return {"wrong": wrong}
+
+
+def _wrong(store: Store, bad: Bad) -> str | None:
+    """What is wrong with it now; None if nothing is."""
+    if isinstance(bad, BadBytes):
+        return still_bad(store, bad)
+    try:
+        content = open_content(store, bad.folder)
+        if bad.chunk is not None:
+            content.chunk(bad.name, bad.chunk)
+        elif bad.name != METADATA:
+            content.value(bad.name)
+    except TornCheckpointError as error:
+        return str(error)
+    except (RestoreError, ValueDecodeError):
+        # Bytes as they were written, of a kind that isn't read.
+        return None
+    return None
+
+
+def _verdict(question: Question, *, good: bool, wrong: Sequence[str]) -> dict[str, str]:
+    first, other, said = question.reading.host.name, question.other.name, question.reading.said
+    alone = question.reader == question.first
+    if good:
+        where = "over a fresh connection" if alone else f"where node {other} reads good ones"
+        good_too = ", and good ones " if alone else " "
+        return {
+            "good": f"node {first} (rank {question.first}) reads bad bytes{good_too}{where}: {said}. The checkpoint is "
+            "whole, and nothing was condemned: look at that node's memory, disk cache and network, or start without it"
+        }
+    by = f"node {first}, also over fresh connections" if alone else f"nodes {first} and {other}"
+    more = f"; read again: {wrong[-1]}" if wrong else ""
+    return {"bad": f"{said} (read bad by {by}{more})"}

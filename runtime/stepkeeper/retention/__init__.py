@@ -1,0 +1,1 @@
+"""Choose which commits to delete, hold pinned ones, and delete their data."""

@@ -1,0 +1,214 @@
+"""What the log has deleted, or never had, loses its data, unless it is pinned. Nothing that isn't ours is touched."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
+from stepkeeper.checkpoint.manifest import is_object_name
+from stepkeeper.errors import MissingObjectError
+from stepkeeper.log import Commit, Entry, Log, LogState
+from stepkeeper.retention.pins import PIN_PREFIX, pinned_slots
+from stepkeeper.storage.base import (
+    LOG_PREFIX,
+    PROBE_PREFIX,
+    LeavingStore,
+    Leftover,
+    ObjectStat,
+    Store,
+    StreamedStore,
+)
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = ["Garbage", "GcReport", "collect", "gc", "sweep"]
+
+_PATH: Final = re.compile(r"((?:0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/([^/]+)")
+
+_ENTRY: Final = re.compile(re.escape(LOG_PREFIX) + r"([0-9]{8,})\.json")
+_PIN: Final = re.compile(re.escape(PIN_PREFIX) + r"([0-9]{8,})-[0-9a-f]{32}")
+_PROBE: Final = re.compile(re.escape(PROBE_PREFIX) + r"(?:create-)?([0-9]{8,})-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """A folder that no commit of the log needs."""
+
+    folder: str
+    slot: int | None = None
+    """Of the commit that it was, where that is known."""
+
+    n_objects: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcReport:
+    collected: tuple[Garbage, ...] = ()
+    """Gone; in a dry run: what would be."""
+
+    pinned: tuple[Garbage, ...] = ()
+    """Left where it is, for a collection after its pins are removed."""
+
+    remnants: tuple[str, ...] = ()
+    """Of proofs and puts that were cut off by a kill. Gone; in a dry run: what would be."""
+
+
+def sweep(
+    store: Store, garbage: Iterable[Garbage], *, patience: Patience = DEFAULT_PATIENCE
+) -> tuple[Garbage, ...]:
+    """The data of commits that the log has deleted is gone; but of those with a pin, which are answered.
+
+    The log must have said so before the call: who pins a commit reads the log afterwards, and so learns that it came
+    too late for these pins.
+    """
+    doomed = tuple(garbage)
+    if not doomed:
+        return ()
+    pinned = pinned_slots(store, patience=patience)
+    for each in doomed:
+        if each.slot not in pinned:
+            _delete_folder(store, each.folder, patience)
+    return tuple(each for each in doomed if each.slot in pinned)
+
+
+def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DEFAULT_PATIENCE) -> GcReport:
+    """Folders of saves of earlier claims that no commit names are gone, but for those with a pin.
+
+    So is what processes that were killed left of their proofs and puts, where no later one can need it.
+
+    An earlier claim can commit nothing any more: what of its saves isn't in the log by now, never will be. So whoever
+    may delete objects may call this, with or without a claim, also while another process saves.
+    """
+    state = log.open() if log.state.tail < 0 else log.refresh()
+    return collect(state, log.entry, store, dry_run=dry_run, patience=patience)
+
+
+def collect(
+    state: LogState,
+    entry: Callable[[int], Entry],
+    store: Store,
+    *,
+    dry_run: bool = False,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> GcReport:
+    """As `gc`, by what the log was at some time after its last begin; `entry` reads one that is gone from the state.
+
+    The log may be appended to meanwhile: what is garbage stays garbage.
+    """
+    if state.claim is None:
+        return GcReport()
+    listed = patience.retry(lambda: store.list(""))
+    found = _garbage(state, state.claim, listed)
+    slots = _slots_of_pinned(entry, store, state, patience) if found else {}
+    pinned = tuple(
+        Garbage(
+            folder=each.folder, slot=slots[each.folder], n_objects=each.n_objects, size_bytes=each.size_bytes
+        )
+        for each in found
+        if each.folder in slots
+    )
+    collected = tuple(each for each in found if each.folder not in slots)
+    proofs = _proofs(state.claim, listed)
+    leftovers = _leftovers(store, state, patience)
+    if not dry_run:
+        for each in collected:
+            _delete_folder(store, each.folder, patience)
+        for path in proofs:
+            patience.retry(partial(store.delete, path))
+        for leftover, remove in leftovers:
+            patience.retry(partial(remove, leftover))
+    remnants = (*proofs, *(leftover.path for leftover, _ in leftovers))
+    return GcReport(collected=collected, pinned=pinned, remnants=remnants)
+
+
+def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tuple[Garbage, ...]:
+    """The folders among what is `listed` that are garbage once `claim` has begun. Pure."""
+    named = {record.folder for record in state.commits.values()}
+    found: dict[str, Garbage] = {}
+    for stat in listed:
+        match = _PATH.fullmatch(stat.path)
+        if not match or int(match[2]) >= claim or match[1] in named or not is_object_name(match[3]):
+            continue
+        known = found.get(match[1], Garbage(folder=match[1]))
+        found[match[1]] = Garbage(
+            folder=match[1],
+            n_objects=known.n_objects + 1,
+            size_bytes=known.size_bytes + stat.size_bytes,
+        )
+    return tuple(found[folder] for folder in sorted(found))
+
+
+def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
+    """Objects of proofs made before `claim` had begun: who made them was killed, or will make another one. Pure."""
+    found = ((stat.path, _PROBE.fullmatch(stat.path)) for stat in listed)
+    return tuple(path for path, match in found if match and int(match[1]) <= claim)
+
+
+def _leftovers(
+    store: Store, state: LogState, patience: Patience
+) -> tuple[tuple[Leftover, Callable[[Leftover], None]], ...]:
+    """Leftovers of puts that would come to nothing if they still were going on, and how each is removed."""
+    if not isinstance(store, LeavingStore):
+        return ()
+    found = [
+        leftover
+        for prefix in (LOG_PREFIX, PIN_PREFIX, PROBE_PREFIX)
+        for leftover in patience.retry(partial(store.leftovers, prefix))
+    ]
+    return tuple((each, store.remove_leftover) for each in found if _is_over(each.target, state))
+
+
+def _is_over(target: str, state: LogState) -> bool:
+    """An entry whose slot is taken, a pin on what is no commit any more, a probe from before the claim. Pure."""
+    assert state.claim is not None
+    if match := _ENTRY.fullmatch(target):
+        return int(match[1]) <= state.tail
+    if match := _PIN.fullmatch(target):
+        return int(match[1]) <= state.tail and int(match[1]) not in state.commits
+    match = _PROBE.fullmatch(target)
+    return match is not None and int(match[1]) <= state.claim
+
+
+def _slots_of_pinned(
+    entry: Callable[[int], Entry], store: Store, state: LogState, patience: Patience
+) -> dict[str, int]:
+    """By folder, the commits that are pinned though the log has deleted them: what it says of them is read again."""
+    slots: dict[str, int] = {}
+    for slot in pinned_slots(store, patience=patience) - set(state.commits):
+        try:
+            body = entry(slot).body
+        except MissingObjectError:
+            # A pin with a slot of its own making.
+            continue
+        if isinstance(body, Commit):
+            slots[body.folder] = slot
+    return slots
+
+
+def _delete_folder(store: Store, folder: str, patience: Patience) -> None:
+    """What a save put there is gone. A file that somebody else put beside it stays, and so does the folder then."""
+    listed = patience.retry(lambda: store.list(f"{folder}/"))
+    paths = [stat.path for stat in listed if is_object_name(stat.path.removeprefix(f"{folder}/"))]
+    # First what makes it a checkpoint for other readers.
+    first = [path for path in paths if path == f"{folder}/{METADATA_NAME}"]
+    _delete_objects(store, first, patience)
+    _delete_objects(store, [path for path in paths if path not in first], patience)
+
+
+def _delete_objects(store: Store, paths: Sequence[str], patience: Patience) -> None:
+    if not isinstance(store, StreamedStore) or len(paths) < 2:
+        for path in paths:
+            patience.retry(partial(store.delete, path))
+        return
+    # Half of what a save gets, which may be going on.
+    with ThreadPoolExecutor(max(1, store.streams // 2), thread_name_prefix="stepkeeper-delete") as pool:
+        deletions = [pool.submit(patience.retry, partial(store.delete, path)) for path in paths]
+        try:
+            for deletion in deletions:
+                deletion.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -1,0 +1,1 @@
+"""Turn the state of a training into a committed checkpoint."""

@@ -1,0 +1,119 @@
+"""Whether all ranks are about to save the same state. Found out before anything is written, behind the train thread."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.errors import SaveError
+from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
+from stepkeeper_planners.geometry.layout import TensorLayout
+from stepkeeper_planners.saving.fingerprints import fingerprint, name_differences, name_digests
+from stepkeeper_planners.saving.rules import check_rules, planning_rules
+
+__all__ = ["StateSummary", "check_same_state"]
+
+_TIMEOUT_S: Final = 3600.0
+_COMPARED: Final = 8
+"""States that are looked at by name where ranks differ: one of each kind, up to so many kinds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSummary:
+    """What of a state must be the same on all ranks, as it was when its snapshot was taken."""
+
+    layouts: Sequence[TensorLayout] = ()
+    forms: Callable[[], Mapping[str, bytes]] | None = None
+    """Digests of the layouts, where these are kept from save to save."""
+
+    values: Mapping[str, bytes] = field(default_factory=dict)
+    """Digests of the values."""
+
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    """Digests of those tensors that are compared too."""
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    per_rank: Sequence[str] = ()
+
+    def digests(self) -> dict[str, bytes]:
+        """One for each name."""
+        return name_digests(
+            self.layouts,
+            forms=None if self.forms is None else self.forms(),
+            values=self.values,
+            contents=self.contents,
+            aliases=self.aliases,
+            per_rank_keys=self.per_rank,
+        )
+
+
+def check_same_state(
+    save: str, step: int, summary: StateSummary | None, gang: Gang, *, refusal: str | None = None
+) -> None:
+    """All ranks save the same step and state, but for what is `PerRank`, and divide it alike.
+
+    One digest of each rank goes to rank 0; names are compared only where these differ. A rank that has no snapshot
+    gives a `refusal` in place of a summary. `save` is what they call this save.
+
+    Ranks: all.
+
+    Raises:
+        RanksDifferError: the states differ; it says where. In all ranks.
+        SaveError: a rank has no snapshot, another step, or a release that divides a state otherwise. In all ranks.
+
+    """
+    if gang.world_size == 1:
+        return
+    digests = {} if summary is None else summary.digests()
+    said = {
+        "rules": planning_rules(gang.world_size),
+        "refusal": refusal,
+        "step": step,
+        "fingerprint": fingerprint(digests).hex(),
+    }
+    proposals = gang.gather(f"{save}/state", said, _TIMEOUT_S)
+    verdict = gang.broadcast(f"{save}/same", _verdict(proposals) if proposals else None, _TIMEOUT_S)
+    if verdict["error"] is not None:
+        raise SaveError(verdict["error"])
+    groups: list[list[int]] = verdict["groups"]
+    if groups:
+        raise _difference(save, groups, digests, gang)
+
+
+def _verdict(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rank 0's part: why there can be no save; or the ranks of each fingerprint, if there are several."""
+    refusals = [f"rank {rank}: {said['refusal']}" for rank, said in enumerate(proposals) if said["refusal"]]
+    if refusals:
+        return {"error": f"no snapshot of step {proposals[0]['step']}: {'; '.join(refusals[:_COMPARED])}"}
+    try:
+        check_rules([said.get("rules", "an older release") for said in proposals])
+    except ReleasesDifferError as error:
+        return {"error": str(error)}
+    steps: dict[int, list[int]] = {}
+    alike: dict[str, list[int]] = {}
+    for rank, said in enumerate(proposals):
+        steps.setdefault(said["step"], []).append(rank)
+        alike.setdefault(said["fingerprint"], []).append(rank)
+    if len(steps) > 1:
+        texts = (f"step {step} on ranks {ranks[:_COMPARED]}" for step, ranks in steps.items())
+        return {"error": f"the ranks save different steps: {', '.join(texts)}"}
+    largest_first = sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks))
+    return {"error": None, "groups": largest_first if len(alike) > 1 else []}
+
+
+def _difference(
+    save: str, groups: Sequence[Sequence[int]], digests: Mapping[str, bytes], gang: Gang
+) -> RanksDifferError:
+    """The same error in all ranks, from the digests of the first rank of each group."""
+    compared = groups[:_COMPARED]
+    asked = any(gang.rank == ranks[0] for ranks in compared)
+    own = {name: digest.hex() for name, digest in digests.items()} if asked else {}
+    reports = gang.gather(f"{save}/digests", own, _TIMEOUT_S)
+    found: dict[str, Any] | None = None
+    if reports:
+        known = [{n: bytes.fromhex(digest) for n, digest in reports[ranks[0]].items()} for ranks in compared]
+        n_unseen = sum(len(ranks) for ranks in groups[_COMPARED:])
+        error = name_differences(list(zip(compared, known, strict=True)), n_unseen)
+        found = {"reasons": error.reasons, "ranks": error.ranks, "n_unseen": error.n_unseen}
+    found = gang.broadcast(f"{save}/difference", found, _TIMEOUT_S)
+    return RanksDifferError(**found)

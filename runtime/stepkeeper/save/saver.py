@@ -1,0 +1,312 @@
+"""The saves of this process as its train thread sees them: begun, awaited, failed."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from statistics import median
+from typing import Final
+
+from stepkeeper.companion.progress import Progress
+from stepkeeper.companion.supervisor import Companion, Origin
+from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.root_check import RootProof
+from stepkeeper.errors import FencedError, GangError, SaveError, StepkeeperError, StorageError
+from stepkeeper.log import CommitRecord
+from stepkeeper.log.foreign_steps import LegacyRecord, Restorable
+from stepkeeper.loggers import logger
+from stepkeeper.policy.save import SaveCost
+from stepkeeper.save.hooks import Events
+from stepkeeper.save.pipeline import InFlight, SaveEnd, Saver
+from stepkeeper.save.report import SaveClock, SaveReport
+from stepkeeper.storage import Store
+from stepkeeper_planners.errors import PlannerError
+from stepkeeper_planners.saving.known_plan import WrittenShare
+
+__all__ = ["Saves"]
+
+_log: Final = logger(__name__)
+_NOTICE: Final = "notice/failed"
+_MEET_S: Final = 3600.0
+_REMEMBERED: Final = 8
+"""Saves that the cost of one is estimated from: their median, so that a first one's compilation counts once."""
+
+
+class Saves:
+    """What was restored, what is being saved, what was committed."""
+
+    def __init__(
+        self,
+        store: Store,
+        companion: Companion,
+        gang: Gang,
+        progress: Progress,
+        *,
+        max_pending: int,
+        device_budget_bytes: int | None = None,
+        events: Events | None = None,
+    ) -> None:
+        self._gang = gang
+        self._progress = progress
+        self._events = events or Events()
+        self._reports: deque[SaveReport] = deque(maxlen=_REMEMBERED)
+        self._cost: SaveCost | None = None
+        self._proof = RootProof(store, gang)
+        self._companion = companion
+        self._restored: Restorable | None = None
+        self._origin: Origin | None = None
+        self._committed: CommitRecord | None = None
+        self._error: str | None = None
+        self._last_begun: InFlight | None = None
+        self._saver = Saver(
+            companion,
+            gang,
+            max_pending=max_pending,
+            device_budget_bytes=device_budget_bytes,
+            origin=lambda: self._origin,
+            on_end=self._ended,
+        )
+
+    @property
+    def committed(self) -> CommitRecord | None:
+        """The newest commit of this process."""
+        return self._committed
+
+    @property
+    def newest(self) -> CommitRecord | None:
+        """The newest commit of this process, else the one that it restored."""
+        restored = self._restored if isinstance(self._restored, CommitRecord) else None
+        return self._committed or restored
+
+    @property
+    def error(self) -> str | None:
+        """Of the newest save that has ended, if it failed."""
+        return self._error
+
+    @property
+    def cost(self) -> SaveCost | None:
+        """What a save takes, by those that were committed lately."""
+        return self._cost
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        """The newest save, until it has ended."""
+        return self._saver.in_flight
+
+    @property
+    def last_begun(self) -> InFlight | None:
+        """The newest save, ended or not."""
+        return self._last_begun
+
+    def restored_latest(self, record: Restorable | None, written: WrittenShare | None) -> None:
+        """The root is claimed, and the state is what HEAD means: `record`, of which this rank wrote that."""
+        self._origin = None
+        self._note_restored(record, written)
+
+    def restored(self, record: Restorable, written: WrittenShare | None, *, whole: bool) -> None:
+        """The state is what `record` holds: the next save goes on from there, wherever HEAD is.
+
+        Of a state that is another commit's for the rest, a part says nothing; no save may be in flight.
+        """
+        if whole or (self._origin is None and self._companion.begun is None):
+            self._origin = Origin(record.base if isinstance(record, LegacyRecord) else record.slot)
+        self._note_restored(record, written)
+
+    def _note_restored(self, record: Restorable | None, written: WrittenShare | None) -> None:
+        self._restored = record
+        self._saver.recall(written)
+        if self._last_begun is not None and self._last_begun.done:
+            # A step that was saved before is another one now.
+            self._last_begun = None
+
+    def prepare(self, state: Mapping[str, object]) -> None:
+        """Saves of states built like this one compile nothing, and find their memory there. Done once; ranks: all."""
+        self._saver.prepare(state)
+
+    def begin(
+        self,
+        step: int,
+        state: Mapping[str, object],
+        timeout_s: float | None = None,
+        metrics: Mapping[str, str] | None = None,
+        *,
+        is_last: bool = False,
+    ) -> InFlight:
+        """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be.
+
+        `is_last`: no other will be begun.
+
+        Raises:
+            TimeoutError: as many still were after `timeout_s`, or the root gave no answer by then.
+            StorageError: the root isn't one for all ranks, can't hold a log, or gave no answer.
+
+        """
+        clock = SaveClock()
+        left_s = self._prove(timeout_s)
+        begun = self._last_begun = self._saver.start(step, state, left_s, metrics, clock, is_last=is_last)
+        self._progress.saving(step)
+        if begun.ended:
+            self._progress.saving(None)
+        return begun
+
+    def _prove(self, timeout_s: float | None) -> float | None:
+        """The root is proven to be one for all ranks; the answer is what is left of `timeout_s`.
+
+        In this thread, for what clients of stores draw of Python's random numbers is the training's to draw. But where
+        there is a limit the training has ended, and a request to a store may take longer than that.
+        """
+        if self._proof.made:
+            return timeout_s
+        if timeout_s is None:
+            self._proof.make()
+            return None
+        ends_s = time.monotonic() + timeout_s
+        made: Future[None] = Future()
+        threading.Thread(target=_done, args=(self._proof.make, made), name="proof", daemon=True).start()
+        if wait_for([made], timeout_s).not_done:
+            raise TimeoutError(
+                f"the root, which was not written to before, or another rank gave no answer for {timeout_s:.1f} s"
+            )
+        made.result()
+        return max(0.0, ends_s - time.monotonic())
+
+    def save_for_notice(
+        self,
+        step: int,
+        state: Mapping[str, object],
+        timeout_s: float | None,
+        metrics: Mapping[str, str] | None = None,
+    ) -> None:
+        """`step` is in a save that was begun, by this call if by none before; or that isn't possible in time.
+
+        What is committed by then is what the next process resumes.
+        """
+        last = self._last_begun
+        if last is None or last.step != step or self._failed_anywhere(last, timeout_s):
+            try:
+                self.begin(step, state, timeout_s, metrics, is_last=True)
+            except (StorageError, SaveError, TimeoutError) as error:
+                _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
+
+    def _failed_anywhere(self, last: InFlight, timeout_s: float | None) -> bool:
+        """Whether a rank knows that the save failed; false if they can't be asked. Once; ranks: all.
+
+        One may know it before the others do, and a save that only some ranks begin waits for the rest.
+        """
+        limit_s = _MEET_S if timeout_s is None else timeout_s
+        try:
+            by_rank = self._gang.gather(_NOTICE, {"failed": last.failed}, limit_s)
+            found = {"failed": any(each["failed"] for each in by_rank)} if by_rank else None
+            return bool(self._gang.broadcast(f"{_NOTICE}/any", found, limit_s)["failed"])
+        except GangError as error:
+            _log.error(
+                "whether step %d is to be saved again isn't agreed: %s",
+                last.step,
+                error,
+                extra={"step": last.step},
+            )
+            return False
+
+    def await_this(self) -> None:
+        """The newest save is committed. Ranks: all.
+
+        Raises:
+            StepkeeperError: it failed. No later call raises it again, but where it says that this process has lost the
+                root, or its peers.
+
+        """
+        assert self._last_begun is not None
+        try:
+            self._last_begun.result()
+        except Exception as error:
+            self._saver.heard(error)
+            raise
+
+    def await_last(self, timeout_s: float | None) -> None:
+        """The newest save has ended. That it failed, or didn't end in time, is noted and forgiven.
+
+        The process is told to go: what is committed already is what the next one resumes. Raises FencedError.
+        """
+        last = self._last_begun
+        if last is None:
+            return
+        try:
+            last.result(timeout_s)
+        except FencedError:
+            raise
+        except (StepkeeperError, PlannerError, TimeoutError) as error:
+            _log.exception("the save for the notice failed", extra={"step": last.step})
+            self._error = f"the save of step {last.step} for the notice failed: {error!r}"
+            self._progress.failed(self._error)
+        self._saver.take_failure(newest=True)
+
+    def save_for_exception(self, step: int, state: Mapping[str, object], timeout_s: float) -> None:
+        """`step` is committed, if that was possible in time. Why not is logged: the exception is what counts."""
+        last = self._last_begun
+        if last is not None and last.step == step and not last.failed:
+            return
+        ends_s = time.monotonic() + timeout_s
+        try:
+            begun = self.begin(step, state, timeout_s, is_last=True)
+            begun.result(max(0.0, ends_s - time.monotonic()))
+        except Exception:  # of any kind: another exception is ending the training already
+            _log.exception("step %d is not saved for the exception", step, extra={"step": step})
+
+    def await_and_prove(self) -> None:
+        """No save is in flight, and the root is proven to be one for all ranks. Raises StorageError."""
+        self.wait()
+        self._proof.make()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """True if no save is in flight any more."""
+        return self._saver.wait(timeout_s)
+
+    def raise_failure(self, *, newest: bool = False) -> None:
+        """Nothing, if no save in the background failed since the last call.
+
+        Raises:
+            FencedError: one did because another claim owns the root.
+            GangError: one did because another rank is lost.
+            SaveError: one did for another reason. A lost companion is one only if it was lost twice in a row, or
+                if `newest` says that no later save can make it good; devices that were full only in that case.
+
+        """
+        failure = self._saver.take_failure(newest=newest)
+        if isinstance(failure, FencedError | GangError):
+            raise failure
+        if failure is not None:
+            raise SaveError(f"a save in the background failed: {failure}") from failure
+
+    def close(self) -> None:
+        """Saves in flight have ended, their memory is given back."""
+        self._saver.close()
+
+    def finish_telling(self, timeout_s: float) -> None:
+        """The hooks of all saves that have ended have been called, or had `timeout_s` for it."""
+        self._events.finish(timeout_s)
+
+    def _ended(self, end: SaveEnd) -> None:
+        """In the saver's thread."""
+        if end.record is not None:
+            self._committed = end.record
+            self._reports.append(end.report)
+            self._cost = SaveCost(
+                stall_s=median(report.stall_s for report in self._reports),
+                duration_s=median(report.duration_s for report in self._reports),
+            )
+        self._error = None if end.error is None else f"the save of step {end.step} failed: {end.error}"
+        self._progress.failed(self._error)
+        if end.idle:
+            self._progress.saving(None)
+        self._events.saved(end.report)
+
+
+def _done(act: Callable[[], None], done: Future[None]) -> None:
+    try:
+        act()
+    except BaseException as error:  # it is raised by whoever waits
+        done.set_exception(error)
+    else:
+        done.set_result(None)

@@ -1,0 +1,76 @@
+"""CPU tensors into a region: most of what a train loop waits for where the state is in the host's memory."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import torch
+
+from stepkeeper.save.snapshot.plan import SnapshotPlan
+from stepkeeper.save.snapshot.region import Region
+from stepkeeper_planners import adapters
+
+__all__ = ["copy_all", "copy_host_tensors"]
+
+_SHARED_ELEMENTS: Final = 32 * 1024
+"""A copy of so many torch shares among its threads by itself."""
+
+_LEAST_COPIES: Final = 256
+"""For a thread more."""
+
+_MOST_THREADS: Final = 8
+"""Few have all that memory can give."""
+
+
+def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, region: Region) -> None:
+    """What this rank writes of all tensors that are not copied on devices is in the region."""
+    places = region.places(plan.orders)
+    sources = [tensors[fqn] for _, fqn in plan.whole]
+    destinations = [places[index] for index, _ in plan.whole]
+    for fqn, mine in plan.parts.items():
+        own = adapters.in_place(tensors[fqn])
+        shards = [own] if own is not None else adapters.local_shards(tensors[fqn])
+        for index, write in mine:
+            shard = shards[write.local_index]
+            sources.append(shard if places[index].shape == shard.shape else shard[write.shard_box.slices])
+            destinations.append(places[index])
+    large = [index for index, place in enumerate(destinations) if place.numel() >= _SHARED_ELEMENTS]
+    if large:
+        copy_all([destinations[index] for index in large], [sources[index] for index in large])
+    if len(large) == len(destinations):
+        return
+    if large:
+        left = sorted(set(range(len(destinations))).difference(large))
+        destinations, sources = [destinations[index] for index in left], [sources[index] for index in left]
+    _copy_by_threads(destinations, sources)
+
+
+def _copy_by_threads(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    n_threads = min(
+        _MOST_THREADS,
+        torch.get_num_threads(),
+        len(os.sched_getaffinity(0)),
+        1 + len(sources) // _LEAST_COPIES,
+    )
+    if n_threads == 1:
+        copy_all(destinations, sources)
+        return
+    with ThreadPoolExecutor(n_threads - 1, thread_name_prefix="stepkeeper-copy") as pool:
+        shares = [
+            pool.submit(copy_all, destinations[k::n_threads], sources[k::n_threads])
+            for k in range(1, n_threads)
+        ]
+        copy_all(destinations[::n_threads], sources[::n_threads])
+        for share in shares:
+            share.result()
+
+
+def copy_all(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Each destination has the elements of its source."""
+    if not destinations:  # torch wants one at least
+        return
+    with torch.no_grad():  # of each thread
+        torch._foreach_copy_(
+            destinations, sources
+        )  # as torch's optimizers: thousands in one call, without the GIL

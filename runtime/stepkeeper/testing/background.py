@@ -1,0 +1,31 @@
+"""What a companion does beside its requests, done in the thread of a test."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from stepkeeper.companion.background import Job, Work
+
+__all__ = ["done", "jobs"]
+
+
+def done(work: Work) -> None:
+    """All of it is done."""
+    for _ in jobs(work):
+        pass
+
+
+def jobs(work: Work) -> Iterator[None]:
+    """One more job of `work` is done each time that it is asked for."""
+    ask: Callable[[], Job] = partial(next, work)
+    while True:
+        try:
+            job = ask()
+        except StopIteration:
+            return
+        try:
+            result = job()
+        except Exception as error:  # the work's to judge
+            ask = partial(work.throw, error)
+        else:
+            ask = partial(work.send, result)
+        yield

@@ -1,0 +1,76 @@
+"""A root that is read from a local disk where that has a copy. Whoever reads has to verify."""
+
+import threading
+from collections.abc import Collection, Sequence
+
+from stepkeeper.storage.base import Buffer, ObjectStat, Store
+from stepkeeper.tier.disk import LocalTier
+
+__all__ = ["NearStore"]
+
+
+class NearStore:
+    """What is there, and whether it is, only the root says. It is never asked for what the local disk can give."""
+
+    def __init__(self, root: Store, tier: LocalTier) -> None:
+        self._root = root
+        self._tier = tier
+        self._lock = threading.Lock()
+        self._given: set[str] = set()
+        """Objects of which something came from the local disk."""
+
+        self._distrusted: set[str] = set()
+        self._used: set[str] = set()
+        self._n_bytes = 0
+
+    @property
+    def uri(self) -> str:
+        return self._root.uri
+
+    def take_n_bytes(self) -> int:
+        """How many bytes were given from the local disk since this was last asked."""
+        with self._lock:
+            n_bytes, self._n_bytes = self._n_bytes, 0
+        return n_bytes
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self._root.put_if_absent(path, data)
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        self._root.write(path, parts)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = None if path in self._distrusted else self._tier.read(path, offset, length)
+        if data is None:
+            return self._root.read(path, offset, length)
+        folder = path.rpartition("/")[0]
+        with self._lock:
+            self._n_bytes += len(data)
+            self._given.add(path)
+            is_first = folder not in self._used
+            self._used.add(folder)
+        if is_first:
+            self._tier.used(folder)
+        return data
+
+    def copied(self, prefix: str) -> Collection[str]:
+        """The objects with this prefix that are read from the local disk."""
+        return self._tier.held(prefix) - self._distrusted
+
+    def distrust(self, path: str) -> bool:
+        """That object is read at the root from here on, and its copy is gone. True: it was read from that until now."""
+        with self._lock:
+            was_given = path in self._given and path not in self._distrusted
+            self._distrusted.add(path)
+        self._tier.forget(path)
+        return was_given
+
+    def list(self, prefix: str) -> list[ObjectStat]:
+        return self._root.list(prefix)
+
+    def delete(self, path: str) -> None:
+        self._tier.forget(path)
+        self._root.delete(path)
+
+    def close(self) -> None:
+        self._root.close()

@@ -1,0 +1,119 @@
+# mypy: disable-error-code="explicit-override"
+# typing has override from Python 3.12 on.
+"""A save by way of a local disk: first there, whole, then from there to the root. Only the root makes it durable."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, final
+
+from stepkeeper.checkpoint import Recurring, SaveOrder, write_checkpoint
+from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
+from stepkeeper.errors import SaveError
+from stepkeeper.storage.base import Buffer, Store, StreamedStore
+from stepkeeper.storage.crc import block_crcs
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+from stepkeeper.tier.cached_store import NearStore
+from stepkeeper.tier.disk import LocalTier
+
+__all__ = ["FirstHop"]
+
+_STREAMS: Final = 8
+_AT_ONCE: Final = Patience(total_s=0.0)
+"""A disk that doesn't take it now is done without."""
+
+
+@final
+class FirstHop:
+    """Of one rank's saves."""
+
+    def __init__(self, root: Store, tier: LocalTier, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+        self._root = root
+        self._tier = tier
+        self._patience = patience
+        self._unfinished: str | None = None
+        """The folder of a save that was staged and isn't at the root."""
+
+    def stage(
+        self,
+        order: SaveOrder,
+        data: memoryview,
+        *,
+        aliases: Mapping[str, str] | None = None,
+        recurring: Recurring | None = None,
+    ) -> Manifest:
+        """All that is ordered is on the local disk, so that `data` is needed no more. Nothing is durable.
+
+        Raises OSError: it isn't, and nothing of it is left there.
+        """
+        size_bytes = sum(size_in_bytes(each.dtype, each.sizes) for each in order.tensors)
+        size_bytes += sum(each.length_bytes for each in order.values)
+        if self._unfinished is not None:
+            # It came to nothing. What was committed before is worth more.
+            self._tier.drop(self._unfinished)
+        self._unfinished = order.folder
+        self._tier.make_room(order.folder, order.rank, size_bytes)
+        staging = _StreamedStaging if isinstance(self._root, StreamedStore) else _Staging
+        store = staging(self._root, self._tier)
+        try:
+            return write_checkpoint(
+                store, order, data, aliases=aliases, recurring=recurring, patience=_AT_ONCE
+            )
+        except BaseException:
+            for path in store.staged:
+                self._tier.forget(path)
+            raise
+
+    def upload(self, manifest: Manifest) -> None:
+        """What was staged is durable at the root, and so is the manifest, but rank 0's: that comes last.
+
+        It can be tried again. Raises:
+            SaveError: the disk doesn't hold what was put there.
+            StorageError: the root gave no answer, or refused.
+
+        """
+        streams = self._root.streams if isinstance(self._root, StreamedStore) else _STREAMS
+        with ThreadPoolExecutor(streams, thread_name_prefix="stepkeeper-upload") as pool:
+            uploads = [pool.submit(self._upload, manifest.folder, record) for record in manifest.objects]
+            try:
+                for each in uploads:
+                    each.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        if manifest.rank != 0:
+            path = f"{manifest.folder}/{manifest_name(manifest.rank)}"
+            self._patience.retry(lambda: self._root.write(path, [manifest.to_json()]))
+        self._unfinished = None
+
+    def _upload(self, folder: str, record: ObjectRecord) -> None:
+        path = f"{folder}/{record.path}"
+        try:
+            data = self._tier.mapped(path)
+        except OSError as error:
+            raise SaveError(f"{path} can't be read back from the local disk: {error}") from error
+        if data.nbytes != record.size_bytes or block_crcs([data], BLOCK_BYTES) != record.blocks:
+            raise SaveError(f"{path} on the local disk is not what was put there: the disk is at fault")
+        self._patience.retry(lambda: self._root.write(path, [data]))
+
+
+class _Staging(NearStore):
+    """The root, but what is written goes to the local disk; manifests, which prove what is there, to neither."""
+
+    def __init__(self, root: Store, tier: LocalTier) -> None:
+        super().__init__(root, tier)
+        self.staged: list[str] = []
+
+    def write(self, path: str, parts: Sequence[Buffer]) -> None:
+        if not path.endswith(".json"):
+            self.staged.append(path)
+            self._tier.put(path, parts)
+
+
+class _StreamedStaging(_Staging):
+    """Objects are as many and as large as the root wants them."""
+
+    @property
+    def streams(self) -> int:
+        assert isinstance(self._root, StreamedStore)
+        return self._root.streams

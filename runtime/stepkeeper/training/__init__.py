@@ -1,0 +1,1 @@
+"""Decide and do what happens between two training steps: save, stop, or go on."""

@@ -1,0 +1,139 @@
+"""How a process leaves its manager: because training is done, because it was told to stop, or by an exception."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from stepkeeper.companion.progress import Progress
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract import ExitCode, ReportPhase
+from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.errors import ClosedError, FencedError, GangError, StepkeeperError
+from stepkeeper.save.saver import Saves
+from stepkeeper.training.step_controller import Stepping
+from stepkeeper.training.termination import exit_code_of, traceback_of
+
+__all__ = ["Leaving"]
+
+_MEET_S: Final = 3600.0
+_READ_S: Final = 5.0
+"""The other ranks have so long to hear what rank 0 said last."""
+
+_HOOKS_S: Final = 60.0
+"""Of the last saves, where training is done."""
+
+
+class Leaving:
+    """The end of a manager, which comes once."""
+
+    def __init__(
+        self, stepping: Stepping, saves: Saves, progress: Progress, companion: Companion, gang: Gang
+    ) -> None:
+        self._stepping = stepping
+        self._saves = saves
+        self._progress = progress
+        self._companion = companion
+        self._gang = gang
+        self.closed = False
+
+    def check_open(self) -> None:
+        """Raises ClosedError, or nothing."""
+        if self.closed:
+            raise ClosedError("this manager is closed; construct another one")
+
+    def raise_failure(self, *, newest: bool = False) -> None:
+        """Nothing, if the manager is open and no save failed in the background since the last call."""
+        self.check_open()
+        with self.fenced_said():
+            self._saves.raise_failure(newest=newest)
+
+    @contextmanager
+    def fenced_said(self) -> Iterator[None]:
+        """A FencedError from within is the last word already, whatever the program makes of it."""
+        try:
+            yield
+        except FencedError as error:
+            self._stepping.ending.last_word(ExitCode.FENCED, self._saves.newest, str(error))
+            raise
+
+    def exit_if_stopped(self) -> None:
+        """Nothing; or the end of this process with code 75, if it was to stop and has."""
+        if self._stepping.stopped:
+            self._end(ExitCode.SAVED, None)
+            sys.exit(ExitCode.SAVED)
+
+    def close(self) -> None:
+        """Training is done: saves in flight are committed, all ranks have come here, the operator was told."""
+        if self.closed:
+            return
+        self._saves.wait()
+        # They may still ask the manager.
+        left_s = self._stepping.ending.left_s()
+        self._saves.finish_telling(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
+        self.raise_failure(newest=True)
+        if self._gang.world_size > 1:
+            met = self._gang.gather("done", {}, _MEET_S)
+            self._gang.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
+        self._progress.moved(ReportPhase.DONE)
+        self._end(ExitCode.DONE, None)
+
+    def leave(self, error: BaseException | None) -> None:
+        """The manager's block is left with `error`, or without one: the process ends as that says."""
+        if self.closed:
+            return
+        failure = error
+        if error is None or exit_code_of(error) == ExitCode.DONE:
+            try:
+                self._leave_in_order(chosen=error is not None)
+            except StepkeeperError as late:
+                failure = late
+            else:
+                return
+        assert failure is not None
+        self._end_with(failure)
+        if isinstance(failure, FencedError | GangError):
+            # Their codes mean something; Python's own for an exception is 1.
+            sys.excepthook(type(failure), failure, failure.__traceback__)
+            raise SystemExit(exit_code_of(failure)) from failure
+        if failure is not error:
+            raise failure
+
+    def _leave_in_order(self, *, chosen: bool) -> None:
+        """Training is done; or not, where ranks agreed to stop, or where exit code 0 was `chosen` after a notice."""
+        stepping = self._stepping
+        if stepping.agreed_to_stop or (chosen and stepping.notices.settled() is not None):
+            self._saves.await_last(stepping.ending.left_s())
+            stepping.stopped = True
+        self.exit_if_stopped()
+        self.close()
+
+    def _end_with(self, error: BaseException) -> None:
+        """The process is about to end with `error`: a save in flight is given a little time, peers none."""
+        text = traceback_of(error)
+        if not isinstance(error, GangError):
+            self._saves.wait(self._stepping.ending.save_s(alone=self._gang.world_size == 1))
+        if not isinstance(error, StepkeeperError | SystemExit):
+            self._stepping.save_for_exception(self._stepping.ending.save_s(alone=True))
+        if text is not None:
+            self._progress.failed(text)
+        self._end(exit_code_of(error), text)
+
+    def _end(self, code: int, error: str | None) -> None:
+        """The last word is written, the last report sent, everything of ours that runs has ended."""
+        if self.closed:
+            return
+        self.closed = True
+        stepping = self._stepping
+        stepping.ending.last_word(code, self._saves.newest, error or self._saves.error)
+        self._gang.abort()
+        stepping.close()
+        self._progress.flush()
+        ends_s = time.monotonic() + stepping.ending.closing_s()
+        self._companion.close(ends_s - time.monotonic())
+        self._saves.close()
+        if code != ExitCode.PEER_LOST:
+            self._gang.leave(min(_READ_S, ends_s - time.monotonic()))
+        if code != ExitCode.DONE:
+            self._saves.finish_telling(ends_s - time.monotonic())
