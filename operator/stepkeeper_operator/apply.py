@@ -23,12 +23,11 @@ from stepkeeper_operator.decision import (
     SetSuspend,
 )
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
-from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.facts.raw import controller_uid, render_time
+from stepkeeper_operator.facts import JobSet, read_config_map
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.observed import ConfigMapFacts
-from stepkeeper_operator.policy.causes import NODE_LOST
 
 __all__ = ["Applier", "pod_failure_patch", "status_manifest", "suspend_manifest"]
 
@@ -74,8 +73,7 @@ class Applier:
         match action:
             case ApplyConfigMap():
                 raw = await self._cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
-                facts = ConfigMapFacts(owner_uid=controller_uid(raw), data=raw.get("data") or {})
-                self._memory.of(job.metadata.uid).config_map = facts
+                self._memory.of(job.metadata.uid).config_map = read_config_map(raw)
             case CreateJobSet():
                 await self._create_jobset(key, job, action)
             case SetSuspend():
@@ -185,7 +183,7 @@ def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
     condition = {
         "type": "DisruptionTarget",
         "status": "True",
-        "reason": NODE_LOST,
+        "reason": NODE_LOST_REASON,
         "message": action.message,
         "lastTransitionTime": render_time(now),
     }
@@ -193,7 +191,7 @@ def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
         "metadata": {"uid": action.pod.uid},
         "status": {
             "phase": "Failed",
-            "reason": NODE_LOST,
+            "reason": NODE_LOST_REASON,
             "message": action.message,
             "conditions": [condition],
         },

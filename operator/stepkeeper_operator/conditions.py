@@ -1,6 +1,5 @@
 """Conditions, and the one word that is made of them."""
 
-from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -10,6 +9,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     ConditionType,
     Phase,
 )
+from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import Observed
@@ -19,8 +19,6 @@ __all__ = [
     "NOT_RUNNING",
     "NO_PODS",
     "NO_PODS_S",
-    "Claim",
-    "End",
     "phase_of",
     "reporting_claim",
     "running_claim",
@@ -41,32 +39,9 @@ _TRAINER_ENDED: Final = "TrainerEnded"
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """What a condition is to say now."""
-
-    type: ConditionType
-    status: bool | None
-    """None: it can't be said."""
-
-    reason: str
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """The job is over."""
-
-    complete: bool
-    reason: str
-    message: str
-
-    def claim(self) -> Claim:
-        kind = ConditionType.COMPLETE if self.complete else ConditionType.FAILED
-        return Claim(type=kind, status=True, reason=self.reason, message=self.message)
-
-
-def settle(job: CheckpointedTrainingJob, claims: tuple[Claim, ...], *, now: float) -> tuple[Condition, ...]:
+def settle(
+    job: CheckpointedTrainingJob, claims: tuple[ConditionUpdate, ...], *, now: float
+) -> tuple[Condition, ...]:
     """The conditions with these claims in them; a time moves only when a status does."""
     before = {condition.type: condition for condition in job.status.conditions}
     after = dict(before)
@@ -114,16 +89,16 @@ def running_claim(
     *,
     waiting: str | None,
     now: float,
-) -> Claim:
+) -> ConditionUpdate:
     """Whether all pods of the present attempt run; if not, what they wait for."""
     kind = ConditionType.RUNNING
     if jobset is None:
-        return Claim(
+        return ConditionUpdate(
             type=kind, status=False, reason="NoJobSet", message=waiting or "its JobSet is being made"
         )
     if not books.open:
         ended = books.last.cause if books.last is not None and books.last.cause else "it has not started"
-        return Claim(
+        return ConditionUpdate(
             type=kind, status=False, reason="Ended", message=waiting or f"the last attempt ended: {ended}"
         )
     n_hosts = job.spec.placement.n_hosts
@@ -131,10 +106,12 @@ def running_claim(
     alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
     running = [pod for pod in alive if pod.exit_code is None]
     if len(running) >= n_hosts:
-        return Claim(type=kind, status=True, reason="AllPodsRun", message=f"{n_hosts} of {n_hosts} pods run")
+        return ConditionUpdate(
+            type=kind, status=True, reason="AllPodsRun", message=f"{n_hosts} of {n_hosts} pods run"
+        )
     outlived = next((pod for pod in alive if pod.exit_code is not None and pod.others_running), None)
     if outlived is not None:
-        return Claim(type=kind, status=False, reason=_TRAINER_ENDED, message=_outlived(outlived))
+        return ConditionUpdate(type=kind, status=False, reason=_TRAINER_ENDED, message=_outlived(outlived))
     reason, detail = _obstacle(present)
     if not present and books.last is not None and now >= books.last.start + NO_PODS_S:
         reason, name, describe = NO_PODS, job.metadata.name, f"kubectl -n {job.metadata.namespace} describe"
@@ -143,7 +120,7 @@ def running_claim(
             f"{name}; {describe} jobs -l {JOB_NAME_LABEL}={name}"
         )
     message = f"{len(running)} of {n_hosts} pods run{detail}"
-    return Claim(type=kind, status=False, reason=reason, message=message)
+    return ConditionUpdate(type=kind, status=False, reason=reason, message=message)
 
 
 def _outlived(pod: Pod) -> str:
@@ -157,26 +134,30 @@ def _outlived(pod: Pod) -> str:
 
 def reporting_claim(
     observed: Observed, books: Books, *, running: bool, now: float, silence_s: int
-) -> tuple[Claim, float | None]:
+) -> tuple[ConditionUpdate, float | None]:
     """Whether reports arrive, and when it has to be asked again."""
     kind = ConditionType.REPORTING
     if not running or books.last is None:
-        return Claim(type=kind, status=False, reason=NOT_RUNNING, message="no attempt runs"), None
+        return ConditionUpdate(type=kind, status=False, reason=NOT_RUNNING, message="no attempt runs"), None
     heard = observed.report
     if heard is not None and heard.ordinal == books.ordinal and now - heard.received_at < silence_s:
-        return Claim(type=kind, status=True, reason="ReportsArrive"), heard.received_at + silence_s - now
+        return ConditionUpdate(
+            type=kind, status=True, reason="ReportsArrive"
+        ), heard.received_at + silence_s - now
     since = max(books.last.start, observed.operator_started_at)
     if heard is not None and heard.ordinal == books.ordinal:
         since = max(since, heard.received_at)
     if now - since < silence_s:
-        unknown = Claim(type=kind, status=None, reason="NoReportYet", message="no report has arrived yet")
+        unknown = ConditionUpdate(
+            type=kind, status=None, reason="NoReportYet", message="no report has arrived yet"
+        )
         return unknown, since + silence_s - now
     message = (
         f"no report for {silence_s} s. Training goes on without reports; status shows what was last known. Likely: "
         "the training code doesn't use stepkeeper.from_env(), it still starts, a NetworkPolicy keeps the pods from "
         "the operator's Service, or the trainer stands still"
     )
-    return Claim(type=kind, status=False, reason="NoReports", message=message), None
+    return ConditionUpdate(type=kind, status=False, reason="NoReports", message=message), None
 
 
 def _obstacle(pods: list[Pod]) -> tuple[str, str]:

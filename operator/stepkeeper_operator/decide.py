@@ -16,7 +16,6 @@ from stepkeeper_operator.build import build_config_map
 from stepkeeper_operator.conditions import (
     NO_PODS_S,
     NOT_RUNNING,
-    Claim,
     phase_of,
     reporting_claim,
     running_claim,
@@ -25,6 +24,7 @@ from stepkeeper_operator.conditions import (
 from stepkeeper_operator.decision import (
     Action,
     ApplyConfigMap,
+    ConditionUpdate,
     CreateJobSet,
     Decision,
     DeleteJobSet,
@@ -70,7 +70,7 @@ def _decide_running(
     job: CheckpointedTrainingJob,
     observed: Observed,
     settings: OperatorSettings,
-    accepted: Claim,
+    accepted: ConditionUpdate,
     *,
     now: float,
 ) -> Decision:
@@ -142,7 +142,7 @@ def _claims(
     settings: OperatorSettings,
     *,
     now: float,
-) -> tuple[tuple[Claim, ...], float | None]:
+) -> tuple[tuple[ConditionUpdate, ...], float | None]:
     running = running_claim(job, observed, jobset, plan.books, waiting=plan.waiting, now=now)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
@@ -154,7 +154,7 @@ def _claims(
     if reporting.status is not None or not _said_before(job):
         claims.append(reporting)
     if plan.end is not None:
-        claims.append(plan.end.claim())
+        claims.append(plan.end.to_condition_update())
     return tuple(claims), look_s
 
 
@@ -166,22 +166,24 @@ def _said_before(job: CheckpointedTrainingJob) -> bool:
     return was_running and reporting is not None and reporting.reason != NOT_RUNNING
 
 
-def _suspension(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> Claim:
+def _suspension(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> ConditionUpdate:
     kind = ConditionType.SUSPENDED
     if plan.end is not None or not wants_suspension(job, plan.books):
-        return Claim(type=kind, status=False, reason="NotSuspended")
+        return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
     stopped = jobset is None or jobset.suspended or jobset.finished
     if job.spec.suspend:
         text = "spec.suspend is true: set it to false to resume from the latest checkpoint"
-        return Claim(type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text)
+        return ConditionUpdate(
+            type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text
+        )
     text = (
         f"{plan.books.notes.unexplained} restarts in a row without evidence of their cause and without a new "
         "checkpoint. Look at the pods' logs; set spec.suspend to true and back to false to try again"
     )
-    return Claim(type=kind, status=stopped, reason="UnexplainedRestarts", message=text)
+    return ConditionUpdate(type=kind, status=stopped, reason="UnexplainedRestarts", message=text)
 
 
-def _rejected(accepted: Claim, observed: Observed) -> tuple[Claim, ...]:
+def _rejected(accepted: ConditionUpdate, observed: Observed) -> tuple[ConditionUpdate, ...]:
     if observed.rejection is None:
         return (accepted,)
     text = f"the API server refuses what is made from spec.template: {observed.rejection}"
@@ -197,7 +199,7 @@ def _config_map(
     return (ApplyConfigMap(manifest=manifest),)
 
 
-def _decide_refused(job: CheckpointedTrainingJob, accepted: Claim, *, now: float) -> Decision:
+def _decide_refused(job: CheckpointedTrainingJob, accepted: ConditionUpdate, *, now: float) -> Decision:
     conditions = settle(job, (accepted,), now=now)
     status = job.status.model_copy(
         update={"observed_generation": job.metadata.generation, "conditions": conditions}

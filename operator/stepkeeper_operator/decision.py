@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionType, TrainingJobStatus
 from stepkeeper_operator.facts import JobSet, Pod
 
 __all__ = [
     "Action",
     "ApplyConfigMap",
+    "ConditionUpdate",
     "CreateJobSet",
     "Decision",
     "DeleteJobSet",
     "DeletePod",
     "DeleteTrainingJob",
     "GiveUpPod",
+    "JobEnd",
     "Note",
     "SetSuspend",
 ]
@@ -67,6 +69,32 @@ class DeleteTrainingJob:
 Action: TypeAlias = (
     ApplyConfigMap | CreateJobSet | SetSuspend | DeleteJobSet | DeletePod | GiveUpPod | DeleteTrainingJob
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionUpdate:
+    """A condition as it has to be now."""
+
+    type: ConditionType
+    status: bool | None
+    """None: nobody can say, which is status Unknown."""
+
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """The end of the job, complete or failed."""
+
+    complete: bool
+    reason: str
+    message: str
+
+    def to_condition_update(self) -> ConditionUpdate:
+        """Return the condition Complete or Failed that says this end."""
+        kind = ConditionType.COMPLETE if self.complete else ConditionType.FAILED
+        return ConditionUpdate(type=kind, status=True, reason=self.reason, message=self.message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

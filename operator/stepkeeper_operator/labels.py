@@ -11,6 +11,7 @@ __all__ = [
     "JOB_INDEX_LABEL",
     "JOB_NAME_LABEL",
     "JOB_UID",
+    "NODE_LOST_REASON",
     "NOT_READY_TAINT",
     "RESTART_ATTEMPT_LABEL",
     "SPOT_LABEL",
@@ -35,6 +36,9 @@ TEMPLATE_HASH: Final = "stepkeeper.dev/template-hash"
 
 HANG_CONDITION: Final = "stepkeeper.dev/Hang"
 """Pod condition: the pod is deleted because its training stood still."""
+
+NODE_LOST_REASON: Final = "NodeLost"
+"""DisruptionTarget reason of pods that the operator itself says died with their node."""
 
 WORKER_JOB: Final = "w"
 """Name of the JobSet's one replicatedJob."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from stepkeeper_operator.observed import ConfigMapFacts
+from stepkeeper_operator.facts import ConfigMap
 
 __all__ = ["JobMemory", "Memory"]
 
@@ -10,7 +10,7 @@ __all__ = ["JobMemory", "Memory"]
 @dataclass(slots=True)
 class JobMemory:
     last_write_at: float = 0.0
-    config_map: ConfigMapFacts | None = None
+    config_map: ConfigMap | None = None
     config_map_read_at: float = float("-inf")
     jobset_read_at: float = float("-inf")
     rejection: tuple[int, str] | None = None

@@ -7,11 +7,11 @@ from stepkeeper_operator.build import config_map_name
 from stepkeeper_operator.cache import Cache, JobKey
 from stepkeeper_operator.cluster import CONFIG_MAPS, JOBS, JOBSETS, PODS, Cluster
 from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
-from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_jobset
-from stepkeeper_operator.facts.raw import RawObject, controller_of, controller_uid
+from stepkeeper_operator.facts import ConfigMap, Job, JobSet, Node, Pod, read_config_map, read_jobset
+from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID
 from stepkeeper_operator.memory import Memory
-from stepkeeper_operator.observed import AWAITED_AGAIN_S, ConfigMapFacts, Leftover, Observed, awaited
+from stepkeeper_operator.observed import AWAITED_AGAIN_S, Leftover, Observed, awaited
 from stepkeeper_operator.reports import ReportBook
 
 __all__ = ["Observer"]
@@ -116,17 +116,13 @@ class Observer:
                 return Leftover(name=f"a {resource.kind} that no watch has told of yet")
         return None
 
-    async def _config_map(self, key: JobKey, uid: str) -> ConfigMapFacts | None:
+    async def _config_map(self, key: JobKey, uid: str) -> ConfigMap | None:
         """ConfigMaps aren't watched: they are read once in a while, and after each write."""
         memory, now = self._memory.of(uid), self._clock()
         if memory.config_map is None or now - memory.config_map_read_at >= self._resync_s:
             raw = await self._cluster.get(CONFIG_MAPS, key.namespace, config_map_name(key.name))
             memory.config_map_read_at = now
-            memory.config_map = (
-                None
-                if raw is None
-                else ConfigMapFacts(owner_uid=controller_uid(raw), data=raw.get("data") or {})
-            )
+            memory.config_map = None if raw is None else read_config_map(raw)
         return memory.config_map
 
     def _nodes(self, pods: tuple[Pod, ...], evidence: tuple[AttemptEvidence, ...]) -> dict[str, Node]:

@@ -6,21 +6,13 @@ from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.evidence import AttemptEvidence
-from stepkeeper_operator.facts import JobSet, Node, Pod
+from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod
 from stepkeeper_operator.reports import LastReport
 
-__all__ = ["AWAITED_AGAIN_S", "ConfigMapFacts", "Leftover", "Observed", "awaited"]
+__all__ = ["AWAITED_AGAIN_S", "Leftover", "Observed", "awaited"]
 
 AWAITED_AGAIN_S: Final = 5.0
 """So long a JobSet that is waited for is believed to be as it was last heard of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigMapFacts:
-    """The ConfigMap that has the name of the job's."""
-
-    owner_uid: str | None
-    data: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +48,7 @@ class Observed:
     """Over the whole cluster."""
 
     report: LastReport | None = None
-    config_map: ConfigMapFacts | None = None
+    config_map: ConfigMap | None = None
     ca_pem: str = ""
     rejection: str | None = None
     """What the API server said of the last JobSet that was to be made for this generation."""

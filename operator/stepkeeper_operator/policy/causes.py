@@ -8,19 +8,16 @@ from typing import Final
 from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Node, Pod
+from stepkeeper_operator.labels import NODE_LOST_REASON
 
 __all__ = [
     "CAUSE_DISRUPTION",
     "CAUSE_FENCED",
-    "NODE_LOST",
     "Circumstances",
     "Finding",
     "Verdict",
     "find_cause",
 ]
-
-NODE_LOST: Final = "NodeLost"
-"""DisruptionTarget reason of pods that the operator itself says died with their node."""
 
 CAUSE_FENCED: Final = "Fenced"
 CAUSE_DISRUPTION: Final = Cause.DISRUPTION.value
@@ -30,7 +27,7 @@ _BY_REASON: Final = {
     "EvictionByEvictionAPI": Cause.EVICTION,
     "DeletionByTaintManager": Cause.NODE_FAILURE,
     "DeletionByPodGC": Cause.NODE_FAILURE,
-    NODE_LOST: Cause.NODE_FAILURE,
+    NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
 _BY_KUBELET: Final = "TerminationByKubelet"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}

@@ -6,8 +6,7 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
 from stepkeeper_operator.build import build_jobset, template_hash
-from stepkeeper_operator.conditions import End
-from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, SetSuspend
+from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import AWAITED_AGAIN_S, Leftover, Observed
 from stepkeeper_operator.policy.attempts import close_for_edit
@@ -35,7 +34,7 @@ class Plan:
     """For status.resources."""
 
     actions: tuple[Action, ...] = ()
-    end: End | None = None
+    end: JobEnd | None = None
     waiting: str | None = None
     """What a job without a running attempt waits for."""
 
@@ -148,7 +147,7 @@ def _after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) 
     ):
         waiting = f"all pods exited 0 at step {step} of {total} after a notice; it is started again"
         return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
-    return replace(plan, end=End(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
+    return replace(plan, end=JobEnd(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
 
 
 def _after_failure(
@@ -195,7 +194,7 @@ def _has_news(job: CheckpointedTrainingJob, books: Books) -> bool:
     return all((entry.number, entry.cause) != (ended.number, ended.cause) for entry in known)
 
 
-def _judged(job: CheckpointedTrainingJob, books: Books, *, restarted: bool) -> End | None:
+def _judged(job: CheckpointedTrainingJob, books: Books, *, restarted: bool) -> JobEnd | None:
     """The end of the job, if its newest ended attempt leaves no restart."""
     attempt = _newest_ended(books)
     if attempt is None or not attempt.cause:
@@ -206,14 +205,14 @@ def _judged(job: CheckpointedTrainingJob, books: Books, *, restarted: bool) -> E
             f"{said}. Nothing was written since. End the other job, or give one of them a checkpoint.uri of its own, "
             "then delete and create this job again"
         )
-        return End(complete=False, reason="RootOwnedByAnother", message=message)
+        return JobEnd(complete=False, reason="RootOwnedByAnother", message=message)
     if books.finding is not None and books.finding.verdict is Verdict.FATAL:
-        return End(complete=False, reason="FatalExitCode", message=said)
+        return JobEnd(complete=False, reason="FatalExitCode", message=said)
     why = exhausted(job.spec.restarts, books.restarts, attempt.cause, restarted=restarted)
     if why is None:
         return None
     reason = "MaxFailuresReached" if attempt.cause == "ApplicationError" else "MaxDisruptionsReached"
-    return End(complete=False, reason=reason, message=f"{why}. The last time: {said}")
+    return JobEnd(complete=False, reason=reason, message=f"{why}. The last time: {said}")
 
 
 def _newest_ended(books: Books) -> Attempt | None:

@@ -6,7 +6,7 @@ from stepkeeper.contract import CONTAINER_NAME, Identity
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionType
 from stepkeeper_operator.build import config_map_name
-from stepkeeper_operator.conditions import Claim
+from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.observed import Observed
 
 __all__ = ["acceptance"]
@@ -16,13 +16,13 @@ _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
 """What the Job controller gives every pod: a Job whose template says otherwise is refused when nobody looks."""
 
 
-def acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Claim:
+def acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
     """Condition Accepted. Most of it the API server refuses already; this is for what it can't see."""
     problem = _unknown(job) or _template(job) or _names(job, observed)
     if problem is not None:
         reason, message = problem
-        return Claim(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
-    return Claim(type=ConditionType.ACCEPTED, status=True, reason="SpecAccepted")
+        return ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
+    return ConditionUpdate(type=ConditionType.ACCEPTED, status=True, reason="SpecAccepted")
 
 
 def _unknown(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
