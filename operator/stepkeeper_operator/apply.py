@@ -8,7 +8,8 @@ from http import HTTPStatus
 from typing import Any, assert_never
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cluster import CONFIG_MAPS, EVENTS, JOBSETS, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.decision import (
     Action,
@@ -26,7 +27,6 @@ from stepkeeper_operator.errors import ApiError, InvalidObjectError
 from stepkeeper_operator.facts import JobSet, read_config_map
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.labels import NODE_LOST_REASON
-from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.metrics import Metrics
 
 __all__ = ["Applier", "pod_failure_patch", "status_manifest", "suspend_manifest"]

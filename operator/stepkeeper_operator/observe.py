@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceBook
+from stepkeeper_operator.cache.memory import Memory
+from stepkeeper_operator.cache.reports import ReportBook
 from stepkeeper_operator.cluster import CONFIG_MAPS, JOBS, JOBSETS, PODS, Cluster
-from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
 from stepkeeper_operator.facts import ConfigMap, Job, JobSet, Node, Pod, read_config_map, read_jobset
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID
-from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.observed import AWAITED_AGAIN_S, Leftover, Observed, awaited
-from stepkeeper_operator.reports import ReportBook
 
 __all__ = ["Observer"]
 

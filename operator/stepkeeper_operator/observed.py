@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.evidence import AttemptEvidence
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod
-from stepkeeper_operator.reports import LastReport
 
 __all__ = ["AWAITED_AGAIN_S", "Leftover", "Observed", "awaited"]
 

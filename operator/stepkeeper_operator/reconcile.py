@@ -8,14 +8,14 @@ from pydantic import ValidationError
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.apply import Applier
-from stepkeeper_operator.cache import Cache, JobKey
-from stepkeeper_operator.decide import decide
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.memory import Memory
+from stepkeeper_operator.cache.reports import ReportBook
+from stepkeeper_operator.decide.job import decide
 from stepkeeper_operator.decision import Decision
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
-from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.observe import Observer
-from stepkeeper_operator.reports import ReportBook
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["Reconciler"]

@@ -8,24 +8,24 @@ import time
 from collections.abc import Coroutine
 
 from stepkeeper_operator.apply import Applier
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.evidence import EvidenceBook
+from stepkeeper_operator.cache.memory import Memory
+from stepkeeper_operator.cache.reports import ReportBook
+from stepkeeper_operator.cache.sweep import sweep
 from stepkeeper_operator.cluster import JOBSETS, TRAINING_JOBS, Cluster, connect
 from stepkeeper_operator.endpoint import Authority, KubernetesTokens, make_app
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.evidence import EvidenceBook
 from stepkeeper_operator.handlers.watch import make_registry, make_settings, run_watches
 from stepkeeper_operator.labels import JOB_UID
 from stepkeeper_operator.lease import LeaseGuard
-from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.observe import Observer
 from stepkeeper_operator.reconcile import Reconciler
-from stepkeeper_operator.reports import ReportBook
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.sweep import sweep
 from stepkeeper_operator.work_queue import WorkQueue
 
 __all__ = ["Operator", "run_operator"]

@@ -12,10 +12,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from typing_extensions import override
 
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
-from stepkeeper_operator.cache import JobKey
-from stepkeeper_operator.certificates import make_tls
+from stepkeeper_operator.cache.cache import JobKey
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
 from stepkeeper_operator.endpoint import Authority, KubernetesTokens, TokenPod, make_app
+from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.metrics import Metrics

@@ -9,11 +9,11 @@ from aiohttp import web
 
 from stepkeeper.contract import ContractError, Directive, Report
 from stepkeeper.contract.report import REPORT_LIMIT_BYTES
-from stepkeeper_operator.cache import JobKey
-from stepkeeper_operator.endpoint.authority import Authority
+from stepkeeper_operator.cache.cache import JobKey
+from stepkeeper_operator.cache.reports import LastReport, ReportBook
+from stepkeeper_operator.endpoint.authentication import Authority
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.reports import LastReport, ReportBook
 
 __all__ = ["REPORT_PATH", "make_app"]
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
-from stepkeeper_operator.cache import Cache
+from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.metrics import Metrics
 
 __all__ = ["make_health_app"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from stepkeeper_operator.certificates import KeyPair
+from stepkeeper_operator.endpoint.certificates import KeyPair
 
 __all__ = ["Servers", "load_certificate", "server_tls"]
 

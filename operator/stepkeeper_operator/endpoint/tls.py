@@ -4,14 +4,14 @@ import asyncio
 import logging
 import ssl
 
-from stepkeeper_operator.certificates import (
+from stepkeeper_operator.cluster import SECRETS, Cluster
+from stepkeeper_operator.endpoint.certificates import (
     TlsMaterial,
     make_tls,
     needs_renewal,
     read_secret,
     secret_manifest,
 )
-from stepkeeper_operator.cluster import SECRETS, Cluster
 from stepkeeper_operator.endpoint.serving import load_certificate, server_tls
 from stepkeeper_operator.errors import ApiError
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import kopf
 
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cluster import JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Resource
 from stepkeeper_operator.labels import JOB_UID
 

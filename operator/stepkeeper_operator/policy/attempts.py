@@ -6,10 +6,12 @@ from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.build.placement import on_spot
-from stepkeeper_operator.evidence import AttemptEvidence
+from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.books import (
+from stepkeeper_operator.policy.budgets import move_restart, refill, with_limits
+from stepkeeper_operator.policy.causes import Circumstances, Finding, find_cause
+from stepkeeper_operator.policy.history import (
     ASKED_FOR,
     DELETED,
     EDITED,
@@ -21,8 +23,6 @@ from stepkeeper_operator.policy.books import (
     evidence_of,
     open_attempt,
 )
-from stepkeeper_operator.policy.budgets import move_restart, refill, with_limits
-from stepkeeper_operator.policy.causes import Circumstances, Finding, find_cause
 
 __all__ = ["account", "close_for_edit", "with_report"]
 

@@ -10,10 +10,10 @@ from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, Job
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import AWAITED_AGAIN_S, Leftover, Observed
 from stepkeeper_operator.policy.attempts import close_for_edit
-from stepkeeper_operator.policy.books import ASKED_FOR, EDITED, Books
 from stepkeeper_operator.policy.budgets import backoff_s, exhausted, failures_counted
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
-from stepkeeper_operator.policy.strays import STRAY_S
+from stepkeeper_operator.policy.history import ASKED_FOR, EDITED, Books
+from stepkeeper_operator.policy.orphans import STRAY_S
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["MAX_UNEXPLAINED", "Plan", "clean_up", "plan_next", "wants_suspension"]

@@ -6,19 +6,19 @@ from stepkeeper.contract import ExitCode, Report
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase, TrainingJobStatus
 from stepkeeper_operator.apply import Applier
-from stepkeeper_operator.cache import Cache, JobKey
-from stepkeeper_operator.evidence import EvidenceBook
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.evidence import EvidenceBook
+from stepkeeper_operator.cache.memory import Memory
+from stepkeeper_operator.cache.reports import LastReport, ReportBook
 from stepkeeper_operator.facts.raw import RawObject, render_time
 from stepkeeper_operator.labels import SPOT_LABEL
-from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.observe import Observer
 from stepkeeper_operator.reconcile import Reconciler
-from stepkeeper_operator.reports import LastReport, ReportBook
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers
-from stepkeeper_operator.testing.words import last_word
+from stepkeeper_operator.testing.messages import last_word
 
 __all__ = ["World", "training_job"]
 

@@ -1,9 +1,9 @@
 """The operator's picture of the cluster: what is news to which job, and what is gone unnoticed."""
 
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
-from stepkeeper_operator.cache import JobKey
+from stepkeeper_operator.cache.cache import JobKey
+from stepkeeper_operator.cache.sweep import sweep
 from stepkeeper_operator.facts.raw import RawObject
-from stepkeeper_operator.sweep import sweep
 from stepkeeper_operator.testing import World
 
 KEY = JobKey("default", "lm")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepkeeper.contract import ExitCode, Termination
-from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
+from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceBook
 from stepkeeper_operator.facts import Job, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
 from stepkeeper_operator.policy.causes import Circumstances, Finding, Verdict, find_cause

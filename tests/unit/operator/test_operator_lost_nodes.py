@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from stepkeeper.contract import Report, ReportPhase
+from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import Node, Pod, read_pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
-from stepkeeper_operator.reports import LastReport
 
 NOW = 10_000.0
 

@@ -5,9 +5,9 @@ from typing import Any
 from stepkeeper.contract import Commit, Head, Ranks, Report, ReportPhase, Restored, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT
+from stepkeeper_operator.cache.reports import LastReport, ReportBook
+from stepkeeper_operator.decide.status import Mirror, mirror_storage, progress_of
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.reports import LastReport, ReportBook
-from stepkeeper_operator.status import Mirror, mirror_storage, progress_of
 from stepkeeper_operator.testing import training_job
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepkeeper_operator.cache import JobKey
+from stepkeeper_operator.cache.cache import JobKey
 from stepkeeper_operator.handlers.watch import make_registry
 from stepkeeper_operator.testing import World
 

@@ -9,7 +9,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Bookkeeping,
     RestartsStatus,
 )
-from stepkeeper_operator.evidence import AttemptEvidence
+from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.budgets import count_restart
 from stepkeeper_operator.policy.causes import Finding

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stepkeeper.contract import token_audience
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cluster import JOBS, JOBSETS, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError

@@ -13,7 +13,7 @@ from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.books import Books
+from stepkeeper_operator.policy.history import Books
 
 __all__ = [
     "NOT_RUNNING",

@@ -7,8 +7,8 @@ import pytest
 
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
-from stepkeeper_operator.cache import Cache, JobKey
-from stepkeeper_operator.evidence import EvidenceBook
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.evidence import EvidenceBook
 from stepkeeper_operator.testing import World
 
 

@@ -1,6 +1,6 @@
 """Finds what is gone although no watch said so: nobody speaks of an object that is deleted while a watch is broken."""
 
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cluster import JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.labels import JOB_UID
 

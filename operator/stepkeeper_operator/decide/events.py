@@ -7,7 +7,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Phase,
     TrainingJobStatus,
 )
-from stepkeeper_operator.conditions import NO_PODS
+from stepkeeper_operator.decide.conditions import NO_PODS
 from stepkeeper_operator.decision import Note
 
 __all__ = ["narrate"]

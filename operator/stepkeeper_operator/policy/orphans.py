@@ -4,7 +4,7 @@ from typing import Final
 
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.books import Books
+from stepkeeper_operator.policy.history import Books
 
 __all__ = ["STRAY_S", "find_strays"]
 

@@ -13,7 +13,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     TrainingJobStatus,
 )
 from stepkeeper_operator.build import build_config_map
-from stepkeeper_operator.conditions import (
+from stepkeeper_operator.decide.conditions import (
     NO_PODS_S,
     NOT_RUNNING,
     phase_of,
@@ -21,6 +21,8 @@ from stepkeeper_operator.conditions import (
     running_claim,
     settle,
 )
+from stepkeeper_operator.decide.events import narrate
+from stepkeeper_operator.decide.status import mirror_storage, of_new_attempt, progress_of
 from stepkeeper_operator.decision import (
     Action,
     ApplyConfigMap,
@@ -34,16 +36,14 @@ from stepkeeper_operator.decision import (
     SetSuspend,
 )
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.notes import narrate
 from stepkeeper_operator.observed import AWAITED_AGAIN_S, Observed, awaited
 from stepkeeper_operator.policy.attempts import account, with_report
-from stepkeeper_operator.policy.books import Books
+from stepkeeper_operator.policy.history import Books
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
 from stepkeeper_operator.policy.next_step import Plan, clean_up, plan_next, wants_suspension
+from stepkeeper_operator.policy.orphans import find_strays
 from stepkeeper_operator.policy.problems import acceptance
-from stepkeeper_operator.policy.strays import find_strays
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.status import mirror_storage, of_new_attempt, progress_of
 
 __all__ = ["decide"]
 

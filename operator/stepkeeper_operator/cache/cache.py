@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stepkeeper_operator.evidence import EvidenceBook
+from stepkeeper_operator.cache.evidence import EvidenceBook
+from stepkeeper_operator.cache.ownership import Lineage
 from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import WORKER_JOB
-from stepkeeper_operator.lineage import Lineage
 
 __all__ = ["Cache", "JobKey"]
 

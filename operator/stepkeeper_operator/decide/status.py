@@ -14,8 +14,8 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     ProgressStatus,
     RestoredStatus,
 )
+from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.reports import LastReport
 
 __all__ = ["Mirror", "mirror_storage", "of_new_attempt", "progress_of"]
 

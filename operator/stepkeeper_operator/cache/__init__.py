@@ -1,0 +1,1 @@
+"""Keep what this operator process knows of the cluster and of the jobs' reports, in memory."""
