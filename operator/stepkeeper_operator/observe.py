@@ -5,7 +5,7 @@ from collections.abc import Callable
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
 from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceBook
+from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cache.reports import ReportBook
 from stepkeeper_operator.cluster import CONFIG_MAPS, JOBS, JOBSETS, PODS, Cluster
@@ -25,7 +25,6 @@ class Observer:
         *,
         cluster: Cluster,
         cache: Cache,
-        evidence: EvidenceBook,
         reports: ReportBook,
         memory: Memory,
         ca_pem: Callable[[], str],
@@ -34,7 +33,6 @@ class Observer:
     ) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._evidence = evidence
         self._reports = reports
         self._memory = memory
         self._ca_pem = ca_pem
@@ -46,7 +44,7 @@ class Observer:
         uid = job.metadata.uid
         jobset = await self._jobset(key, job)
         config_map = await self._config_map(key, uid)
-        pods, evidence = self._cache.pods_of(uid), self._evidence.of(uid)
+        pods, evidence = self._cache.pods_of(uid), self._cache.evidence.of(uid)
         n_nodes, n_unknown_nodes = self._cache.node_counts()
         memory = self._memory.of(uid)
         rejected = memory.rejection is not None and memory.rejection[0] == job.metadata.generation

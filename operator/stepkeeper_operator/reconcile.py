@@ -11,6 +11,7 @@ from stepkeeper_operator.apply import Applier
 from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cache.reports import ReportBook
+from stepkeeper_operator.cluster import Cluster
 from stepkeeper_operator.decide.job import decide
 from stepkeeper_operator.decision import Decision
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
@@ -18,7 +19,7 @@ from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.observe import Observer
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["Reconciler"]
+__all__ = ["Reconciler", "make_reconciler"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Reconciler:
         settings: OperatorSettings,
         metrics: Metrics,
         acting: Callable[[], bool],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
     ) -> None:
         self._cache = cache
         self._reports = reports
@@ -113,3 +114,41 @@ class Reconciler:
             self._reports.forget(uid)
             self._memory.forget(uid)
             self._metrics.forget(*key)
+
+
+def make_reconciler(
+    *,
+    cluster: Cluster,
+    cache: Cache,
+    reports: ReportBook,
+    settings: OperatorSettings,
+    metrics: Metrics,
+    ca_pem: Callable[[], str],
+    acting: Callable[[], bool],
+    clock: Callable[[], float] = time.time,
+) -> Reconciler:
+    """Put a reconciler together with an observer and an applier that share one memory of the jobs."""
+    memory = Memory(started_at=clock())
+    observer = Observer(
+        cluster=cluster,
+        cache=cache,
+        reports=reports,
+        memory=memory,
+        ca_pem=ca_pem,
+        resync_s=settings.resync_s,
+        clock=clock,
+    )
+    applier = Applier(
+        cluster=cluster, cache=cache, memory=memory, metrics=metrics, identity=settings.identity, clock=clock
+    )
+    return Reconciler(
+        cache=cache,
+        reports=reports,
+        memory=memory,
+        observer=observer,
+        applier=applier,
+        settings=settings,
+        metrics=metrics,
+        acting=acting,
+        clock=clock,
+    )

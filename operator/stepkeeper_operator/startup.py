@@ -4,17 +4,13 @@ import asyncio
 import logging
 import random
 import signal
-import time
 from collections.abc import Coroutine
 
-from stepkeeper_operator.apply import Applier
 from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cache.evidence import EvidenceBook
-from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cache.reports import ReportBook
 from stepkeeper_operator.cache.sweep import sweep
 from stepkeeper_operator.cluster import JOBSETS, TRAINING_JOBS, Cluster, connect
-from stepkeeper_operator.endpoint import Authority, KubernetesTokens, make_app
+from stepkeeper_operator.endpoint import Authority, KubernetesTokens, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
@@ -23,8 +19,7 @@ from stepkeeper_operator.handlers.watch import make_registry, make_settings, run
 from stepkeeper_operator.labels import JOB_UID
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.observe import Observer
-from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.reconcile import Reconciler, make_reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.work_queue import WorkQueue
 
@@ -54,8 +49,7 @@ class Operator:
         self._cluster = cluster
         self._metrics = Metrics()
         self._queue: WorkQueue[JobKey] = WorkQueue()
-        self._evidence = EvidenceBook()
-        self._cache = Cache(self._evidence)
+        self._cache = Cache()
         self._reports = ReportBook()
         self._synced = asyncio.Event()
         self._relisted = asyncio.Event()
@@ -138,33 +132,13 @@ class Operator:
             await asyncio.gather(watches, return_exceptions=True)
 
     def _reconciler(self) -> Reconciler:
-        memory = Memory(started_at=time.time())
-        observer = Observer(
+        return make_reconciler(
             cluster=self._cluster,
             cache=self._cache,
-            evidence=self._evidence,
             reports=self._reports,
-            memory=memory,
-            ca_pem=lambda: self._certificate.ca_pem,
-            resync_s=self._settings.resync_s,
-            clock=time.time,
-        )
-        applier = Applier(
-            cluster=self._cluster,
-            cache=self._cache,
-            memory=memory,
-            metrics=self._metrics,
-            identity=self._settings.identity,
-            clock=time.time,
-        )
-        return Reconciler(
-            cache=self._cache,
-            reports=self._reports,
-            memory=memory,
-            observer=observer,
-            applier=applier,
             settings=self._settings,
             metrics=self._metrics,
+            ca_pem=lambda: self._certificate.ca_pem,
             acting=lambda: self._lease.held,
         )
 
@@ -220,7 +194,7 @@ class Operator:
 
     async def _serve_endpoint(self) -> None:
         authority = Authority(self._cache, self._cluster, KubernetesTokens(self._cluster))
-        app = make_app(
+        endpoint = ReportEndpoint(
             authority=authority,
             reports=self._reports,
             enqueue=self._queue.add,
@@ -229,7 +203,9 @@ class Operator:
             metrics=self._metrics,
         )
         host, port = self._settings.endpoint_host, self._settings.endpoint_port
-        port = await self._servers.start(app, host=host, port=port, tls=self._certificate.context)
+        port = await self._servers.start(
+            endpoint.make_app(), host=host, port=port, tls=self._certificate.context
+        )
         _log.info("serving reports", extra={"port": port})
 
     async def _until_stopped(self, waiting: Coroutine[None, None, None]) -> bool:

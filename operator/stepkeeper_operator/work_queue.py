@@ -56,11 +56,6 @@ class WorkQueue(Generic[K]):
         heapq.heappush(self._timers, (due_at, self._timer_id, key))
         self._timer_set.set()
 
-    def forget(self, key: K) -> None:
-        """Nothing is remembered of a key whose object is gone."""
-        self._later.pop(key, None)
-        self._failures.pop(key, None)
-
     def __len__(self) -> int:
         return len(self._waiting)
 

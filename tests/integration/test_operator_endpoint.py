@@ -14,7 +14,7 @@ from typing_extensions import override
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
 from stepkeeper_operator.cache.cache import JobKey
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
-from stepkeeper_operator.endpoint import Authority, KubernetesTokens, TokenPod, make_app
+from stepkeeper_operator.endpoint import Authority, KubernetesTokens, ReportEndpoint, TokenPod
 from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
 from stepkeeper_operator.facts.raw import RawObject
@@ -69,7 +69,7 @@ async def desk() -> AsyncIterator[Desk]:
     def enqueue(key: JobKey) -> None:
         made[0].enqueued.append(key)
 
-    app = make_app(
+    endpoint = ReportEndpoint(
         authority=Authority(world.cache, world.cluster, Tokens(world)),
         reports=world.reports,
         enqueue=enqueue,
@@ -78,6 +78,7 @@ async def desk() -> AsyncIterator[Desk]:
         metrics=Metrics(),
         clock=lambda: world.now,
     )
+    app = endpoint.make_app()
     async with TestClient(TestServer(app)) as client:
         made.append(Desk(world, app, client))
         yield made[0]

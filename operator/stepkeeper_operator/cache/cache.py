@@ -28,9 +28,9 @@ class JobKey(NamedTuple):
 class Cache:
     """Last known objects. Every `see_…` answers with the keys of the jobs that it concerns."""
 
-    def __init__(self, evidence: EvidenceBook, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._evidence = evidence
+        self.evidence = EvidenceBook()
         self._lineage = Lineage()
         self._training_jobs: dict[JobKey, dict[str, Any]] = {}
         self._keys: dict[str, JobKey] = {}
@@ -191,9 +191,9 @@ class Cache:
     def _admit(self, own: Iterable[Job | Pod]) -> None:
         for item in own:
             if isinstance(item, Job):
-                self._evidence.add_job(item)
+                self.evidence.add_job(item)
                 continue
-            self._evidence.add_pod(item)
+            self.evidence.add_pod(item)
             present = self._pods.get((item.namespace, item.name))
             if present is not None and present.uid == item.uid:
                 self._pods_of[item.job_uid].add((item.namespace, item.name))
@@ -206,7 +206,7 @@ class Cache:
                 del self._pods_of[job_uid]
 
     def _forget_job(self, uid: str) -> None:
-        self._evidence.forget(uid)
+        self.evidence.forget(uid)
         self._lineage.forget(uid)
 
     def _key_of(self, job_uid: str, namespace: str) -> tuple[JobKey, ...]:

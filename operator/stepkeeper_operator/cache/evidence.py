@@ -18,7 +18,6 @@ class AttemptEvidence:
     ordinal: Ordinal
     pods: tuple[Pod, ...] = ()
     failed_jobs: tuple[Job, ...] = ()
-    n_completed_jobs: int = 0
 
 
 @dataclass(slots=True)
@@ -55,7 +54,6 @@ class EvidenceBook:
                 ordinal=ordinal,
                 pods=tuple(sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid))),
                 failed_jobs=tuple(job for job in record.jobs.values() if job.failure_reason is not None),
-                n_completed_jobs=sum(job.completed for job in record.jobs.values()),
             )
             for ordinal, record in sorted(self._records.get(job_uid, {}).items())
         )

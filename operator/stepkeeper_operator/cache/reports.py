@@ -15,7 +15,6 @@ class LastReport:
     ordinal: tuple[int, int]
     """Of the attempt that the token's pod belongs to."""
 
-    pod: str
     received_at: float
     commits: tuple[Commit, ...] = ()
     """The newest commits that were reported to this operator, oldest first."""

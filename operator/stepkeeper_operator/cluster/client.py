@@ -19,7 +19,6 @@ __all__ = ["Cluster", "KubernetesCluster", "connect"]
 _TIMEOUT_S = 15
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
-_MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 
 

@@ -30,14 +30,12 @@ from stepkeeper_operator.decision import (
     CreateJobSet,
     Decision,
     DeleteJobSet,
-    DeletePod,
     DeleteTrainingJob,
-    GiveUpPod,
     SetSuspend,
 )
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import AWAITED_AGAIN_S, Observed, awaited
-from stepkeeper_operator.policy.attempts import account, with_report
+from stepkeeper_operator.policy.attempts import account
 from stepkeeper_operator.policy.history import Books
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
 from stepkeeper_operator.policy.next_step import Plan, clean_up, plan_next, wants_suspension
@@ -84,7 +82,6 @@ def _decide_running(
         now=now,
         reattribution_s=settings.reattribution_s,
     )
-    books = with_report(books, observed)
     plan = plan_next(job, observed, jobset, books, settings=settings, now=now)
     claims, look_s = _claims(job, observed, jobset, plan, settings, now=now)
     conditions = settle(job, (*_rejected(accepted, observed), *claims), now=now)
@@ -103,13 +100,9 @@ def _decide_running(
     )
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
     strays, strays_s = find_strays(observed, plan.books, now=now)
-    pods: tuple[Action, ...] = (
-        *(GiveUpPod(pod=entry.pod, message=entry.message) for entry in lost),
-        *(DeletePod(pod=pod) for pod in strays),
-    )
     config = () if plan.end is not None else _config_map(job, observed, settings)
     ending = clean_up(jobset) if plan.end is not None else ()
-    actions = (*config, *plan.actions, *pods, *ending)
+    actions = (*config, *plan.actions, *lost, *strays, *ending)
     waits = jobset is not None and plan.end is None and awaited(job, jobset)
     again_s = AWAITED_AGAIN_S if waits else _until_pods_are_missed(plan, observed, now=now)
     look_again_s = _soonest(plan.look_again_s, look_s, lost_s, strays_s, again_s)

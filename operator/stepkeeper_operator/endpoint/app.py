@@ -15,14 +15,16 @@ from stepkeeper_operator.endpoint.authentication import Authority
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
 from stepkeeper_operator.metrics import Metrics
 
-__all__ = ["REPORT_PATH", "make_app"]
+__all__ = ["REPORT_PATH", "ReportEndpoint"]
 
 REPORT_PATH: Final = "/v1/namespaces/{namespace}/jobs/{name}/report"
 
 _log = logging.getLogger(__name__)
 
 
-class _Reception:
+class ReportEndpoint:
+    """Take the reports of pods. `acting` says whether this operator holds the Lease."""
+
     def __init__(
         self,
         *,
@@ -32,7 +34,7 @@ class _Reception:
         acting: Callable[[], bool],
         report_interval_s: int,
         metrics: Metrics,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._authority = authority
         self._reports = reports
@@ -42,7 +44,13 @@ class _Reception:
         self._metrics = metrics
         self._clock = clock
 
-    async def post(self, request: web.Request) -> web.Response:
+    def make_app(self) -> web.Application:
+        """Return the application, to be served with TLS."""
+        app = web.Application(client_max_size=REPORT_LIMIT_BYTES)
+        app.router.add_post(REPORT_PATH, self._post)
+        return app
+
+    async def _post(self, request: web.Request) -> web.Response:
         """The answer to a report, or the refusal as JSON."""
         key = JobKey(request.match_info["namespace"], request.match_info["name"])
         try:
@@ -72,37 +80,10 @@ class _Reception:
             report = Report.from_json(body)
         except ContractError as error:
             raise ReportRefusedError(400, str(error)) from error
-        last = LastReport(
-            report=report, ordinal=reporter.ordinal, pod=reporter.pod, received_at=self._clock()
-        )
+        last = LastReport(report=report, ordinal=reporter.ordinal, received_at=self._clock())
         self._reports.add(reporter.job_uid, last)
         self._enqueue(key)
         return self._directive
-
-
-def make_app(
-    *,
-    authority: Authority,
-    reports: ReportBook,
-    enqueue: Callable[[JobKey], None],
-    acting: Callable[[], bool],
-    report_interval_s: int,
-    metrics: Metrics,
-    clock: Callable[[], float] = time.time,
-) -> web.Application:
-    """The application; serve it with TLS. `acting` says whether this operator holds the Lease."""
-    reception = _Reception(
-        authority=authority,
-        reports=reports,
-        enqueue=enqueue,
-        acting=acting,
-        report_interval_s=report_interval_s,
-        metrics=metrics,
-        clock=clock,
-    )
-    app = web.Application(client_max_size=REPORT_LIMIT_BYTES)
-    app.router.add_post(REPORT_PATH, reception.post)
-    return app
 
 
 def _bearer(request: web.Request) -> str:

@@ -16,9 +16,7 @@ __all__ = ["Authority", "Reporter"]
 class Reporter:
     """A pod of the present attempt of a job."""
 
-    key: JobKey
     job_uid: str
-    pod: str
     ordinal: tuple[int, int]
 
 
@@ -45,7 +43,7 @@ class Authority:
         jobset = await self._jobset(key, job)
         if jobset.owner_uid != uid:
             raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
-        return Reporter(key=key, job_uid=uid, pod=pod.name, ordinal=_present_ordinal(pod, jobset))
+        return Reporter(job_uid=uid, ordinal=_present_ordinal(pod, jobset))
 
     async def _job_uid(self, key: JobKey) -> str:
         raw = self._cache.training_job(key)

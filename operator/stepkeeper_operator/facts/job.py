@@ -22,7 +22,6 @@ class Job:
     """Set from FailureTarget on, before the last pod has ended."""
 
     failure_message: str
-    completed: bool
 
 
 def read_job(raw: RawObject) -> Job:
@@ -41,5 +40,4 @@ def read_job(raw: RawObject) -> Job:
         ordinal=ordinal_of(raw, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL),
         failure_reason=failure.get("reason"),
         failure_message=failure.get("message", ""),
-        completed=condition_of(raw, "Complete").get("status") == "True",
     )

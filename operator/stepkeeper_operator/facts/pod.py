@@ -51,7 +51,6 @@ class Pod:
     reason: str | None
     """status.reason: Evicted, NodeShutdown, …"""
 
-    ready: bool
     started: bool
     """The trainer container runs or ran."""
 
@@ -110,7 +109,6 @@ def read_pod(raw: RawObject) -> Pod:
         node=spec.get("nodeName"),
         phase=status.get("phase", "Pending"),
         reason=status.get("reason"),
-        ready=condition_of(raw, "Ready").get("status") == "True",
         started=bool(ended) or "running" in trainer.get("state", {}),
         deadline=parse_time(meta.get("deletionTimestamp")),
         grace_s=spec.get("terminationGracePeriodSeconds", 30) if deleted_grace is None else deleted_grace,

@@ -24,7 +24,7 @@ from stepkeeper_operator.policy.history import (
     open_attempt,
 )
 
-__all__ = ["account", "close_for_edit", "with_report"]
+__all__ = ["account", "close_for_edit"]
 
 
 def account(
@@ -37,21 +37,16 @@ def account(
     reattribution_s: int,
 ) -> Books:
     """The books after everything that was observed. `jobset` is the job's own."""
-    books = _accounted(job, observed, jobset, new_commit=new_commit, now=now, reattribution_s=reattribution_s)
+    books = _brought_forward(job, new_commit=new_commit)
+    books = _corrected(books, job, observed, now=now, reattribution_s=reattribution_s)
+    books = _follow_jobset(books, job, observed, jobset, now=now)
+    books = _with_report(books, observed)
     return replace(books, restarts=with_limits(job.spec.restarts, books.restarts))
 
 
-def _accounted(
-    job: CheckpointedTrainingJob,
-    observed: Observed,
-    jobset: JobSet | None,
-    *,
-    new_commit: bool,
-    now: float,
-    reattribution_s: int,
+def _follow_jobset(
+    books: Books, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet | None, *, now: float
 ) -> Books:
-    books = _brought_forward(job, new_commit=new_commit)
-    books = _corrected(books, job, observed, now=now, reattribution_s=reattribution_s)
     if jobset is None:
         return _close_as_asked(books, observed, DELETED, now=now) if books.open else books
     books = _caught_up(books, job, observed, jobset, now=now)
@@ -67,7 +62,7 @@ def close_for_edit(books: Books, observed: Observed, *, now: float) -> Books:
     return _close_as_asked(books, observed, EDITED, now=now) if books.open else books
 
 
-def with_report(books: Books, observed: Observed) -> Books:
+def _with_report(books: Books, observed: Observed) -> Books:
     """The running attempt says where it began and how far it is."""
     last = observed.report
     if last is None or not books.open or last.ordinal != books.ordinal:

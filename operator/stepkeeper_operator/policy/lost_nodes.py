@@ -1,24 +1,17 @@
 """Pods that died with their node. Nobody else says so, or removes them: JobSet waits for them for ever."""
 
-from dataclasses import dataclass
-
+from stepkeeper_operator.decision import GiveUpPod
 from stepkeeper_operator.facts import Node, Pod
 from stepkeeper_operator.observed import Observed
 
-__all__ = ["LostPod", "find_lost_pods"]
+__all__ = ["find_lost_pods"]
 
 _LOOK_AGAIN_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostPod:
-    pod: Pod
-    message: str
-
-
 def find_lost_pods(
     observed: Observed, *, now: float, uptime_s: int
-) -> tuple[tuple[LostPod, ...], float | None]:
+) -> tuple[tuple[GiveUpPod, ...], float | None]:
     """Pods to be marked Failed and taken away, and after how many seconds to look again.
 
     A pod is lost only if its deletion is overdue, nothing was heard of its node for as long as its grace period,
@@ -36,7 +29,7 @@ def find_lost_pods(
     outage = observed.n_nodes > 0 and 2 * observed.n_unknown_nodes >= observed.n_nodes
     lost = [pod for pod in waiting if up and _is_lost(pod, observed, now, outage=outage)]
     messages = tuple(
-        LostPod(pod=pod, message=_message(pod, observed.nodes.get(pod.node or ""))) for pod in lost
+        GiveUpPod(pod=pod, message=_message(pod, observed.nodes.get(pod.node or ""))) for pod in lost
     )
     return messages, _LOOK_AGAIN_S if len(lost) < len(waiting) else None
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.decision import DeletePod
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import Books
 
@@ -12,7 +12,9 @@ STRAY_S: Final = 60
 """So long they are the garbage collector's, which deletes them within seconds as long as it sees them."""
 
 
-def find_strays(observed: Observed, books: Books, *, now: float) -> tuple[tuple[Pod, ...], float | None]:
+def find_strays(
+    observed: Observed, books: Books, *, now: float
+) -> tuple[tuple[DeletePod, ...], float | None]:
     """The pods to delete, and when to look again.
 
     A garbage collector whose watches were broken while a JobSet was deleted can lose sight of its pods. They run on,
@@ -23,4 +25,4 @@ def find_strays(observed: Observed, books: Books, *, now: float) -> tuple[tuple[
     if not strays or last is None or last.end is None:
         return (), None
     left_s = last.end + STRAY_S - now
-    return ((), left_s) if left_s > 0 else (strays, None)
+    return ((), left_s) if left_s > 0 else (tuple(DeletePod(pod=pod) for pod in strays), None)

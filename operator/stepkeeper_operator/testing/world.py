@@ -5,16 +5,12 @@ from typing import Any
 from stepkeeper.contract import ExitCode, Report
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase, TrainingJobStatus
-from stepkeeper_operator.apply import Applier
 from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cache.evidence import EvidenceBook
-from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cache.reports import LastReport, ReportBook
 from stepkeeper_operator.facts.raw import RawObject, render_time
 from stepkeeper_operator.labels import SPOT_LABEL
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.observe import Observer
-from stepkeeper_operator.reconcile import Reconciler
+from stepkeeper_operator.reconcile import make_reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers
@@ -62,38 +58,17 @@ class World:
         self.now += 3600
 
     def _start_operator(self) -> None:
-        self.settings = OperatorSettings()
-        self.evidence = EvidenceBook()
-        self.cache = Cache(self.evidence, lambda: self.now)
+        self.settings = OperatorSettings(identity="operator-1")
+        self.cache = Cache(lambda: self.now)
         self.reports = ReportBook()
         self.cluster.on_change = self._watch
-        memory, metrics = Memory(started_at=self.now), Metrics()
-        observer = Observer(
+        self.reconciler = make_reconciler(
             cluster=self.cluster,
             cache=self.cache,
-            evidence=self.evidence,
             reports=self.reports,
-            memory=memory,
-            ca_pem=lambda: "the CA",
-            resync_s=self.settings.resync_s,
-            clock=lambda: self.now,
-        )
-        applier = Applier(
-            cluster=self.cluster,
-            cache=self.cache,
-            memory=memory,
-            metrics=metrics,
-            identity="operator-1",
-            clock=lambda: self.now,
-        )
-        self.reconciler = Reconciler(
-            cache=self.cache,
-            reports=self.reports,
-            memory=memory,
-            observer=observer,
-            applier=applier,
             settings=self.settings,
-            metrics=metrics,
+            metrics=Metrics(),
+            ca_pem=lambda: "the CA",
             acting=lambda: True,
             clock=lambda: self.now,
         )
@@ -150,7 +125,7 @@ class World:
         """A pod of the present attempt reported."""
         jobset = self.cache.jobset(_KEY)
         present = (0, 0) if jobset is None else jobset.ordinal
-        last = LastReport(report=report, ordinal=ordinal or present, pod="lm-w-0-0", received_at=self.now)
+        last = LastReport(report=report, ordinal=ordinal or present, received_at=self.now)
         self.reports.add(self.job.metadata.uid, last)
 
     def preempt(self, index: int = 0) -> None:

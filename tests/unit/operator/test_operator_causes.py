@@ -24,7 +24,6 @@ def pod(name: str = "p0", **more: Any) -> Pod:
         "node": f"n{name[1:]}",
         "phase": "Running",
         "reason": None,
-        "ready": False,
         "started": True,
         "deadline": None,
         "grace_s": 30,
@@ -280,7 +279,6 @@ def test_a_job_that_is_left_says_what_its_pods_did(code: int, verdict: Verdict) 
         ordinal=(0, 0),
         failure_reason="PodFailurePolicy",
         failure_message=message,
-        completed=False,
     )
     evidence = AttemptEvidence(ordinal=(0, 0), failed_jobs=(job,))
     known = Circumstances(

@@ -31,9 +31,7 @@ def dying_pod() -> Pod:
 def scene() -> Observed:
     """One node of five is lost, with a pod on it."""
     node = Node(name="n", uid="1", spot=False, unknown_since=NOW - 60)
-    report = LastReport(
-        report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), pod="p", received_at=NOW - 100
-    )
+    report = LastReport(report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), received_at=NOW - 100)
     return Observed(
         pods=(dying_pod(),),
         nodes={"n": node},
@@ -64,9 +62,7 @@ def test_a_pod_of_a_node_that_is_gone_is_lost() -> None:
     assert lost(replace(scene(), nodes={}))
 
 
-_LATE_REPORT = LastReport(
-    report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), pod="p", received_at=NOW - 5
-)
+_LATE_REPORT = LastReport(report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), received_at=NOW - 5)
 
 NOT_LOST = {
     "the grace is not over": replace(scene(), pods=(replace(dying_pod(), deadline=NOW + 1),)),

@@ -8,7 +8,6 @@ import pytest
 from stepkeeper.contract import ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
 from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cache.evidence import EvidenceBook
 from stepkeeper_operator.testing import World
 
 
@@ -62,7 +61,7 @@ async def test_jobs_and_jobsets_of_another_namespace_prove_nothing() -> None:
     for namespace in ("evil", "default"):
         world.cluster.put("pods", copied(world.pods[0], namespace=namespace, ownerReferences=owner))
     assert len(world.cache.pods_of(uid)) == 2
-    assert {pod.name for record in world.evidence.of(uid) for pod in record.pods}.isdisjoint({"copy"})
+    assert {pod.name for record in world.cache.evidence.of(uid) for pod in record.pods}.isdisjoint({"copy"})
 
 
 KINDS = ("checkpointedtrainingjobs", "jobsets", "jobs", "pods")
@@ -71,8 +70,7 @@ KINDS = ("checkpointedtrainingjobs", "jobsets", "jobs", "pods")
 @pytest.mark.parametrize("order", list(permutations(KINDS)))
 async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(order: tuple[str, ...]) -> None:
     world = await running()
-    evidence = EvidenceBook()
-    cache = Cache(evidence)
+    cache = Cache()
     see = dict(
         zip(KINDS, (cache.see_training_job, cache.see_jobset, cache.see_job, cache.see_pod), strict=True)
     )
@@ -81,7 +79,7 @@ async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(orde
             see[plural](raw)
     uid = world.job.metadata.uid
     assert len(cache.pods_of(uid)) == 2
-    assert [len(record.pods) for record in evidence.of(uid)] == [2]
+    assert [len(record.pods) for record in cache.evidence.of(uid)] == [2]
 
 
 async def test_a_pod_that_is_gone_before_its_job_is_known_is_evidence_all_the_same() -> None:
@@ -90,7 +88,7 @@ async def test_a_pod_that_is_gone_before_its_job_is_known_is_evidence_all_the_sa
     await world.settle(rounds=2)
     world.preempt()
     await world.settle(rounds=3)
-    assert world.evidence.of(world.job.metadata.uid) == ()
+    assert world.cache.evidence.of(world.job.metadata.uid) == ()
     world.catch_up()
     await world.settle()
     assert world.causes == ["SpotPreemption", None]
@@ -104,7 +102,7 @@ async def test_the_last_words_of_pods_whose_job_is_deleted_are_not_kept() -> Non
     for deleted in (False, True):
         for pod in pods:
             world.cache.see_pod(pod, deleted=deleted)
-    assert world.evidence.of(uid) == ()
+    assert world.cache.evidence.of(uid) == ()
     assert world.cache.pods_of(uid) == ()
 
 

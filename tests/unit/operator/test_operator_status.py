@@ -36,7 +36,7 @@ def head(sequence: int) -> Head:
 
 def observed(report: Report, *, ordinal: tuple[int, int] = (0, 0), received_at: float = 100.0) -> Observed:
     book = ReportBook()
-    book.add("u", LastReport(report=report, ordinal=ordinal, pod="p", received_at=received_at))
+    book.add("u", LastReport(report=report, ordinal=ordinal, received_at=received_at))
     return Observed(report=book.of("u"))
 
 
@@ -98,7 +98,7 @@ def test_the_newest_commits_are_kept_in_their_order_without_doubles() -> None:
     book = ReportBook()
     for sequence in (3, 4, 4, 5, *range(6, 20)):
         report = training(tail=sequence, head=head(sequence), commits=(commit(sequence),))
-        book.add("u", LastReport(report=report, ordinal=(0, 0), pod="p", received_at=1.0))
+        book.add("u", LastReport(report=report, ordinal=(0, 0), received_at=1.0))
     result = mirror_storage(job(), Observed(report=book.of("u")), running=(0, 0))
     assert result.checkpoint is not None
     assert [entry.sequence for entry in result.checkpoint.recent] == list(range(10, 20))

@@ -226,10 +226,8 @@ class ObjectMeta(StatusPart):
     uid: str
     generation: int = 1
     resource_version: str = ""
-    creation_timestamp: Timestamp = 0
     deletion_timestamp: Timestamp | None = None
     labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class CheckpointedTrainingJob(Resource):
