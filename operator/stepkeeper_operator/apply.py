@@ -20,7 +20,7 @@ from stepkeeper_operator.decision import (
     DeletePod,
     DeleteTrainingJob,
     GiveUpPod,
-    Note,
+    JobEvent,
     SetSuspend,
 )
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
@@ -33,7 +33,7 @@ __all__ = ["Applier", "pod_failure_patch", "status_manifest", "suspend_manifest"
 
 _log = logging.getLogger(__name__)
 
-_NOTE_LIMIT = 1024
+_EVENT_LIMIT = 1024
 
 
 class Applier:
@@ -61,24 +61,24 @@ class Applier:
         if decision.write_status:
             body = status_manifest(job, decision)
             raw = await self._cluster.apply(TRAINING_JOBS, key.namespace, body, subresource="status")
-            self._cache.see_training_job(raw)
-            self._memory.of(job.metadata.uid).last_write_at = self._clock()
-            self._wrote("status", key)
-        for note in decision.notes:
-            await self._tell(key, job, note)
+            self._cache.record_training_job(raw)
+            self._memory.get_job(job.metadata.uid).last_write_at = self._clock()
+            self._count_write("status", key)
+        for event in decision.events:
+            await self._create_event(key, job, event)
         for action in decision.actions:
-            await self._act(key, job, action)
+            await self._do_action(key, job, action)
 
-    async def _act(self, key: JobKey, job: CheckpointedTrainingJob, action: Action) -> None:
+    async def _do_action(self, key: JobKey, job: CheckpointedTrainingJob, action: Action) -> None:
         match action:
             case ApplyConfigMap():
                 raw = await self._cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
-                self._memory.of(job.metadata.uid).config_map = read_config_map(raw)
+                self._memory.get_job(job.metadata.uid).config_map = read_config_map(raw)
             case CreateJobSet():
                 await self._create_jobset(key, job, action)
             case SetSuspend():
                 body = suspend_manifest(action.jobset, suspend=action.suspend)
-                self._cache.see_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
+                self._cache.record_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
             case DeleteJobSet():
                 uid = action.jobset.uid
                 await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
@@ -86,24 +86,24 @@ class Applier:
                 pod = action.pod
                 await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
             case GiveUpPod():
-                await self._give_up(action)
+                await self._give_up_pod(action)
             case DeleteTrainingJob():
                 await self._cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
             case _:
                 assert_never(action)
-        self._wrote(type(action).__name__, key)
+        self._count_write(type(action).__name__, key)
 
     async def _create_jobset(self, key: JobKey, job: CheckpointedTrainingJob, action: CreateJobSet) -> None:
-        memory = self._memory.of(job.metadata.uid)
+        memory = self._memory.get_job(job.metadata.uid)
         try:
             raw = await self._cluster.create(JOBSETS, key.namespace, action.manifest)
         except InvalidObjectError as error:
             memory.rejection = (job.metadata.generation, str(error))
             raise
         memory.rejection = None
-        self._cache.see_jobset(raw)
+        self._cache.record_jobset(raw)
 
-    async def _give_up(self, action: GiveUpPod) -> None:
+    async def _give_up_pod(self, action: GiveUpPod) -> None:
         pod = action.pod
         if not pod.terminal:
             body = pod_failure_patch(action, now=self._clock())
@@ -112,20 +112,20 @@ class Applier:
             except ApiError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise
-                self._cache.forget_gone(frozenset({pod.uid}))
+                self._cache.forget_objects(frozenset({pod.uid}))
                 return
         # Its Job counts it first: a finalizer keeps it until then. Without this it stays, and holds the restart.
         await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
 
-    async def _tell(self, key: JobKey, job: CheckpointedTrainingJob, note: Note) -> None:
+    async def _create_event(self, key: JobKey, job: CheckpointedTrainingJob, event: JobEvent) -> None:
         try:
-            await self._cluster.create(EVENTS, key.namespace, self._event(job, note))
+            await self._cluster.create(EVENTS, key.namespace, self._build_event(job, event))
         except ApiError as error:
             # The status says the same; an event that is lost is not worth doing the rest again.
             _log.warning("cannot write event", extra={"job": "/".join(key), "error": str(error)})
-        _log.info(note.message, extra={"job": "/".join(key), "reason": note.reason})
+        _log.info(event.message, extra={"job": "/".join(key), "reason": event.reason})
 
-    def _event(self, job: CheckpointedTrainingJob, note: Note) -> dict[str, Any]:
+    def _build_event(self, job: CheckpointedTrainingJob, event: JobEvent) -> dict[str, Any]:
         meta = job.metadata
         return {
             "apiVersion": EVENTS.api_version,
@@ -135,9 +135,9 @@ class Applier:
             "reportingController": "stepkeeper.dev/operator",
             "reportingInstance": self._identity,
             "action": "Reconcile",
-            "type": "Warning" if note.warning else "Normal",
-            "reason": note.reason,
-            "note": note.message[:_NOTE_LIMIT],
+            "type": "Warning" if event.warning else "Normal",
+            "reason": event.reason,
+            "note": event.message[:_EVENT_LIMIT],
             "regarding": {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
@@ -147,7 +147,7 @@ class Applier:
             },
         }
 
-    def _wrote(self, what: str, key: JobKey) -> None:
+    def _count_write(self, what: str, key: JobKey) -> None:
         self._metrics.writes.labels(what=what).inc()
         _log.debug("wrote", extra={"what": what, "job": "/".join(key)})
 

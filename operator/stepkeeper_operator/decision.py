@@ -18,7 +18,7 @@ __all__ = [
     "DeleteTrainingJob",
     "GiveUpPod",
     "JobEnd",
-    "Note",
+    "JobEvent",
     "SetSuspend",
 ]
 
@@ -98,7 +98,7 @@ class JobEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class JobEvent:
     """An event for people."""
 
     warning: bool
@@ -113,7 +113,7 @@ class Decision:
     """The status goes first: what it reserves is used by the actions."""
 
     actions: tuple[Action, ...] = ()
-    notes: tuple[Note, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     """Told once the status is written."""
 
     requeue_after_s: float | None = None

@@ -60,7 +60,7 @@ class LeaseGuard:
                 _log.warning("cannot ask for lease", extra={"lease": self._name, "error": str(error)})
             await asyncio.sleep(self._duration_s / _RENEWALS_PER_DURATION)
 
-    async def keep(self) -> None:
+    async def keep_renewing(self) -> None:
         """Renews until cancelled. Raises LeaseLostError once another operator may act."""
         while True:
             await asyncio.sleep(self._duration_s / _RENEWALS_PER_DURATION)

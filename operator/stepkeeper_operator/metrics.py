@@ -47,7 +47,7 @@ class Metrics:
             "stepkeeper_acting", "1 while this operator holds the Lease.", registry=self._registry
         )
 
-    def forget(self, namespace: str, job: str) -> None:
+    def forget_job(self, namespace: str, job: str) -> None:
         """A job that is gone has no figures."""
         for gauge in (self.step, self.committed_step):
             gauge.remove_by_labels({"namespace": namespace, "job": job})

@@ -9,9 +9,9 @@ from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod
 
-__all__ = ["AWAITED_AGAIN_S", "Leftover", "Observed", "awaited"]
+__all__ = ["JOBSET_RECHECK_S", "Leftover", "Observed", "waits_for_jobset"]
 
-AWAITED_AGAIN_S: Final = 5.0
+JOBSET_RECHECK_S: Final = 5.0
 """So long a JobSet that is waited for is believed to be as it was last heard of."""
 
 
@@ -22,7 +22,7 @@ class Leftover:
     name: str
     """Of one of them, with its kind."""
 
-    strays: tuple[Pod, ...] = ()
+    orphans: tuple[Pod, ...] = ()
     """Pods whose Job is gone, and that nobody has deleted since."""
 
 
@@ -57,11 +57,11 @@ class Observed:
     last_write_at: float = 0.0
     """When this operator last wrote the job's status."""
 
-    def evidence_of(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
+    def find_evidence(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
         return next((evidence for evidence in self.evidence if evidence.ordinal == ordinal), None)
 
 
-def awaited(job: CheckpointedTrainingJob, jobset: JobSet) -> bool:
+def waits_for_jobset(job: CheckpointedTrainingJob, jobset: JobSet) -> bool:
     """The job goes on when JobSet has done something: no attempt runs, and nobody wants it so."""
     attempts = job.status.attempts
     return bool(attempts) and attempts[-1].end is not None and not jobset.suspend

@@ -10,9 +10,9 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.apply import Applier
 from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cache.memory import Memory
-from stepkeeper_operator.cache.reports import ReportBook
+from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import Cluster
-from stepkeeper_operator.decide.job import decide
+from stepkeeper_operator.decide.job import decide_job
 from stepkeeper_operator.decision import Decision
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
 from stepkeeper_operator.metrics import Metrics
@@ -23,7 +23,7 @@ __all__ = ["Reconciler", "make_reconciler"]
 
 _log = logging.getLogger(__name__)
 
-_BEHIND_S = 0.5
+_CONFLICT_RETRY_S = 0.5
 """After a conflict the watch brings what we didn't know; if it doesn't, this is when to look again."""
 
 
@@ -34,7 +34,7 @@ class Reconciler:
         self,
         *,
         cache: Cache,
-        reports: ReportBook,
+        reports: ReportCache,
         memory: Memory,
         observer: Observer,
         applier: Applier,
@@ -62,7 +62,7 @@ class Reconciler:
         except (ConflictError, AlreadyExistsError) as error:
             _log.debug("behind", extra={"job": "/".join(key), "error": str(error)})
             self._metrics.reconciles.labels(result="behind").inc()
-            return _BEHIND_S
+            return _CONFLICT_RETRY_S
         except Exception as error:
             expected = isinstance(error, (ApiError, OSError, TimeoutError))
             _log.warning(
@@ -75,9 +75,9 @@ class Reconciler:
         return again_s
 
     async def _reconcile(self, key: JobKey) -> float | None:
-        raw = self._cache.training_job(key)
+        raw = self._cache.get_training_job(key)
         if raw is None:
-            self._forget(key)
+            self._forget_job(key)
             return None
         try:
             job = CheckpointedTrainingJob.model_validate(raw)
@@ -88,15 +88,15 @@ class Reconciler:
             return None
         self._uids[key] = job.metadata.uid
         observed = await self._observer.observe(key, job)
-        decision = decide(job, observed, self._settings, now=self._clock())
+        decision = decide_job(job, observed, self._settings, now=self._clock())
         # Requests take time: between two of them another operator may have taken over.
         if not self._acting():
-            return _BEHIND_S
+            return _CONFLICT_RETRY_S
         await self._applier.apply(key, job, decision)
-        self._measure(key, job, decision)
+        self._update_metrics(key, job, decision)
         return decision.requeue_after_s
 
-    def _measure(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
+    def _update_metrics(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
         progress, checkpoint = decision.status.progress, decision.status.checkpoint
         if progress is not None and progress.step is not None:
             self._metrics.step.labels(*key).set(progress.step)
@@ -108,19 +108,19 @@ class Reconciler:
                 if attempt.end is not None and attempt.cause is not None and attempt.number not in ended:
                     self._metrics.restarts.labels(cause=attempt.cause).inc()
 
-    def _forget(self, key: JobKey) -> None:
+    def _forget_job(self, key: JobKey) -> None:
         uid = self._uids.pop(key, None)
         if uid is not None:
-            self._reports.forget(uid)
-            self._memory.forget(uid)
-            self._metrics.forget(*key)
+            self._reports.forget_job(uid)
+            self._memory.forget_job(uid)
+            self._metrics.forget_job(*key)
 
 
 def make_reconciler(
     *,
     cluster: Cluster,
     cache: Cache,
-    reports: ReportBook,
+    reports: ReportCache,
     settings: OperatorSettings,
     metrics: Metrics,
     ca_pem: Callable[[], str],

@@ -7,10 +7,10 @@ import signal
 from collections.abc import Coroutine
 
 from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cache.reports import ReportBook
-from stepkeeper_operator.cache.sweep import sweep
+from stepkeeper_operator.cache.reports import ReportCache
+from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cluster import JOBSETS, TRAINING_JOBS, Cluster, connect
-from stepkeeper_operator.endpoint import Authority, KubernetesTokens, ReportEndpoint
+from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
@@ -50,7 +50,7 @@ class Operator:
         self._metrics = Metrics()
         self._queue: WorkQueue[JobKey] = WorkQueue()
         self._cache = Cache()
-        self._reports = ReportBook()
+        self._reports = ReportCache()
         self._synced = asyncio.Event()
         self._relisted = asyncio.Event()
         self._stop = asyncio.Event()
@@ -71,23 +71,23 @@ class Operator:
 
     async def run(self) -> None:
         """Waits for the Lease, then watches, reconciles and serves."""
-        self._take_signals()
+        self._handle_signals()
         await self._serve_health()
         try:
-            if not await self._until_stopped(self._get_ready()):
+            if not await self._run_unless_stopped(self._get_ready()):
                 return
             await self._serve_endpoint()
-            await self._act()
+            await self._run_parts()
         finally:
             await self._servers.close()
             await self._lease.release()
 
     async def _get_ready(self) -> None:
         await self._lease.acquire()
-        await self._until_served()
+        await self._wait_for_crds()
         await self._certificate.renew()
 
-    async def _until_served(self) -> None:
+    async def _wait_for_crds(self) -> None:
         """The API server knows the kinds: a kind that comes later is not watched."""
         for resource in (TRAINING_JOBS, JOBSETS):
             while True:
@@ -99,23 +99,23 @@ class Operator:
                     _log.warning("cannot list kind; is its CRD installed?", extra=extra)
                     await asyncio.sleep(_KIND_CHECK_S)
 
-    def _take_signals(self) -> None:
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
 
-    async def _act(self) -> None:
+    async def _run_parts(self) -> None:
         end_watches = asyncio.Event()
         registry = make_registry(self._cache, self._enqueue, synced=self._synced, relisted=self._relisted)
         watches = asyncio.create_task(
-            run_watches(registry, make_settings(), stop=end_watches, started=self._take_signals)
+            run_watches(registry, make_settings(), stop=end_watches, started=self._handle_signals)
         )
         parts = (
             self._stop.wait(),
-            self._lease.keep(),
-            self._work(self._reconciler()),
-            self._resync(),
-            self._certificate.keep(),
+            self._lease.keep_renewing(),
+            self._reconcile_jobs(self._make_reconciler()),
+            self._resync_jobs(),
+            self._certificate.keep_renewing(),
         )
         tasks = [asyncio.create_task(part) for part in parts]
         try:
@@ -131,7 +131,7 @@ class Operator:
             end_watches.set()
             await asyncio.gather(watches, return_exceptions=True)
 
-    def _reconciler(self) -> Reconciler:
+    def _make_reconciler(self) -> Reconciler:
         return make_reconciler(
             cluster=self._cluster,
             cache=self._cache,
@@ -142,24 +142,24 @@ class Operator:
             acting=lambda: self._lease.held,
         )
 
-    async def _work(self, reconciler: Reconciler) -> None:
+    async def _reconcile_jobs(self, reconciler: Reconciler) -> None:
         await self._synced.wait()
-        _log.info("all kinds are listed", extra={"jobs": len(list(self._cache.training_jobs()))})
+        _log.info("all kinds are listed", extra={"jobs": len(list(self._cache.list_training_jobs()))})
         await self._queue.run(self._settings.workers, reconciler.reconcile)
 
-    async def _resync(self) -> None:
+    async def _resync_jobs(self) -> None:
         """Every job is looked at now and then, spread over the period, without objects that are gone unnoticed."""
         while True:
             try:
                 async with asyncio.timeout(self._settings.resync_s):
-                    await self._sweep_when_relisted()
+                    await self._sweep_after_relists()
             except TimeoutError:
                 _log.debug("resync")
             await self._sweep()
-            for key in self._cache.training_jobs():
+            for key in self._cache.list_training_jobs():
                 self._queue.add_after(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
 
-    async def _sweep_when_relisted(self) -> None:
+    async def _sweep_after_relists(self) -> None:
         while True:
             await self._relisted.wait()
             await asyncio.sleep(_RELIST_BURST_S)
@@ -169,7 +169,7 @@ class Operator:
 
     async def _sweep(self) -> bool:
         try:
-            concerned = await sweep(self._cluster, self._cache)
+            concerned = await forget_deleted_objects(self._cluster, self._cache)
         except ApiError as error:
             _log.warning("cannot look for objects that are gone", extra={"error": str(error)})
             return False
@@ -193,9 +193,9 @@ class Operator:
         await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
 
     async def _serve_endpoint(self) -> None:
-        authority = Authority(self._cache, self._cluster, KubernetesTokens(self._cluster))
+        authenticator = ReportAuthenticator(self._cache, self._cluster, KubernetesTokens(self._cluster))
         endpoint = ReportEndpoint(
-            authority=authority,
+            authenticator=authenticator,
             reports=self._reports,
             enqueue=self._queue.add,
             acting=lambda: self._lease.held and self._synced.is_set(),
@@ -208,7 +208,7 @@ class Operator:
         )
         _log.info("serving reports", extra={"port": port})
 
-    async def _until_stopped(self, waiting: Coroutine[None, None, None]) -> bool:
+    async def _run_unless_stopped(self, waiting: Coroutine[None, None, None]) -> bool:
         """False if the operator was told to stop before that."""
         work, stop = asyncio.create_task(waiting), asyncio.create_task(self._stop.wait())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)

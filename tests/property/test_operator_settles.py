@@ -36,7 +36,7 @@ def _commit(world: World, index: int) -> None:
     report = Report(
         phase=ReportPhase.TRAINING, root="r", tail=sequence, head=head, step=sequence, commits=(commit,)
     )
-    world.report(report)
+    world.receive_report(report)
 
 
 def _saved(world: World, index: int) -> None:
@@ -95,7 +95,7 @@ async def play(world: World, story: list[tuple[str, int, int]]) -> None:
 async def come_to_rest(world: World) -> None:
     """Back-offs, grace periods and the time of a guess are over."""
     for _ in range(12):
-        await world.settle(rounds=4)
+        await world.run_until_settled(rounds=4)
         world.now += 60
 
 
@@ -127,7 +127,7 @@ def test_the_operator_comes_to_rest_and_then_writes_nothing(story: list[tuple[st
         await play(world, story)
         await come_to_rest(world)
         check_invariants(world)
-        assert await world.writes_of(rounds=3) == []
+        assert await world.record_writes(rounds=3) == []
         if world.status.phase is Phase.FAILED:
             assert not [pod for pod in world.pods if may_run_on(world, pod)], "nothing runs after the end"
 
@@ -142,7 +142,7 @@ def test_a_restarted_operator_decides_as_the_old_one_would_have(story: list[tupl
         await play(world, story)
         await come_to_rest(world)
         world.restart_operator()
-        assert await world.writes_of(rounds=2) == []
+        assert await world.record_writes(rounds=2) == []
 
     asyncio.run(run())
 
@@ -159,9 +159,9 @@ def test_a_job_that_only_fails_is_restarted_exactly_as_often_as_allowed(
         }
         world = World(restarts=restarts)
         for gap in gaps:
-            await world.settle(rounds=5 + gap)
+            await world.run_until_settled(rounds=5 + gap)
             _end(world, 0, 1)
-        await world.settle(rounds=10)
+        await world.run_until_settled(rounds=10)
         assert world.status.phase is Phase.FAILED
         assert world.status.restarts.total == max_failures
 

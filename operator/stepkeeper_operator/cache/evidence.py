@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from stepkeeper_operator.facts import Job, Pod
 
-__all__ = ["AttemptEvidence", "EvidenceBook"]
+__all__ = ["AttemptEvidence", "EvidenceCache"]
 
 _KEPT_ATTEMPTS = 4
 
@@ -26,7 +26,7 @@ class _Record:
     jobs: dict[str, Job] = field(default_factory=dict)
 
 
-class EvidenceBook:
+class EvidenceCache:
     """Evidence by job and attempt. The newest few attempts of a job are kept."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class EvidenceBook:
         if pod.ordinal is not None and pod.job_uid:
             record = self._record(pod.job_uid, pod.ordinal)
             known = record.pods.get(pod.uid)
-            record.pods[pod.uid] = pod if known is None else _merged(known, pod)
+            record.pods[pod.uid] = pod if known is None else _merge_pod(known, pod)
 
     def add_job(self, job: Job) -> None:
         """The Job's last state is known, also after its deletion."""
@@ -47,7 +47,7 @@ class EvidenceBook:
             if known is None or known.failure_reason is None or job.failure_reason is not None:
                 record.jobs[job.uid] = job
 
-    def of(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
+    def list_attempts(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
         """All evidence of a job, oldest attempt first."""
         return tuple(
             AttemptEvidence(
@@ -58,7 +58,7 @@ class EvidenceBook:
             for ordinal, record in sorted(self._records.get(job_uid, {}).items())
         )
 
-    def forget(self, job_uid: str) -> None:
+    def forget_job(self, job_uid: str) -> None:
         """Nothing is kept of a job that is gone."""
         self._records.pop(job_uid, None)
 
@@ -70,7 +70,7 @@ class EvidenceBook:
         return record
 
 
-def _merged(known: Pod, seen: Pod) -> Pod:
+def _merge_pod(known: Pod, seen: Pod) -> Pod:
     """`seen`, with what `known` said of its end: conditions are taken back, exit codes are lost with a kubelet."""
     if known.exit_code is not None and seen.exit_code is None:
         return known

@@ -24,8 +24,8 @@ class Memory:
     started_at: float
     jobs: dict[str, JobMemory] = field(default_factory=dict)
 
-    def of(self, job_uid: str) -> JobMemory:
+    def get_job(self, job_uid: str) -> JobMemory:
         return self.jobs.setdefault(job_uid, JobMemory())
 
-    def forget(self, job_uid: str) -> None:
+    def forget_job(self, job_uid: str) -> None:
         self.jobs.pop(job_uid, None)

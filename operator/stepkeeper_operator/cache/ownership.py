@@ -6,14 +6,14 @@ from typing import Final
 
 from stepkeeper_operator.facts import Job, JobSet, Pod
 
-__all__ = ["Lineage"]
+__all__ = ["OwnershipTracker"]
 
 _KEPT: Final = 4096
 """Of one job: pods are heard of after their Job is gone, and before it is known, but not for ever."""
 
 
 @dataclass(slots=True)
-class _Family:
+class _OwnedObjects:
     namespace: str | None = None
     """Of the job; None while it isn't known."""
 
@@ -37,73 +37,75 @@ class _Family:
         return self.namespace is None and not (self.jobsets or self.owners or self.waiting)
 
 
-class Lineage:
+class OwnershipTracker:
     """Watches bring objects in any order: every `see_…` gives what is now known to be the job's own, by its uid."""
 
     def __init__(self) -> None:
-        self._families: dict[str, _Family] = {}
+        self._objects_by_job: dict[str, _OwnedObjects] = {}
 
-    def see_training_job(self, uid: str, namespace: str) -> Iterator[Job | Pod]:
-        family = self._families.setdefault(uid, _Family())
-        if family.namespace == namespace:
+    def record_training_job(self, uid: str, namespace: str) -> Iterator[Job | Pod]:
+        objects = self._objects_by_job.setdefault(uid, _OwnedObjects())
+        if objects.namespace == namespace:
             return iter(())
-        family.namespace = namespace
-        family.jobsets = {key: where for key, where in family.jobsets.items() if where == namespace}
-        family.owners = {key: owner for key, owner in family.owners.items() if owner[0] == namespace}
-        family.waiting = {key: item for key, item in family.waiting.items() if item.namespace == namespace}
-        return _admitted(family)
+        objects.namespace = namespace
+        objects.jobsets = {key: where for key, where in objects.jobsets.items() if where == namespace}
+        objects.owners = {key: owner for key, owner in objects.owners.items() if owner[0] == namespace}
+        objects.waiting = {key: item for key, item in objects.waiting.items() if item.namespace == namespace}
+        return _take_owned(objects)
 
-    def see_jobset(self, jobset: JobSet, *, deleted: bool = False) -> Iterator[Job | Pod]:
-        family = self._family(jobset.job_uid, jobset.namespace)
-        if family is None or jobset.owner_uid != jobset.job_uid or jobset.uid in family.jobsets:
+    def record_jobset(self, jobset: JobSet, *, deleted: bool = False) -> Iterator[Job | Pod]:
+        objects = self._get_objects(jobset.job_uid, jobset.namespace)
+        if objects is None or jobset.owner_uid != jobset.job_uid or jobset.uid in objects.jobsets:
             return iter(())
-        family.jobsets[jobset.uid] = jobset.namespace
-        return self._after(jobset, family, deleted=deleted)
+        objects.jobsets[jobset.uid] = jobset.namespace
+        return self._match_waiting(jobset, objects, deleted=deleted)
 
-    def see_job(self, job: Job, *, deleted: bool = False) -> Iterator[Job | Pod]:
-        family = self._family(job.job_uid, job.namespace)
-        if family is None:
+    def record_job(self, job: Job, *, deleted: bool = False) -> Iterator[Job | Pod]:
+        objects = self._get_objects(job.job_uid, job.namespace)
+        if objects is None:
             return iter(())
         if job.owner_uid is not None:
             # The first owner stays: who deletes a JobSet and leaves its Jobs takes the owner out of them.
-            family.owners.setdefault(job.uid, (job.namespace, job.owner_uid))
-            while len(family.owners) > _KEPT:
-                del family.owners[next(iter(family.owners))]
-        family.waiting[job.uid] = job
-        return self._after(job, family, deleted=deleted)
+            objects.owners.setdefault(job.uid, (job.namespace, job.owner_uid))
+            while len(objects.owners) > _KEPT:
+                del objects.owners[next(iter(objects.owners))]
+        objects.waiting[job.uid] = job
+        return self._match_waiting(job, objects, deleted=deleted)
 
-    def see_pod(self, pod: Pod, *, deleted: bool = False) -> Iterator[Job | Pod]:
-        family = self._family(pod.job_uid, pod.namespace)
-        if family is None or pod.owner_uid is None:
+    def record_pod(self, pod: Pod, *, deleted: bool = False) -> Iterator[Job | Pod]:
+        objects = self._get_objects(pod.job_uid, pod.namespace)
+        if objects is None or pod.owner_uid is None:
             return iter(())
-        family.waiting[pod.uid] = pod
-        return self._after(pod, family, deleted=deleted)
+        objects.waiting[pod.uid] = pod
+        return self._match_waiting(pod, objects, deleted=deleted)
 
-    def forget(self, uid: str) -> None:
+    def forget_job(self, uid: str) -> None:
         """The job is gone. What its pods still say is kept only as long as they are there."""
-        self._families.pop(uid, None)
+        self._objects_by_job.pop(uid, None)
 
-    def _family(self, uid: str, namespace: str) -> _Family | None:
+    def _get_objects(self, uid: str, namespace: str) -> _OwnedObjects | None:
         if not uid:
             return None
-        family = self._families.setdefault(uid, _Family())
-        return None if family.namespace not in {None, namespace} else family
+        objects = self._objects_by_job.setdefault(uid, _OwnedObjects())
+        return None if objects.namespace not in {None, namespace} else objects
 
-    def _after(self, seen: JobSet | Job | Pod, family: _Family, *, deleted: bool) -> Iterator[Job | Pod]:
-        while len(family.waiting) > _KEPT:
-            del family.waiting[next(iter(family.waiting))]
-        if family.namespace is not None:
-            return _admitted(family)
+    def _match_waiting(
+        self, seen: JobSet | Job | Pod, objects: _OwnedObjects, *, deleted: bool
+    ) -> Iterator[Job | Pod]:
+        while len(objects.waiting) > _KEPT:
+            del objects.waiting[next(iter(objects.waiting))]
+        if objects.namespace is not None:
+            return _take_owned(objects)
         if deleted:
-            for known in (family.jobsets, family.owners, family.waiting):
+            for known in (objects.jobsets, objects.owners, objects.waiting):
                 known.pop(seen.uid, None)
-            if family.empty:
-                del self._families[seen.job_uid]
+            if objects.empty:
+                del self._objects_by_job[seen.job_uid]
         return iter(())
 
 
-def _admitted(family: _Family) -> Iterator[Job | Pod]:
-    items = [item for item in family.waiting.values() if family.owns(item)]
+def _take_owned(objects: _OwnedObjects) -> Iterator[Job | Pod]:
+    items = [item for item in objects.waiting.values() if objects.owns(item)]
     for item in items:
-        del family.waiting[item.uid]
+        del objects.waiting[item.uid]
     return iter(items)

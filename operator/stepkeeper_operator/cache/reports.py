@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from stepkeeper.contract import Commit, Report
 
-__all__ = ["LastReport", "ReportBook"]
+__all__ = ["LastReport", "ReportCache"]
 
 _KEPT_COMMITS = 32
 
@@ -20,13 +20,13 @@ class LastReport:
     """The newest commits that were reported to this operator, oldest first."""
 
 
-class ReportBook:
+class ReportCache:
     """Lives as long as the operator: a report is repeated until it is answered, and the next one says the head."""
 
     def __init__(self) -> None:
         self._last: dict[str, LastReport] = {}
 
-    def add(self, job_uid: str, last: LastReport) -> None:
+    def add_report(self, job_uid: str, last: LastReport) -> None:
         """The report is the job's newest; its commits are added to those that earlier ones named."""
         known = self._last.get(job_uid)
         earlier = () if known is None or known.report.root != last.report.root else known.commits
@@ -34,8 +34,8 @@ class ReportBook:
         commits = tuple(merged[sequence] for sequence in sorted(merged)[-_KEPT_COMMITS:])
         self._last[job_uid] = replace(last, commits=commits)
 
-    def of(self, job_uid: str) -> LastReport | None:
+    def get_report(self, job_uid: str) -> LastReport | None:
         return self._last.get(job_uid)
 
-    def forget(self, job_uid: str) -> None:
+    def forget_job(self, job_uid: str) -> None:
         self._last.pop(job_uid, None)

@@ -13,16 +13,16 @@ from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.history import Books
+from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = [
     "NOT_RUNNING",
     "NO_PODS",
     "NO_PODS_S",
-    "phase_of",
-    "reporting_claim",
-    "running_claim",
-    "settle",
+    "derive_phase",
+    "derive_reporting",
+    "derive_running",
+    "update_conditions",
 ]
 
 _MESSAGE_LIMIT: Final = 2048
@@ -39,21 +39,21 @@ _TRAINER_ENDED: Final = "TrainerEnded"
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
-def settle(
-    job: CheckpointedTrainingJob, claims: tuple[ConditionUpdate, ...], *, now: float
+def update_conditions(
+    job: CheckpointedTrainingJob, updates: tuple[ConditionUpdate, ...], *, now: float
 ) -> tuple[Condition, ...]:
     """The conditions with these claims in them; a time moves only when a status does."""
     before = {condition.type: condition for condition in job.status.conditions}
     after = dict(before)
-    for claim in claims:
-        status = _STATUS[claim.status]
-        known = before.get(claim.type)
+    for update in updates:
+        status = _STATUS[update.status]
+        known = before.get(update.type)
         since = known.last_transition_time if known is not None and known.status is status else int(now)
-        after[claim.type] = Condition(
-            type=claim.type,
+        after[update.type] = Condition(
+            type=update.type,
             status=status,
-            reason=claim.reason,
-            message=claim.message[:_MESSAGE_LIMIT],
+            reason=update.reason,
+            message=update.message[:_MESSAGE_LIMIT],
             last_transition_time=since,
             observed_generation=job.metadata.generation,
         )
@@ -61,7 +61,7 @@ def settle(
     return tuple(sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order)))
 
 
-def phase_of(conditions: tuple[Condition, ...], jobset: JobSet | None, books: Books) -> Phase:
+def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, history: JobHistory) -> Phase:
     """Derived from the conditions; what none of them says is how a job that doesn't run came to that."""
     true = {condition.type for condition in conditions if condition.status is ConditionStatus.TRUE}
     by_condition = (
@@ -76,16 +76,16 @@ def phase_of(conditions: tuple[Condition, ...], jobset: JobSet | None, books: Bo
     if any(condition.reason == _TRAINER_ENDED for condition in conditions):
         return Phase.RUNNING
     stopping = any(condition.reason == _STOPPING for condition in conditions)
-    if stopping or len(books.attempts) > 1 or (books.attempts and not books.open):
+    if stopping or len(history.attempts) > 1 or (history.attempts and not history.is_running):
         return Phase.RESTARTING
     return Phase.PENDING if jobset is None else Phase.STARTING
 
 
-def running_claim(
+def derive_running(
     job: CheckpointedTrainingJob,
     observed: Observed,
     jobset: JobSet | None,
-    books: Books,
+    history: JobHistory,
     *,
     waiting: str | None,
     now: float,
@@ -96,13 +96,17 @@ def running_claim(
         return ConditionUpdate(
             type=kind, status=False, reason="NoJobSet", message=waiting or "its JobSet is being made"
         )
-    if not books.open:
-        ended = books.last.cause if books.last is not None and books.last.cause else "it has not started"
+    if not history.is_running:
+        ended = (
+            history.last_attempt.cause
+            if history.last_attempt is not None and history.last_attempt.cause
+            else "it has not started"
+        )
         return ConditionUpdate(
             type=kind, status=False, reason="Ended", message=waiting or f"the last attempt ended: {ended}"
         )
     n_hosts = job.spec.placement.n_hosts
-    present = [pod for pod in observed.pods if pod.ordinal == books.ordinal]
+    present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
     alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
     running = [pod for pod in alive if pod.exit_code is None]
     if len(running) >= n_hosts:
@@ -111,9 +115,11 @@ def running_claim(
         )
     outlived = next((pod for pod in alive if pod.exit_code is not None and pod.others_running), None)
     if outlived is not None:
-        return ConditionUpdate(type=kind, status=False, reason=_TRAINER_ENDED, message=_outlived(outlived))
-    reason, detail = _obstacle(present)
-    if not present and books.last is not None and now >= books.last.start + NO_PODS_S:
+        return ConditionUpdate(
+            type=kind, status=False, reason=_TRAINER_ENDED, message=_describe_outlived(outlived)
+        )
+    reason, detail = _find_obstacle(present)
+    if not present and history.last_attempt is not None and now >= history.last_attempt.start + NO_PODS_S:
         reason, name, describe = NO_PODS, job.metadata.name, f"kubectl -n {job.metadata.namespace} describe"
         detail = (
             f", and none was made for {NO_PODS_S} s. The events of its JobSet and Jobs say why: {describe} jobset "
@@ -123,7 +129,7 @@ def running_claim(
     return ConditionUpdate(type=kind, status=False, reason=reason, message=message)
 
 
-def _outlived(pod: Pod) -> str:
+def _describe_outlived(pod: Pod) -> str:
     names = ", ".join(repr(name) for name in pod.others_running)
     return (
         f"the trainer of {pod.name} exited with code {pod.exit_code}, and container {names} still runs: the pod "
@@ -132,21 +138,21 @@ def _outlived(pod: Pod) -> str:
     )
 
 
-def reporting_claim(
-    observed: Observed, books: Books, *, running: bool, now: float, silence_s: int
+def derive_reporting(
+    observed: Observed, history: JobHistory, *, running: bool, now: float, silence_s: int
 ) -> tuple[ConditionUpdate, float | None]:
     """Whether reports arrive, and when it has to be asked again."""
     kind = ConditionType.REPORTING
-    if not running or books.last is None:
+    if not running or history.last_attempt is None:
         return ConditionUpdate(type=kind, status=False, reason=NOT_RUNNING, message="no attempt runs"), None
-    heard = observed.report
-    if heard is not None and heard.ordinal == books.ordinal and now - heard.received_at < silence_s:
+    report = observed.report
+    if report is not None and report.ordinal == history.ordinal and now - report.received_at < silence_s:
         return ConditionUpdate(
             type=kind, status=True, reason="ReportsArrive"
-        ), heard.received_at + silence_s - now
-    since = max(books.last.start, observed.operator_started_at)
-    if heard is not None and heard.ordinal == books.ordinal:
-        since = max(since, heard.received_at)
+        ), report.received_at + silence_s - now
+    since = max(history.last_attempt.start, observed.operator_started_at)
+    if report is not None and report.ordinal == history.ordinal:
+        since = max(since, report.received_at)
     if now - since < silence_s:
         unknown = ConditionUpdate(
             type=kind, status=None, reason="NoReportYet", message="no report has arrived yet"
@@ -160,7 +166,7 @@ def reporting_claim(
     return ConditionUpdate(type=kind, status=False, reason="NoReports", message=message), None
 
 
-def _obstacle(pods: list[Pod]) -> tuple[str, str]:
+def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
     for pod in pods:
         if pod.deadline is not None:
             return _STOPPING, f"; {pod.name} on node {pod.node} is being stopped"

@@ -16,13 +16,13 @@ from stepkeeper_operator.build import build_config_map
 from stepkeeper_operator.decide.conditions import (
     NO_PODS_S,
     NOT_RUNNING,
-    phase_of,
-    reporting_claim,
-    running_claim,
-    settle,
+    derive_phase,
+    derive_reporting,
+    derive_running,
+    update_conditions,
 )
-from stepkeeper_operator.decide.events import narrate
-from stepkeeper_operator.decide.status import mirror_storage, of_new_attempt, progress_of
+from stepkeeper_operator.decide.events import derive_events
+from stepkeeper_operator.decide.status import clear_previous_attempt, derive_progress, mirror_storage
 from stepkeeper_operator.decision import (
     Action,
     ApplyConfigMap,
@@ -34,23 +34,23 @@ from stepkeeper_operator.decision import (
     SetSuspend,
 )
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.observed import AWAITED_AGAIN_S, Observed, awaited
-from stepkeeper_operator.policy.attempts import account
-from stepkeeper_operator.policy.history import Books
+from stepkeeper_operator.observed import JOBSET_RECHECK_S, Observed, waits_for_jobset
+from stepkeeper_operator.policy.attempts import update_history
+from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
-from stepkeeper_operator.policy.next_step import Plan, clean_up, plan_next, wants_suspension
-from stepkeeper_operator.policy.orphans import find_strays
-from stepkeeper_operator.policy.problems import acceptance
+from stepkeeper_operator.policy.next_step import Plan, plan_next, should_suspend, stop_jobset
+from stepkeeper_operator.policy.orphans import find_orphans
+from stepkeeper_operator.policy.problems import check_acceptance
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["decide"]
+__all__ = ["decide_job"]
 
 _MIN_WRITE_INTERVAL_S: Final = 1.0
 _REFUSED_AGAIN_S: Final = 30.0
 _SHORTEST_WAIT_S: Final = 0.05
 
 
-def decide(
+def decide_job(
     job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings, *, now: float
 ) -> Decision:
     """What to write, and when to look again."""
@@ -58,7 +58,7 @@ def decide(
         return Decision(status=job.status)
     if _finished_at(job) is not None:
         return _decide_finished(job, observed, now=now)
-    accepted = acceptance(job, observed)
+    accepted = check_acceptance(job, observed)
     if not accepted.status:
         return _decide_refused(job, accepted, now=now)
     return _decide_running(job, observed, settings, accepted, now=now)
@@ -74,7 +74,7 @@ def _decide_running(
 ) -> Decision:
     jobset = observed.jobset
     mirror = mirror_storage(job, observed, running=None if jobset is None else jobset.ordinal)
-    books = account(
+    history = update_history(
         job,
         observed,
         jobset,
@@ -82,52 +82,58 @@ def _decide_running(
         now=now,
         reattribution_s=settings.reattribution_s,
     )
-    plan = plan_next(job, observed, jobset, books, settings=settings, now=now)
-    claims, look_s = _claims(job, observed, jobset, plan, settings, now=now)
-    conditions = settle(job, (*_rejected(accepted, observed), *claims), now=now)
+    plan = plan_next(job, observed, jobset, history, settings=settings, now=now)
+    updates, look_s = _derive_conditions(job, observed, jobset, plan, settings, now=now)
+    conditions = update_conditions(job, (*_derive_accepted(accepted, observed), *updates), now=now)
     status = TrainingJobStatus(
         observed_generation=job.metadata.generation,
-        phase=phase_of(conditions, jobset, plan.books),
+        phase=derive_phase(conditions, jobset, plan.history),
         conditions=conditions,
-        checkpoint=_of_attempt(mirror.checkpoint, job, observed, plan.books),
-        attempts=plan.books.attempts,
-        restarts=plan.books.restarts,
-        progress=progress_of(job, observed),
+        checkpoint=_clear_previous_attempt(mirror.checkpoint, job, observed, plan.history),
+        attempts=plan.history.attempts,
+        restarts=plan.history.restarts,
+        progress=derive_progress(job, observed),
         resources=ResourcesStatus(
             chips=job.spec.placement.n_chips, hosts=job.spec.placement.n_hosts, job_set=plan.job_set
         ),
-        bookkeeping=plan.books.notes,
+        bookkeeping=plan.history.bookkeeping,
     )
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
-    strays, strays_s = find_strays(observed, plan.books, now=now)
-    config = () if plan.end is not None else _config_map(job, observed, settings)
-    ending = clean_up(jobset) if plan.end is not None else ()
-    actions = (*config, *plan.actions, *lost, *strays, *ending)
-    waits = jobset is not None and plan.end is None and awaited(job, jobset)
-    again_s = AWAITED_AGAIN_S if waits else _until_pods_are_missed(plan, observed, now=now)
-    look_again_s = _soonest(plan.look_again_s, look_s, lost_s, strays_s, again_s)
+    orphans, strays_s = find_orphans(observed, plan.history, now=now)
+    config = () if plan.end is not None else _plan_config_map(job, observed, settings)
+    ending = stop_jobset(jobset) if plan.end is not None else ()
+    actions = (*config, *plan.actions, *lost, *orphans, *ending)
+    waits = jobset is not None and plan.end is None and waits_for_jobset(job, jobset)
+    again_s = JOBSET_RECHECK_S if waits else _wait_for_pods_s(plan, observed, now=now)
+    look_again_s = _find_soonest(plan.look_again_s, look_s, lost_s, strays_s, again_s)
     draft = Decision(status=status, actions=actions, requeue_after_s=look_again_s)
-    return _paced(job, draft, since_s=now - observed.last_write_at, progress_s=settings.progress_interval_s)
+    return _pace_write(
+        job, draft, since_s=now - observed.last_write_at, progress_s=settings.progress_interval_s
+    )
 
 
-def _of_attempt(
-    checkpoint: CheckpointStatus | None, job: CheckpointedTrainingJob, observed: Observed, books: Books
+def _clear_previous_attempt(
+    checkpoint: CheckpointStatus | None, job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
 ) -> CheckpointStatus | None:
     known = job.status.attempts[-1].number if job.status.attempts else 0
-    if books.last is None or books.last.number == known:
+    if history.last_attempt is None or history.last_attempt.number == known:
         return checkpoint
-    return of_new_attempt(checkpoint, observed, ordinal=books.ordinal)
+    return clear_previous_attempt(checkpoint, observed, ordinal=history.ordinal)
 
 
-def _until_pods_are_missed(plan: Plan, observed: Observed, *, now: float) -> float | None:
-    last = plan.books.last
-    if last is None or not plan.books.open or any(p.ordinal == plan.books.ordinal for p in observed.pods):
+def _wait_for_pods_s(plan: Plan, observed: Observed, *, now: float) -> float | None:
+    last = plan.history.last_attempt
+    if (
+        last is None
+        or not plan.history.is_running
+        or any(p.ordinal == plan.history.ordinal for p in observed.pods)
+    ):
         return None
     left_s = last.start + NO_PODS_S - now
     return left_s if left_s > 0 else None
 
 
-def _claims(
+def _derive_conditions(
     job: CheckpointedTrainingJob,
     observed: Observed,
     jobset: JobSet | None,
@@ -136,22 +142,22 @@ def _claims(
     *,
     now: float,
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
-    running = running_claim(job, observed, jobset, plan.books, waiting=plan.waiting, now=now)
+    running = derive_running(job, observed, jobset, plan.history, waiting=plan.waiting, now=now)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
-    reporting, look_s = reporting_claim(
-        observed, plan.books, running=running.status is True, now=now, silence_s=settings.silence_s
+    reporting, look_s = derive_reporting(
+        observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
     )
-    claims = [running, _suspension(job, jobset, plan)]
+    updates = [running, _derive_suspended(job, jobset, plan)]
     # A restarted operator has heard nothing yet: what the last one said still stands.
-    if reporting.status is not None or not _said_before(job):
-        claims.append(reporting)
+    if reporting.status is not None or not _was_reported_before(job):
+        updates.append(reporting)
     if plan.end is not None:
-        claims.append(plan.end.to_condition_update())
-    return tuple(claims), look_s
+        updates.append(plan.end.to_condition_update())
+    return tuple(updates), look_s
 
 
-def _said_before(job: CheckpointedTrainingJob) -> bool:
+def _was_reported_before(job: CheckpointedTrainingJob) -> bool:
     """Whether the reports of an attempt that already ran when this operator started were spoken of."""
     conditions = {condition.type: condition for condition in job.status.conditions}
     running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
@@ -159,9 +165,9 @@ def _said_before(job: CheckpointedTrainingJob) -> bool:
     return was_running and reporting is not None and reporting.reason != NOT_RUNNING
 
 
-def _suspension(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> ConditionUpdate:
+def _derive_suspended(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> ConditionUpdate:
     kind = ConditionType.SUSPENDED
-    if plan.end is not None or not wants_suspension(job, plan.books):
+    if plan.end is not None or not should_suspend(job, plan.history):
         return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
     stopped = jobset is None or jobset.suspended or jobset.finished
     if job.spec.suspend:
@@ -170,20 +176,20 @@ def _suspension(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan)
             type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text
         )
     text = (
-        f"{plan.books.notes.unexplained} restarts in a row without evidence of their cause and without a new "
+        f"{plan.history.bookkeeping.unexplained} restarts in a row without evidence of their cause and without a new "
         "checkpoint. Look at the pods' logs; set spec.suspend to true and back to false to try again"
     )
     return ConditionUpdate(type=kind, status=stopped, reason="UnexplainedRestarts", message=text)
 
 
-def _rejected(accepted: ConditionUpdate, observed: Observed) -> tuple[ConditionUpdate, ...]:
+def _derive_accepted(accepted: ConditionUpdate, observed: Observed) -> tuple[ConditionUpdate, ...]:
     if observed.rejection is None:
         return (accepted,)
     text = f"the API server refuses what is made from spec.template: {observed.rejection}"
     return (replace(accepted, status=False, reason="Rejected", message=text),)
 
 
-def _config_map(
+def _plan_config_map(
     job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings
 ) -> tuple[ApplyConfigMap, ...]:
     manifest = build_config_map(job, settings, observed.ca_pem)
@@ -193,15 +199,15 @@ def _config_map(
 
 
 def _decide_refused(job: CheckpointedTrainingJob, accepted: ConditionUpdate, *, now: float) -> Decision:
-    conditions = settle(job, (accepted,), now=now)
+    conditions = update_conditions(job, (accepted,), now=now)
     status = job.status.model_copy(
         update={"observed_generation": job.metadata.generation, "conditions": conditions}
     )
     if status.phase is None:
         status = status.model_copy(update={"phase": Phase.PENDING})
     changed = status != job.status
-    notes = narrate(job.status, status) if changed else ()
-    return Decision(status=status, write_status=changed, notes=notes, requeue_after_s=_REFUSED_AGAIN_S)
+    events = derive_events(job.status, status) if changed else ()
+    return Decision(status=status, write_status=changed, events=events, requeue_after_s=_REFUSED_AGAIN_S)
 
 
 def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
@@ -216,7 +222,7 @@ def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: f
         update={"checkpoint": mirror.checkpoint, "observed_generation": job.metadata.generation}
     )
     ended_at, ttl_s = _finished_at(job), job.spec.ttl_seconds_after_finished
-    actions: tuple[Action, ...] = clean_up(own)
+    actions: tuple[Action, ...] = stop_jobset(own)
     look_s = None
     if ttl_s is not None and ended_at is not None:
         left_s = ended_at + ttl_s - now
@@ -234,7 +240,9 @@ def _finished_at(job: CheckpointedTrainingJob) -> int | None:
     return None
 
 
-def _paced(job: CheckpointedTrainingJob, draft: Decision, *, since_s: float, progress_s: int) -> Decision:
+def _pace_write(
+    job: CheckpointedTrainingJob, draft: Decision, *, since_s: float, progress_s: int
+) -> Decision:
     """The decision, with its write of the status put off if it comes too soon after the last one."""
     if draft.status == job.status:
         return draft
@@ -243,11 +251,11 @@ def _paced(job: CheckpointedTrainingJob, draft: Decision, *, since_s: float, pro
     # What an action relies on has to be written down before it, however soon.
     relied_on = any(isinstance(action, CreateJobSet | DeleteJobSet | SetSuspend) for action in draft.actions)
     if wait_s > 0 and not relied_on:
-        return replace(draft, requeue_after_s=_soonest(draft.requeue_after_s, wait_s))
-    return replace(draft, write_status=True, notes=narrate(job.status, draft.status))
+        return replace(draft, requeue_after_s=_find_soonest(draft.requeue_after_s, wait_s))
+    return replace(draft, write_status=True, events=derive_events(job.status, draft.status))
 
 
-def _soonest(*waits_s: float | None) -> float | None:
+def _find_soonest(*waits_s: float | None) -> float | None:
     known = [wait_s for wait_s in waits_s if wait_s is not None]
     return max(_SHORTEST_WAIT_S, min(known)) if known else None
 

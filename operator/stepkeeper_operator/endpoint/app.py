@@ -10,8 +10,8 @@ from aiohttp import web
 from stepkeeper.contract import ContractError, Directive, Report
 from stepkeeper.contract.report import REPORT_LIMIT_BYTES
 from stepkeeper_operator.cache.cache import JobKey
-from stepkeeper_operator.cache.reports import LastReport, ReportBook
-from stepkeeper_operator.endpoint.authentication import Authority
+from stepkeeper_operator.cache.reports import LastReport, ReportCache
+from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
 from stepkeeper_operator.metrics import Metrics
 
@@ -28,15 +28,15 @@ class ReportEndpoint:
     def __init__(
         self,
         *,
-        authority: Authority,
-        reports: ReportBook,
+        authenticator: ReportAuthenticator,
+        reports: ReportCache,
         enqueue: Callable[[JobKey], None],
         acting: Callable[[], bool],
         report_interval_s: int,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._authority = authority
+        self._authenticator = authenticator
         self._reports = reports
         self._enqueue = enqueue
         self._acting = acting
@@ -47,14 +47,14 @@ class ReportEndpoint:
     def make_app(self) -> web.Application:
         """Return the application, to be served with TLS."""
         app = web.Application(client_max_size=REPORT_LIMIT_BYTES)
-        app.router.add_post(REPORT_PATH, self._post)
+        app.router.add_post(REPORT_PATH, self._handle_post)
         return app
 
-    async def _post(self, request: web.Request) -> web.Response:
+    async def _handle_post(self, request: web.Request) -> web.Response:
         """The answer to a report, or the refusal as JSON."""
         key = JobKey(request.match_info["namespace"], request.match_info["name"])
         try:
-            directive = await self._take(key, request)
+            directive = await self._accept_report(key, request)
         except ReportRefusedError as refusal:
             self._metrics.reports.labels(code=str(refusal.status)).inc()
             _log.info(
@@ -65,15 +65,15 @@ class ReportEndpoint:
         self._metrics.reports.labels(code="200").inc()
         return web.Response(body=directive.to_json(), content_type="application/json")
 
-    async def _take(self, key: JobKey, request: web.Request) -> Directive:
+    async def _accept_report(self, key: JobKey, request: web.Request) -> Directive:
         if not self._acting():
             raise ReportRefusedError(
                 503, "this operator is not, or not yet, the acting one: report again later"
             )
-        token = _bearer(request)
-        body = await _body(request)
+        token = _read_token(request)
+        body = await _read_body(request)
         try:
-            reporter = await self._authority.check(key, token)
+            reporter = await self._authenticator.authenticate(key, token)
         except (ApiError, OSError, TimeoutError) as error:
             raise ReportRefusedError(503, f"the API server doesn't answer: {error}") from error
         try:
@@ -81,19 +81,19 @@ class ReportEndpoint:
         except ContractError as error:
             raise ReportRefusedError(400, str(error)) from error
         last = LastReport(report=report, ordinal=reporter.ordinal, received_at=self._clock())
-        self._reports.add(reporter.job_uid, last)
+        self._reports.add_report(reporter.job_uid, last)
         self._enqueue(key)
         return self._directive
 
 
-def _bearer(request: web.Request) -> str:
+def _read_token(request: web.Request) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise ReportRefusedError(401, "the Authorization header carries no bearer token")
     return token.strip()
 
 
-async def _body(request: web.Request) -> bytes:
+async def _read_body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:

@@ -9,7 +9,7 @@ from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
 from stepkeeper_operator.facts import Job, JobSet, Pod, read_job, read_jobset, read_pod
 
-__all__ = ["Authority", "Reporter"]
+__all__ = ["ReportAuthenticator", "Reporter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Reporter:
     ordinal: tuple[int, int]
 
 
-class Authority:
+class ReportAuthenticator:
     """Follows the owners in the cache; what the watches haven't brought yet is asked for."""
 
     def __init__(self, cache: Cache, cluster: Cluster, tokens: TokenVerifier) -> None:
@@ -28,9 +28,9 @@ class Authority:
         self._cluster = cluster
         self._tokens = tokens
 
-    async def check(self, key: JobKey, token: str) -> Reporter:
+    async def authenticate(self, key: JobKey, token: str) -> Reporter:
         """Who reports for the job. Raises ReportRefusedError with the HTTP status that says why not."""
-        uid = await self._job_uid(key)
+        uid = await self._find_job_uid(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:
             raise ReportRefusedError(401, f"the token is not valid for audience {token_audience(uid)}")
@@ -38,23 +38,23 @@ class Authority:
             raise ReportRefusedError(
                 403, f"a pod of namespace {bound.namespace} reports for none of {key.namespace}"
             )
-        pod = await self._pod(bound)
-        job = await self._job(pod)
-        jobset = await self._jobset(key, job)
+        pod = await self._find_pod(bound)
+        job = await self._find_job(pod)
+        jobset = await self._find_jobset(key, job)
         if jobset.owner_uid != uid:
             raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
-        return Reporter(job_uid=uid, ordinal=_present_ordinal(pod, jobset))
+        return Reporter(job_uid=uid, ordinal=_check_attempt(pod, jobset))
 
-    async def _job_uid(self, key: JobKey) -> str:
-        raw = self._cache.training_job(key)
+    async def _find_job_uid(self, key: JobKey) -> str:
+        raw = self._cache.get_training_job(key)
         if raw is None:
             raw = await self._cluster.get(TRAINING_JOBS, key.namespace, key.name)
         if raw is None:
             raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
         return str(raw["metadata"]["uid"])
 
-    async def _pod(self, bound: TokenPod) -> Pod:
-        pod = self._cache.pod(bound.namespace, bound.name)
+    async def _find_pod(self, bound: TokenPod) -> Pod:
+        pod = self._cache.get_pod(bound.namespace, bound.name)
         if pod is None or pod.uid != bound.uid:
             raw = await self._cluster.get(PODS, bound.namespace, bound.name)
             pod = None if raw is None else read_pod(raw)
@@ -62,10 +62,10 @@ class Authority:
             raise ReportRefusedError(409, f"pod {bound.name} with uid {bound.uid} is gone: stop reporting")
         return pod
 
-    async def _job(self, pod: Pod) -> Job:
+    async def _find_job(self, pod: Pod) -> Job:
         if pod.owner_uid is None:
             raise ReportRefusedError(403, f"pod {pod.name} has no owner")
-        job = self._cache.job(pod.owner_uid)
+        job = self._cache.get_job(pod.owner_uid)
         if job is None:
             # The Job of a pod is named like the pod without its index and random end.
             name = pod.name.rsplit("-", 2)[0]
@@ -75,8 +75,8 @@ class Authority:
             raise ReportRefusedError(409, f"the Job of pod {pod.name} is gone: stop reporting")
         return job
 
-    async def _jobset(self, key: JobKey, job: Job) -> JobSet:
-        jobset = self._cache.jobset(key)
+    async def _find_jobset(self, key: JobKey, job: Job) -> JobSet:
+        jobset = self._cache.get_jobset(key)
         if jobset is None or jobset.uid != job.owner_uid:
             raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
             jobset = None if raw is None else read_jobset(raw)
@@ -85,7 +85,7 @@ class Authority:
         return jobset
 
 
-def _present_ordinal(pod: Pod, jobset: JobSet) -> tuple[int, int]:
+def _check_attempt(pod: Pod, jobset: JobSet) -> tuple[int, int]:
     if pod.ordinal is None:
         raise ReportRefusedError(403, f"pod {pod.name} lacks the labels of an attempt")
     # A greater ordinal is news that the JobSet's watch hasn't brought yet.

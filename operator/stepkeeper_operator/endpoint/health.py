@@ -26,8 +26,8 @@ def make_health_app(
     """The application. That it answers shows that the loop lives."""
 
     async def healthz(_: web.Request) -> web.Response:
-        age_s = clock() - cache.last_seen_at
-        n_nodes, _n_unknown = cache.node_counts()
+        age_s = clock() - cache.last_event_at
+        n_nodes, _n_unknown = cache.count_nodes()
         # An operator that waits for the Lease watches nothing yet.
         silent = acting() and n_nodes > 0 and age_s > _MAX_WATCH_AGE_S
         body = {"acting": acting(), "watch_age_s": int(age_s)}
@@ -35,7 +35,7 @@ def make_health_app(
 
     async def render(_: web.Request) -> web.Response:
         metrics.queue_length.set(queue_length())
-        metrics.watch_age_seconds.set(clock() - cache.last_seen_at)
+        metrics.watch_age_seconds.set(clock() - cache.last_event_at)
         metrics.acting.set(acting())
         return web.Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 

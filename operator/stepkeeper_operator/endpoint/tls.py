@@ -50,7 +50,7 @@ class ServingCertificate:
         self._tls = tls
         load_certificate(self.context, tls.serving)
 
-    async def keep(self) -> None:
+    async def keep_renewing(self) -> None:
         """Renews in time until cancelled. A failure is tried again: there is a month for it."""
         while True:
             await asyncio.sleep(_CHECK_S)

@@ -23,7 +23,7 @@ _BURST_S = 0.25
 """Pods, Jobs and JobSets change together; their watches don't arrive together."""
 
 
-class See(Protocol):
+class RecordObject(Protocol):
     def __call__(self, raw: Any, *, deleted: bool = False) -> tuple[JobKey, ...]:
         """The cache knows the object; these jobs are concerned."""
 
@@ -40,16 +40,23 @@ def make_registry(
     `relisted` is set whenever a kind is listed: a watch that was broken says nothing of what went meanwhile.
     """
     registry = kopf.OperatorRegistry()
-    kinds: tuple[tuple[Resource, See, float], ...] = (
-        (TRAINING_JOBS, cache.see_training_job, 0.0),
-        (JOBSETS, cache.see_jobset, _BURST_S),
-        (JOBS, cache.see_job, _BURST_S),
-        (PODS, cache.see_pod, _BURST_S),
-        (NODES, cache.see_node, _BURST_S),
+    kinds: tuple[tuple[Resource, RecordObject, float], ...] = (
+        (TRAINING_JOBS, cache.record_training_job, 0.0),
+        (JOBSETS, cache.record_jobset, _BURST_S),
+        (JOBS, cache.record_job, _BURST_S),
+        (PODS, cache.record_pod, _BURST_S),
+        (NODES, cache.record_node, _BURST_S),
     )
-    for resource, see, delay_s in kinds:
+    for resource, record, delay_s in kinds:
         _watch(
-            registry, cache, resource, see, enqueue=enqueue, delay_s=delay_s, synced=synced, relisted=relisted
+            registry,
+            cache,
+            resource,
+            record,
+            enqueue=enqueue,
+            delay_s=delay_s,
+            synced=synced,
+            relisted=relisted,
         )
 
     @kopf.on.login(registry=registry)
@@ -94,7 +101,7 @@ def _watch(
     registry: Any,
     cache: Cache,
     resource: Resource,
-    see: See,
+    record: RecordObject,
     *,
     enqueue: Callable[[JobKey, float], None],
     delay_s: float,
@@ -106,15 +113,15 @@ def _watch(
     @kopf.index(*selector, registry=registry, id=f"list-{resource.plural}")
     async def listed(body: Any, **_: Any) -> None:
         # kopf calls events only after the objects of all kinds have passed here: what is listed is complete then.
-        see(dict(body))
+        record(dict(body))
 
     @kopf.on.event(*selector, registry=registry, id=f"watch-{resource.plural}")
     async def changed(event: Any, **_: Any) -> None:
-        cache.heard()
+        cache.record_watch_event()
         synced.set()
         if event["type"] is None:
             relisted.set()
-        for key in see(event["object"], deleted=event["type"] == "DELETED"):
+        for key in record(event["object"], deleted=event["type"] == "DELETED"):
             enqueue(key, delay_s)
 
     logging.getLogger(__name__).debug("watching", extra={"kind": resource.kind})

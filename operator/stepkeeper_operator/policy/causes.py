@@ -87,23 +87,23 @@ class Circumstances:
 
 def find_cause(evidence: AttemptEvidence | None, known: Circumstances) -> Finding:
     """The best finding. Disruptions come before failures: who survives one fails soon after, and is seen first."""
-    pods = () if evidence is None else tuple(sorted(evidence.pods, key=_when))
+    pods = () if evidence is None else tuple(sorted(evidence.pods, key=_sort_key))
     finding = (
-        _fenced(pods)
-        or _hang(pods)
-        or _disrupted(pods, known)
-        or _node_lost(pods, known)
-        or _lost_by_node(pods)
-        or _saved(pods, known)
-        or _failed(pods, known)
-        or _peers_lost(pods, known)
-        or _deleted(pods)
-        or _said_by_job(evidence, known)
+        _check_fenced(pods)
+        or _check_hang(pods)
+        or _check_disrupted(pods, known)
+        or _check_node_lost(pods, known)
+        or _check_node_restarted(pods)
+        or _check_saved(pods, known)
+        or _check_failed(pods, known)
+        or _check_peers_lost(pods, known)
+        or _check_deleted(pods)
+        or _check_job_message(evidence, known)
     )
-    return finding or _judged_by_jobset(known)
+    return finding or _guess_from_jobset(known)
 
 
-def _when(pod: Pod) -> tuple[float, tuple[int, int]]:
+def _sort_key(pod: Pod) -> tuple[float, tuple[int, int]]:
     return (float("inf") if pod.finished_at is None else pod.finished_at, pod.rank)
 
 
@@ -111,33 +111,33 @@ def _first(pods: Iterable[Pod]) -> Pod | None:
     return next(iter(pods), None)
 
 
-def _fenced(pods: tuple[Pod, ...]) -> Finding | None:
+def _check_fenced(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(pod for pod in pods if pod.code == ExitCode.FENCED and pod.disruption is None)
     if pod is None:
         return None
-    detail = _last_line(pod) or "the storage log names another claim"
+    detail = _last_error_line(pod) or "the storage log names another claim"
     message = f"pod {pod.name} found that another claim owns the checkpoint root: {detail}"
     return Finding(cause=CAUSE_FENCED, message=message, node=pod.node, verdict=Verdict.FENCED)
 
 
-def _hang(pods: tuple[Pod, ...]) -> Finding | None:
+def _check_hang(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(pod for pod in pods if pod.hang)
     if pod is None:
         return None
     return Finding(cause=Cause.HANG, message=f"pod {pod.name} made no progress", node=pod.node)
 
 
-def _disrupted(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_disrupted(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     for pod in pods:
         going = pod.deadline is not None or pod.terminal
-        if going and (cause := _disruption_of(pod, known)) is not None:
+        if going and (cause := _classify_disruption(pod, known)) is not None:
             reason = pod.disruption or pod.reason
             message = f"pod {pod.name} was ended by {reason} on node {pod.node}"
             return Finding(cause=cause, message=message, node=pod.node)
     return None
 
 
-def _disruption_of(pod: Pod, known: Circumstances) -> str | None:
+def _classify_disruption(pod: Pod, known: Circumstances) -> str | None:
     if pod.disruption == _BY_KUBELET and pod.reason == "Evicted":
         return Cause.EVICTION
     if pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS):
@@ -149,7 +149,7 @@ def _disruption_of(pod: Pod, known: Circumstances) -> str | None:
     return _BY_REASON.get(pod.disruption, CAUSE_DISRUPTION)
 
 
-def _node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     for pod in pods:
         node = known.nodes.get(pod.node or "")
         if not pod.terminal and pod.exit_code is None and node is not None and node.lost:
@@ -158,7 +158,7 @@ def _node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     return None
 
 
-def _lost_by_node(pods: tuple[Pod, ...]) -> Finding | None:
+def _check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
     """A node that restarts knows only that its containers are gone, and makes up their exit codes."""
     for pod in pods:
         made_up = pod.exit_reason in _MADE_UP and pod.termination is None and pod.exit_code is not None
@@ -168,7 +168,7 @@ def _lost_by_node(pods: tuple[Pod, ...]) -> Finding | None:
     return None
 
 
-def _saved(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_saved(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
     if not stopped:
         return None
@@ -183,20 +183,22 @@ def _saved(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     return Finding(cause=cause, message=message, node=pod.node, explained=explained)
 
 
-def _failed(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_failed(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     neutral = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
     guilty = [
         pod for pod in pods if pod.code is not None and pod.code not in neutral and not _was_killed(pod)
     ]
     if not guilty:
-        return _other_container_failed(pods) or _never_ran(pods)
+        return _check_other_container(pods) or _check_never_ran(pods)
     fatal = _first(pod for pod in guilty if pod.code in known.fatal_codes)
     pod = fatal or guilty[0]
     verdict = Verdict.RESTART if fatal is None else Verdict.FATAL
-    return Finding(cause=Cause.APPLICATION_ERROR, message=_failure_text(pod), node=pod.node, verdict=verdict)
+    return Finding(
+        cause=Cause.APPLICATION_ERROR, message=_describe_failure(pod), node=pod.node, verdict=verdict
+    )
 
 
-def _other_container_failed(pods: tuple[Pod, ...]) -> Finding | None:
+def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
     """Init containers and sidecars are the application's own. A trainer that failed too speaks for itself."""
     for pod in pods:
         other = pod.other_failure
@@ -209,7 +211,7 @@ def _other_container_failed(pods: tuple[Pod, ...]) -> Finding | None:
     return None
 
 
-def _never_ran(pods: tuple[Pod, ...]) -> Finding | None:
+def _check_never_ran(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(
         pod for pod in pods if pod.phase == "Failed" and pod.exit_code is None and pod.other_failure is None
     )
@@ -237,15 +239,15 @@ def _ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: flo
     return finished_at is None or finished_at >= asked_at - _CLOCK_SKEW_S
 
 
-def _failure_text(pod: Pod) -> str:
+def _describe_failure(pod: Pod) -> str:
     text = f"pod {pod.name} exited with code {pod.code}"
     if pod.exit_reason == "OOMKilled":
         text += " (OOMKilled: it used more memory than its limit)"
-    detail = _last_line(pod)
+    detail = _last_error_line(pod)
     return f"{text}: {detail}" if detail else text
 
 
-def _peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     pod = _first(pod for pod in pods if pod.code == ExitCode.PEER_LOST)
     if pod is None:
         return None
@@ -254,14 +256,14 @@ def _peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     return Finding(cause=cause, message=message, node=pod.node, explained=False)
 
 
-def _deleted(pods: tuple[Pod, ...]) -> Finding | None:
+def _check_deleted(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(pod for pod in pods if _was_killed(pod))
     if pod is None:
         return None
     return Finding(cause=Cause.REQUESTED, message=f"pod {pod.name} was deleted", node=pod.node)
 
 
-def _said_by_job(evidence: AttemptEvidence | None, known: Circumstances) -> Finding | None:
+def _check_job_message(evidence: AttemptEvidence | None, known: Circumstances) -> Finding | None:
     """The Job's message is left when the pods are gone."""
     for job in () if evidence is None else evidence.failed_jobs:
         message = job.failure_message
@@ -272,7 +274,7 @@ def _said_by_job(evidence: AttemptEvidence | None, known: Circumstances) -> Find
     return None
 
 
-def _judged_by_jobset(known: Circumstances) -> Finding:
+def _guess_from_jobset(known: Circumstances) -> Finding:
     if known.counted is None and known.rule is None:
         return Finding(cause=Cause.REQUESTED, message="nothing was seen of its end", explained=False)
     if known.counted:
@@ -285,6 +287,6 @@ def _judged_by_jobset(known: Circumstances) -> Finding:
     return Finding(cause=cause, message=message, explained=False)
 
 
-def _last_line(pod: Pod) -> str:
+def _last_error_line(pod: Pod) -> str:
     error = pod.termination.error if pod.termination is not None else None
     return error.strip().splitlines()[-1] if error and error.strip() else ""

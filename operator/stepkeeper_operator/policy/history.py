@@ -15,96 +15,102 @@ from stepkeeper_operator.policy.budgets import count_restart
 from stepkeeper_operator.policy.causes import Finding
 
 __all__ = [
-    "ASKED_FOR",
     "DELETED",
     "EDITED",
     "MESSAGE_LIMIT",
+    "REQUESTED_ENDS",
     "SUSPENDED",
-    "Books",
-    "began",
+    "JobHistory",
     "close_attempt",
-    "evidence_of",
+    "find_attempt_evidence",
+    "find_start",
     "open_attempt",
 ]
 
 SUSPENDED: Final = "suspended"
 EDITED: Final = "spec.template or spec.placement was changed"
 DELETED: Final = "its JobSet was deleted"
-ASKED_FOR: Final = frozenset({SUSPENDED, EDITED, DELETED})
+REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
 """Messages of ends that need no evidence: what the pods do then says nothing."""
 
 MESSAGE_LIMIT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class JobHistory:
     """The part of the status that says what was started, why it ended and what that cost."""
 
     attempts: tuple[Attempt, ...]
     restarts: RestartsStatus
-    notes: Bookkeeping
+    bookkeeping: Bookkeeping
     finding: Finding | None = None
     """Of the last attempt, if it has ended."""
 
     @property
-    def last(self) -> Attempt | None:
+    def last_attempt(self) -> Attempt | None:
         return self.attempts[-1] if self.attempts else None
 
     @property
-    def open(self) -> bool:
+    def is_running(self) -> bool:
         """True while an attempt runs."""
-        return self.last is not None and self.last.end is None
+        return self.last_attempt is not None and self.last_attempt.end is None
 
     @property
     def ordinal(self) -> tuple[int, int]:
         """Of the last attempt of the current JobSet."""
-        return (self.notes.job_sets - 1, self.notes.restarts_seen)
+        return (self.bookkeeping.job_sets - 1, self.bookkeeping.restarts_seen)
 
 
-def open_attempt(books: Books, observed: Observed, *, now: float) -> Books:
+def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
     """The next attempt runs, and the restart that it is counts for the cause of the last one's end."""
-    last = books.last
-    restarts = books.restarts
+    last = history.last_attempt
+    restarts = history.restarts
     if last is not None and last.cause is not None:
         restarts = count_restart(restarts, last.cause)
     earliest = 0 if last is None or last.end is None else last.end
-    start = max(earliest, int(began(books, observed, now=now)))
+    start = max(earliest, int(find_start(history, observed, now=now)))
     attempt = Attempt(number=1 if last is None else last.number + 1, start=start)
     return replace(
-        books,
-        attempts=(*books.attempts, attempt)[-MAX_ATTEMPTS:],
+        history,
+        attempts=(*history.attempts, attempt)[-MAX_ATTEMPTS:],
         restarts=restarts,
-        notes=books.notes.model_copy(update={"started": True, "not_before": None}),
+        bookkeeping=history.bookkeeping.model_copy(update={"started": True, "not_before": None}),
         finding=None,
     )
 
 
-def close_attempt(books: Books, evidence: AttemptEvidence | None, finding: Finding, *, now: float) -> Books:
+def close_attempt(
+    history: JobHistory, evidence: AttemptEvidence | None, finding: Finding, *, now: float
+) -> JobHistory:
     """The last attempt has ended as was found."""
-    attempt = books.attempts[-1]
+    attempt = history.attempts[-1]
     closed = attempt.model_copy(
         update={
-            "end": _end_of(evidence, attempt, now),
+            "end": _find_end(evidence, attempt, now),
             "cause": finding.cause or None,
-            "to_step": _last_step(evidence, attempt),
+            "to_step": _find_last_step(evidence, attempt),
             "node": finding.node,
             "message": finding.message[:MESSAGE_LIMIT],
         }
     )
-    notes = books.notes
-    if finding.message not in ASKED_FOR:
-        notes = notes.model_copy(update={"unexplained": 0 if finding.explained else notes.unexplained + 1})
-    return replace(books, attempts=(*books.attempts[:-1], closed), notes=notes, finding=finding)
+    bookkeeping = history.bookkeeping
+    if finding.message not in REQUESTED_ENDS:
+        bookkeeping = bookkeeping.model_copy(
+            update={"unexplained": 0 if finding.explained else bookkeeping.unexplained + 1}
+        )
+    return replace(
+        history, attempts=(*history.attempts[:-1], closed), bookkeeping=bookkeeping, finding=finding
+    )
 
 
-def evidence_of(
+def find_attempt_evidence(
     attempts: tuple[Attempt, ...], ordinal: tuple[int, int], observed: Observed
 ) -> AttemptEvidence | None:
     """What was seen of the last of these attempts.
 
     A suspension leaves JobSet's count of restarts as it is: the pods of two attempts bear the same labels then.
     """
-    evidence = observed.evidence_of(ordinal)
+    evidence = observed.find_evidence(ordinal)
     before = attempts[-2] if len(attempts) > 1 else None
     if evidence is None or before is None or before.message != SUSPENDED or before.end is None:
         return evidence
@@ -112,19 +118,19 @@ def evidence_of(
     return replace(evidence, pods=tuple(pod for pod in evidence.pods if pod.created_at >= since))
 
 
-def began(books: Books, observed: Observed, *, now: float) -> float:
+def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
     """When the first pod of the books' ordinal was made, as far as any was seen."""
-    evidence = observed.evidence_of(books.ordinal)
+    evidence = observed.find_evidence(history.ordinal)
     created = [pod.created_at for pod in evidence.pods] if evidence is not None else []
     return min([*created, now])
 
 
-def _end_of(evidence: AttemptEvidence | None, attempt: Attempt, now: float) -> int:
+def _find_end(evidence: AttemptEvidence | None, attempt: Attempt, now: float) -> int:
     ends = [pod.finished_at for pod in evidence.pods if pod.finished_at is not None] if evidence else []
     return max(attempt.start, int(min([*ends, now])))
 
 
-def _last_step(evidence: AttemptEvidence | None, attempt: Attempt) -> int | None:
+def _find_last_step(evidence: AttemptEvidence | None, attempt: Attempt) -> int | None:
     ends = [pod.termination for pod in evidence.pods if pod.termination is not None] if evidence else []
     steps = [attempt.to_step, *(end.step for end in ends)]
     return max((step for step in steps if step is not None), default=None)

@@ -9,23 +9,23 @@ from stepkeeper_operator.build import config_map_name
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.observed import Observed
 
-__all__ = ["acceptance"]
+__all__ = ["check_acceptance"]
 
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
 _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
 """What the Job controller gives every pod: a Job whose template says otherwise is refused when nobody looks."""
 
 
-def acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
+def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
     """Condition Accepted. Most of it the API server refuses already; this is for what it can't see."""
-    problem = _unknown(job) or _template(job) or _names(job, observed)
+    problem = _find_unknown_fields(job) or _find_template_problem(job) or _find_name_conflict(job, observed)
     if problem is not None:
         reason, message = problem
         return ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
     return ConditionUpdate(type=ConditionType.ACCEPTED, status=True, reason="SpecAccepted")
 
 
-def _unknown(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
+def _find_unknown_fields(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
     """Where the admission policy that the chart installs is absent, or knows a newer CRD than this operator."""
     fields = ", ".join(f"spec.{path}" for path in job.spec.unknown_fields())
     if not fields:
@@ -34,7 +34,7 @@ def _unknown(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
     return "UnknownField", text
 
 
-def _template(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
+def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
     for label in (job.spec.template.get("metadata") or {}).get("labels") or {}:
         if label.startswith(_RESERVED_PREFIXES) or label in _RESERVED_LABELS:
             return "ReservedLabel", f"JobSet and Job set the label {label}: take it out of spec.template"
@@ -49,7 +49,7 @@ def _template(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
     return None
 
 
-def _names(job: CheckpointedTrainingJob, observed: Observed) -> tuple[str, str] | None:
+def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[str, str] | None:
     name, uid = job.metadata.name, job.metadata.uid
     if observed.jobset is not None and observed.jobset.owner_uid != uid:
         text = f"a JobSet {name} exists that is not of this job: delete it, or give the job another name"

@@ -4,10 +4,10 @@ from typing import Any
 
 from stepkeeper.contract import Commit, Head, Report, ReportPhase, Termination
 
-__all__ = ["last_word", "training_report"]
+__all__ = ["termination_message", "training_report"]
 
 
-def last_word(code: int, **more: Any) -> str:
+def termination_message(code: int, **more: Any) -> str:
     """A termination message."""
     return Termination(code=code, **more).to_json().decode()
 

@@ -6,7 +6,7 @@ from stepkeeper.contract import ExitCode, Report
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase, TrainingJobStatus
 from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cache.reports import LastReport, ReportBook
+from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts.raw import RawObject, render_time
 from stepkeeper_operator.labels import SPOT_LABEL
 from stepkeeper_operator.metrics import Metrics
@@ -14,7 +14,7 @@ from stepkeeper_operator.reconcile import make_reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers
-from stepkeeper_operator.testing.messages import last_word
+from stepkeeper_operator.testing.messages import termination_message
 
 __all__ = ["World", "training_job"]
 
@@ -44,7 +44,7 @@ class World:
 
     def __init__(self, *, now: float = 1_800_000_000.0, spot: bool = False, **spec: Any) -> None:
         self.now = now
-        self._held_back: list[tuple[str, RawObject, bool]] = []
+        self._delayed: list[tuple[str, RawObject, bool]] = []
         self.cluster = FakeCluster(lambda: self.now)
         self.controllers = FakeControllers(self.cluster, lambda: self.now, node_names=_NODES)
         self._start_operator()
@@ -60,7 +60,7 @@ class World:
     def _start_operator(self) -> None:
         self.settings = OperatorSettings(identity="operator-1")
         self.cache = Cache(lambda: self.now)
-        self.reports = ReportBook()
+        self.reports = ReportCache()
         self.cluster.on_change = self._watch
         self.reconciler = make_reconciler(
             cluster=self.cluster,
@@ -77,26 +77,26 @@ class World:
         """A new operator process: what it remembers is what it lists."""
         self._start_operator()
         for plural in ("checkpointedtrainingjobs", "jobsets", "jobs", "pods", "nodes"):
-            for raw in self.cluster.all(plural):
+            for raw in self.cluster.list_objects(plural):
                 self._watch(plural, raw, deleted=False)
 
-    def hold_back(self, *plurals: str) -> None:
+    def delay_watches(self, *plurals: str) -> None:
         """The watches of these kinds are late."""
         watch = self._watch
 
         def late(plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
             if plural in plurals:
-                self._held_back.append((plural, raw, deleted))
+                self._delayed.append((plural, raw, deleted))
             else:
                 watch(plural, raw, deleted)
 
         self.cluster.on_change = late
 
-    def catch_up(self) -> None:
+    def deliver_watches(self) -> None:
         """What was held back arrives."""
         self.cluster.on_change = self._watch
-        while self._held_back:
-            self._watch(*self._held_back.pop(0))
+        while self._delayed:
+            self._watch(*self._delayed.pop(0))
 
     def stop_operator(self) -> None:
         """No operator watches any more."""
@@ -106,7 +106,7 @@ class World:
         """One reconcile. Answers in how many seconds the operator wants to look again."""
         return await self.reconciler.reconcile(_KEY)
 
-    async def settle(self, *, rounds: int = 12) -> None:
+    async def run_until_settled(self, *, rounds: int = 12) -> None:
         """Operator and controllers in turn, a few seconds apart, until neither has more to do."""
         for _ in range(rounds):
             await self.reconcile()
@@ -114,25 +114,25 @@ class World:
             self.now += 2
         await self.reconcile()
 
-    async def writes_of(self, *, rounds: int = 1) -> list[str]:
+    async def record_writes(self, *, rounds: int = 1) -> list[str]:
         """What is written in so many reconciles: nothing, in a cluster at rest."""
         self.cluster.writes.clear()
         for _ in range(rounds):
             await self.reconcile()
         return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
 
-    def report(self, report: Report, *, ordinal: tuple[int, int] | None = None) -> None:
+    def receive_report(self, report: Report, *, ordinal: tuple[int, int] | None = None) -> None:
         """A pod of the present attempt reported."""
-        jobset = self.cache.jobset(_KEY)
+        jobset = self.cache.get_jobset(_KEY)
         present = (0, 0) if jobset is None else jobset.ordinal
         last = LastReport(report=report, ordinal=ordinal or present, received_at=self.now)
-        self.reports.add(self.job.metadata.uid, last)
+        self.reports.add_report(self.job.metadata.uid, last)
 
     def preempt(self, index: int = 0) -> None:
         """The kubelet of a Spot machine ends a pod; the trainer saves on all hosts and stops."""
         self.controllers.disrupt(self.pods[index], "TerminationByKubelet")
         for pod in self.pods:
-            message = last_word(ExitCode.SAVED, notice="sigterm", step=120, root="r", sequence=7)
+            message = termination_message(ExitCode.SAVED, notice="sigterm", step=120, root="r", sequence=7)
             self.controllers.end_pod(pod, ExitCode.SAVED, message=message)
 
     def lose_node(self, name: str) -> None:
@@ -175,21 +175,23 @@ class World:
 
     @property
     def pods(self) -> list[dict[str, Any]]:
-        return self.cluster.all("pods")
+        return self.cluster.list_objects("pods")
 
     @property
     def events(self) -> list[str]:
         """Reasons of the events, in their order."""
-        raws = sorted(self.cluster.all("events"), key=lambda raw: int(raw["metadata"]["resourceVersion"]))
+        raws = sorted(
+            self.cluster.list_objects("events"), key=lambda raw: int(raw["metadata"]["resourceVersion"])
+        )
         return [raw["reason"] for raw in raws]
 
     def _watch(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
         see = {
-            "checkpointedtrainingjobs": self.cache.see_training_job,
-            "jobsets": self.cache.see_jobset,
-            "jobs": self.cache.see_job,
-            "pods": self.cache.see_pod,
-            "nodes": self.cache.see_node,
+            "checkpointedtrainingjobs": self.cache.record_training_job,
+            "jobsets": self.cache.record_jobset,
+            "jobs": self.cache.record_job,
+            "pods": self.cache.record_pod,
+            "nodes": self.cache.record_node,
         }.get(plural)
         if see is not None:
             see(raw, deleted=deleted)
