@@ -1,5 +1,6 @@
 """Conditions, and the one word that is made of them."""
 
+from dataclasses import replace
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
@@ -14,19 +15,19 @@ from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.next_step import Plan, should_suspend
+from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = [
-    "NOT_RUNNING",
     "NO_PODS",
     "NO_PODS_S",
+    "derive_conditions",
     "derive_phase",
-    "derive_reporting",
-    "derive_running",
     "update_conditions",
 ]
 
 _MESSAGE_LIMIT: Final = 2048
-NOT_RUNNING: Final = "NotRunning"
+_NOT_RUNNING: Final = "NotRunning"
 NO_PODS: Final = "NoPods"
 NO_PODS_S: Final = 30
 """So long nobody wonders that there are no pods."""
@@ -37,6 +38,30 @@ _TRAINER_ENDED: Final = "TrainerEnded"
 """A pod's trainer has ended, and another of its containers keeps the pod alive."""
 
 _STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
+
+
+def derive_conditions(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    plan: Plan,
+    accepted: ConditionUpdate,
+    settings: OperatorSettings,
+    *,
+    now: float,
+) -> tuple[tuple[ConditionUpdate, ...], float | None]:
+    running = _derive_running(job, observed, plan.history, waiting=plan.waiting, now=now)
+    if plan.end is not None:
+        running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
+    reporting, look_s = _derive_reporting(
+        observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
+    )
+    updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed.jobset, plan)]
+    # A restarted operator has heard nothing yet: what the last one said still stands.
+    if reporting.status is not None or not _was_reported_before(job):
+        updates.append(reporting)
+    if plan.end is not None:
+        updates.append(plan.end.to_condition_update())
+    return tuple(updates), look_s
 
 
 def update_conditions(
@@ -81,10 +106,16 @@ def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, histo
     return Phase.PENDING if jobset is None else Phase.STARTING
 
 
-def derive_running(
+def _derive_accepted(accepted: ConditionUpdate, observed: Observed) -> ConditionUpdate:
+    if observed.rejection is None:
+        return accepted
+    text = f"the API server refuses what is made from spec.template: {observed.rejection}"
+    return replace(accepted, status=False, reason="Rejected", message=text)
+
+
+def _derive_running(
     job: CheckpointedTrainingJob,
     observed: Observed,
-    jobset: JobSet | None,
     history: JobHistory,
     *,
     waiting: str | None,
@@ -92,16 +123,13 @@ def derive_running(
 ) -> ConditionUpdate:
     """Whether all pods of the present attempt run; if not, what they wait for."""
     kind = ConditionType.RUNNING
-    if jobset is None:
+    if observed.jobset is None:
         return ConditionUpdate(
             type=kind, status=False, reason="NoJobSet", message=waiting or "its JobSet is being made"
         )
     if not history.is_running:
-        ended = (
-            history.last_attempt.cause
-            if history.last_attempt is not None and history.last_attempt.cause
-            else "it has not started"
-        )
+        last = history.last_attempt
+        ended = last.cause if last is not None and last.cause else "it has not started"
         return ConditionUpdate(
             type=kind, status=False, reason="Ended", message=waiting or f"the last attempt ended: {ended}"
         )
@@ -138,13 +166,41 @@ def _describe_outlived(pod: Pod) -> str:
     )
 
 
-def derive_reporting(
+def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
+    for pod in pods:
+        if pod.deadline is not None:
+            return _STOPPING, f"; {pod.name} on node {pod.node} is being stopped"
+    for pod in pods:
+        if pod.waiting:
+            reason = pod.waiting.partition(":")[0]
+            return reason if reason.isalnum() else "Waiting", f"; {pod.name} waits: {pod.waiting}"
+    return "Starting", ""
+
+
+def _derive_suspended(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> ConditionUpdate:
+    kind = ConditionType.SUSPENDED
+    if plan.end is not None or not should_suspend(job, plan.history):
+        return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
+    stopped = jobset is None or jobset.suspended or jobset.finished
+    if job.spec.suspend:
+        text = "spec.suspend is true: set it to false to resume from the latest checkpoint"
+        return ConditionUpdate(
+            type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text
+        )
+    text = (
+        f"{plan.history.bookkeeping.unexplained} restarts in a row without evidence of their cause and without a new "
+        "checkpoint. Look at the pods' logs; set spec.suspend to true and back to false to try again"
+    )
+    return ConditionUpdate(type=kind, status=stopped, reason="UnexplainedRestarts", message=text)
+
+
+def _derive_reporting(
     observed: Observed, history: JobHistory, *, running: bool, now: float, silence_s: int
 ) -> tuple[ConditionUpdate, float | None]:
     """Whether reports arrive, and when it has to be asked again."""
     kind = ConditionType.REPORTING
     if not running or history.last_attempt is None:
-        return ConditionUpdate(type=kind, status=False, reason=NOT_RUNNING, message="no attempt runs"), None
+        return ConditionUpdate(type=kind, status=False, reason=_NOT_RUNNING, message="no attempt runs"), None
     report = observed.report
     if report is not None and report.ordinal == history.ordinal and now - report.received_at < silence_s:
         return ConditionUpdate(
@@ -166,12 +222,9 @@ def derive_reporting(
     return ConditionUpdate(type=kind, status=False, reason="NoReports", message=message), None
 
 
-def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
-    for pod in pods:
-        if pod.deadline is not None:
-            return _STOPPING, f"; {pod.name} on node {pod.node} is being stopped"
-    for pod in pods:
-        if pod.waiting:
-            reason = pod.waiting.partition(":")[0]
-            return reason if reason.isalnum() else "Waiting", f"; {pod.name} waits: {pod.waiting}"
-    return "Starting", ""
+def _was_reported_before(job: CheckpointedTrainingJob) -> bool:
+    """Whether the reports of an attempt that already ran when this operator started were spoken of."""
+    conditions = {condition.type: condition for condition in job.status.conditions}
+    running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
+    was_running = running is not None and running.status is ConditionStatus.TRUE
+    return was_running and reporting is not None and reporting.reason != _NOT_RUNNING

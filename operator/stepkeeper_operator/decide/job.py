@@ -15,10 +15,8 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 from stepkeeper_operator.build import build_config_map
 from stepkeeper_operator.decide.conditions import (
     NO_PODS_S,
-    NOT_RUNNING,
+    derive_conditions,
     derive_phase,
-    derive_reporting,
-    derive_running,
     update_conditions,
 )
 from stepkeeper_operator.decide.events import derive_events
@@ -33,12 +31,11 @@ from stepkeeper_operator.decision import (
     DeleteTrainingJob,
     SetSuspend,
 )
-from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Observed, waits_for_jobset
 from stepkeeper_operator.policy.attempts import update_history
 from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
-from stepkeeper_operator.policy.next_step import Plan, plan_next, should_suspend, stop_jobset
+from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
 from stepkeeper_operator.policy.orphans import find_orphans
 from stepkeeper_operator.policy.problems import check_acceptance
 from stepkeeper_operator.settings import OperatorSettings
@@ -83,8 +80,8 @@ def _decide_running(
         reattribution_s=settings.reattribution_s,
     )
     plan = plan_next(job, observed, jobset, history, settings=settings, now=now)
-    updates, look_s = _derive_conditions(job, observed, jobset, plan, settings, now=now)
-    conditions = update_conditions(job, (*_derive_accepted(accepted, observed), *updates), now=now)
+    updates, look_s = derive_conditions(job, observed, plan, accepted, settings, now=now)
+    conditions = update_conditions(job, updates, now=now)
     status = TrainingJobStatus(
         observed_generation=job.metadata.generation,
         phase=derive_phase(conditions, jobset, plan.history),
@@ -99,13 +96,13 @@ def _decide_running(
         bookkeeping=plan.history.bookkeeping,
     )
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
-    orphans, strays_s = find_orphans(observed, plan.history, now=now)
+    orphans, orphans_s = find_orphans(observed, plan.history, now=now)
     config = () if plan.end is not None else _plan_config_map(job, observed, settings)
     ending = stop_jobset(jobset) if plan.end is not None else ()
     actions = (*config, *plan.actions, *lost, *orphans, *ending)
     waits = jobset is not None and plan.end is None and waits_for_jobset(job, jobset)
     again_s = JOBSET_RECHECK_S if waits else _wait_for_pods_s(plan, observed, now=now)
-    look_again_s = _find_soonest(plan.look_again_s, look_s, lost_s, strays_s, again_s)
+    look_again_s = _find_soonest(plan.look_again_s, look_s, lost_s, orphans_s, again_s)
     draft = Decision(status=status, actions=actions, requeue_after_s=look_again_s)
     return _pace_write(
         job, draft, since_s=now - observed.last_write_at, progress_s=settings.progress_interval_s
@@ -123,70 +120,11 @@ def _clear_previous_attempt(
 
 def _wait_for_pods_s(plan: Plan, observed: Observed, *, now: float) -> float | None:
     last = plan.history.last_attempt
-    if (
-        last is None
-        or not plan.history.is_running
-        or any(p.ordinal == plan.history.ordinal for p in observed.pods)
-    ):
+    present = any(pod.ordinal == plan.history.ordinal for pod in observed.pods)
+    if last is None or last.end is not None or present:
         return None
     left_s = last.start + NO_PODS_S - now
     return left_s if left_s > 0 else None
-
-
-def _derive_conditions(
-    job: CheckpointedTrainingJob,
-    observed: Observed,
-    jobset: JobSet | None,
-    plan: Plan,
-    settings: OperatorSettings,
-    *,
-    now: float,
-) -> tuple[tuple[ConditionUpdate, ...], float | None]:
-    running = derive_running(job, observed, jobset, plan.history, waiting=plan.waiting, now=now)
-    if plan.end is not None:
-        running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
-    reporting, look_s = derive_reporting(
-        observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
-    )
-    updates = [running, _derive_suspended(job, jobset, plan)]
-    # A restarted operator has heard nothing yet: what the last one said still stands.
-    if reporting.status is not None or not _was_reported_before(job):
-        updates.append(reporting)
-    if plan.end is not None:
-        updates.append(plan.end.to_condition_update())
-    return tuple(updates), look_s
-
-
-def _was_reported_before(job: CheckpointedTrainingJob) -> bool:
-    """Whether the reports of an attempt that already ran when this operator started were spoken of."""
-    conditions = {condition.type: condition for condition in job.status.conditions}
-    running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
-    was_running = running is not None and running.status is ConditionStatus.TRUE
-    return was_running and reporting is not None and reporting.reason != NOT_RUNNING
-
-
-def _derive_suspended(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> ConditionUpdate:
-    kind = ConditionType.SUSPENDED
-    if plan.end is not None or not should_suspend(job, plan.history):
-        return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
-    stopped = jobset is None or jobset.suspended or jobset.finished
-    if job.spec.suspend:
-        text = "spec.suspend is true: set it to false to resume from the latest checkpoint"
-        return ConditionUpdate(
-            type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text
-        )
-    text = (
-        f"{plan.history.bookkeeping.unexplained} restarts in a row without evidence of their cause and without a new "
-        "checkpoint. Look at the pods' logs; set spec.suspend to true and back to false to try again"
-    )
-    return ConditionUpdate(type=kind, status=stopped, reason="UnexplainedRestarts", message=text)
-
-
-def _derive_accepted(accepted: ConditionUpdate, observed: Observed) -> tuple[ConditionUpdate, ...]:
-    if observed.rejection is None:
-        return (accepted,)
-    text = f"the API server refuses what is made from spec.template: {observed.rejection}"
-    return (replace(accepted, status=False, reason="Rejected", message=text),)
 
 
 def _plan_config_map(

@@ -4,18 +4,16 @@ from dataclasses import replace
 
 from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
-from stepkeeper_operator.build.placement import on_spot
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.budgets import count_disruptions, move_restart, reset_failures
-from stepkeeper_operator.policy.causes import Circumstances, Finding, find_cause
+from stepkeeper_operator.policy.budgets import count_disruptions, reset_failures
+from stepkeeper_operator.policy.causes import Finding, find_cause
+from stepkeeper_operator.policy.circumstances import gather_circumstances
+from stepkeeper_operator.policy.corrections import correct_cause
 from stepkeeper_operator.policy.history import (
     DELETED,
     EDITED,
-    MESSAGE_LIMIT,
-    REQUESTED_ENDS,
     SUSPENDED,
     JobHistory,
     close_attempt,
@@ -38,7 +36,7 @@ def update_history(
 ) -> JobHistory:
     """The books after everything that was observed. `jobset` is the job's own."""
     history = _load_history(job, new_commit=new_commit)
-    history = _correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
+    history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
     history = _follow_jobset(history, job, observed, jobset, now=now)
     history = _record_report(history, observed)
     return replace(history, restarts=count_disruptions(job.spec.restarts, history.restarts))
@@ -110,13 +108,12 @@ def _record_restarts(
             )
             counted_left -= counted
         if history.is_running:
-            finding = _find_end_cause(
+            known = gather_circumstances(
                 job, observed, history.attempts[-1], evidence, counted=counted, rule=jobset.rule
             )
             next_history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
-            history = close_attempt(
-                history, evidence, finding, now=find_start(next_history, observed, now=now)
-            )
+            finding, end = find_cause(evidence, known), find_start(next_history, observed, now=now)
+            history = close_attempt(history, evidence, finding, now=end)
         history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
         history = open_attempt(history, observed, now=now)
     bookkeeping = history.bookkeeping.model_copy(update={"counted_restarts_seen": jobset.restarts_counted})
@@ -175,8 +172,8 @@ def _close_with_cause(
     if jobset.completed:
         return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
     counted = True if jobset.failure_reason is not None else None
-    finding = _find_end_cause(job, observed, history.attempts[-1], evidence, counted=counted, rule=None)
-    return close_attempt(history, evidence, finding, now=now)
+    known = gather_circumstances(job, observed, history.attempts[-1], evidence, counted=counted, rule=None)
+    return close_attempt(history, evidence, find_cause(evidence, known), now=now)
 
 
 def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:
@@ -191,103 +188,3 @@ def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobs
     causes = [end.cause for end in ends if end.cause is not None]
     cause = causes[0] if causes else Cause.REQUESTED.value
     return Finding(cause=cause, message=f"every pod exited 0 after notice {notices[0]!r}")
-
-
-def _find_end_cause(
-    job: CheckpointedTrainingJob,
-    observed: Observed,
-    attempt: Attempt,
-    evidence: AttemptEvidence | None,
-    *,
-    counted: bool | None,
-    rule: str | None,
-) -> Finding:
-    report = observed.report
-    ours = evidence is not None and report is not None and report.ordinal == evidence.ordinal
-    known = Circumstances(
-        nodes=observed.nodes,
-        spot=on_spot(job.spec.placement),
-        committed=_has_committed(job, attempt)
-        or (ours and report is not None and bool(report.report.commits)),
-        notice=report.report.notice if ours and report is not None else None,
-        fatal_codes=frozenset(job.spec.restarts.fatal_exit_codes),
-        counted=counted,
-        rule=rule,
-    )
-    return find_cause(evidence, known)
-
-
-def _has_committed(job: CheckpointedTrainingJob, attempt: Attempt) -> bool:
-    checkpoint = job.status.checkpoint
-    if checkpoint is None or checkpoint.latest is None:
-        return False
-    in_time = checkpoint.latest.time is not None and checkpoint.latest.time >= attempt.start
-    return in_time or (attempt.from_step is not None and checkpoint.latest.step > attempt.from_step)
-
-
-def _correct_cause(
-    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float, reattribution_s: int
-) -> JobHistory:
-    """The newest ended attempt has the cause that the evidence gives by now.
-
-    The survivors of a lost node fail long before the node is seen to be lost.
-    """
-    closed = history.attempts[:-1] if history.is_running else history.attempts
-    if not closed:
-        return history
-    attempt = closed[-1]
-    if attempt.end is None or attempt.message in REQUESTED_ENDS or not attempt.cause:
-        return history
-    evidence = _find_evidence_of_ended(history, closed, observed)
-    finding = _find_end_cause(job, observed, attempt, evidence, counted=None, rule=None)
-    if not history.is_running:
-        history = replace(history, finding=_keep_known_cause(attempt, finding))
-    elif now - attempt.end >= reattribution_s:
-        return history
-    if finding.explained and history.bookkeeping.unexplained:
-        history = replace(history, bookkeeping=history.bookkeeping.model_copy(update={"unexplained": 0}))
-    return (
-        _replace_cause(history, attempt, finding)
-        if finding.explained and finding.cause != attempt.cause
-        else history
-    )
-
-
-def _find_evidence_of_ended(
-    history: JobHistory, closed: tuple[Attempt, ...], observed: Observed
-) -> AttemptEvidence | None:
-    """What was seen of the newest ended attempt itself: another one's evidence says nothing of it."""
-    number, restarts = history.ordinal
-    if history.is_running:
-        restarts -= 1
-    elif not history.bookkeeping.started:
-        restarts = -1
-    if restarts >= 0:
-        return find_attempt_evidence(closed, (number, restarts), observed)
-    # It was the last of an earlier JobSet, whose count of restarts isn't known any more.
-    ordinal = max((e.ordinal for e in observed.evidence if e.ordinal[0] < number), default=None)
-    evidence = None if ordinal is None else find_attempt_evidence(closed, ordinal, observed)
-    before = closed[-2].end if len(closed) > 1 else None
-    if evidence is None or before is None or any(pod.created_at >= before for pod in evidence.pods):
-        return evidence
-    return None
-
-
-def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> JobHistory:
-    """The attempt has the cause that was found, and the restart after it counts for that one."""
-    assert attempt.cause is not None  # the caller has looked at it
-    corrected = attempt.model_copy(
-        update={"cause": finding.cause, "node": finding.node, "message": finding.message[:MESSAGE_LIMIT]}
-    )
-    attempts = tuple(corrected if known is attempt else known for known in history.attempts)
-    if not history.is_running:
-        return replace(history, attempts=attempts)
-    restarts = move_restart(history.restarts, source=attempt.cause, target=finding.cause)
-    return replace(history, attempts=attempts, restarts=restarts)
-
-
-def _keep_known_cause(attempt: Attempt, finding: Finding) -> Finding:
-    """What was found when there was evidence holds when there is none any more."""
-    if finding.explained or attempt.cause is None:
-        return finding
-    return replace(finding, cause=attempt.cause, message=attempt.message or "", node=attempt.node)

@@ -1,19 +1,25 @@
 """Why an attempt ended, from what was seen of its pods."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.facts import Node, Pod
+from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.labels import NODE_LOST_REASON
+from stepkeeper_operator.policy.circumstances import Circumstances
+from stepkeeper_operator.policy.pod_ends import (
+    describe_failure,
+    ended_by_deletion,
+    last_error_line,
+    was_killed,
+)
 
 __all__ = [
     "CAUSE_DISRUPTION",
     "CAUSE_FENCED",
-    "Circumstances",
     "Finding",
     "Verdict",
     "find_cause",
@@ -32,10 +38,6 @@ _BY_REASON: Final = {
 _BY_KUBELET: Final = "TerminationByKubelet"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
-_KILLED: Final = {137, 143}
-_CLOCK_SKEW_S: Final = 1
-"""A node's clock says when a pod ended, the API server's when its deletion was asked for."""
-
 _BY_RULE: Final = {
     "hang": Cause.HANG.value,
     "disruption": CAUSE_DISRUPTION,
@@ -61,28 +63,6 @@ class Finding:
     verdict: Verdict = Verdict.RESTART
     explained: bool = True
     """False: it is a guess, open to any evidence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
-    """What is known besides the pods."""
-
-    nodes: Mapping[str, Node]
-    spot: bool
-    """The job asked for Spot machines: what a node that is gone was."""
-
-    committed: bool
-    """The attempt committed a checkpoint."""
-
-    notice: str | None
-    """The notice that its reports named."""
-
-    fatal_codes: frozenset[int]
-    counted: bool | None
-    """Whether JobSet took the end for a failure; None: it hasn't judged."""
-
-    rule: str | None
-    """The JobSet rule that matched."""
 
 
 def find_cause(evidence: AttemptEvidence | None, known: Circumstances) -> Finding:
@@ -115,7 +95,7 @@ def _check_fenced(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(pod for pod in pods if pod.code == ExitCode.FENCED and pod.disruption is None)
     if pod is None:
         return None
-    detail = _last_error_line(pod) or "the storage log names another claim"
+    detail = last_error_line(pod) or "the storage log names another claim"
     message = f"pod {pod.name} found that another claim owns the checkpoint root: {detail}"
     return Finding(cause=CAUSE_FENCED, message=message, node=pod.node, verdict=Verdict.FENCED)
 
@@ -162,7 +142,7 @@ def _check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
     """A node that restarts knows only that its containers are gone, and makes up their exit codes."""
     for pod in pods:
         made_up = pod.exit_reason in _MADE_UP and pod.termination is None and pod.exit_code is not None
-        if made_up and not _was_killed(pod):
+        if made_up and not was_killed(pod):
             message = f"node {pod.node} restarted or lost track of pod {pod.name} ({pod.exit_reason})"
             return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node)
     return None
@@ -185,16 +165,14 @@ def _check_saved(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
 
 def _check_failed(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     neutral = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
-    guilty = [
-        pod for pod in pods if pod.code is not None and pod.code not in neutral and not _was_killed(pod)
-    ]
+    guilty = [pod for pod in pods if pod.code is not None and pod.code not in neutral and not was_killed(pod)]
     if not guilty:
         return _check_other_container(pods) or _check_never_ran(pods)
     fatal = _first(pod for pod in guilty if pod.code in known.fatal_codes)
     pod = fatal or guilty[0]
     verdict = Verdict.RESTART if fatal is None else Verdict.FATAL
     return Finding(
-        cause=Cause.APPLICATION_ERROR, message=_describe_failure(pod), node=pod.node, verdict=verdict
+        cause=Cause.APPLICATION_ERROR, message=describe_failure(pod), node=pod.node, verdict=verdict
     )
 
 
@@ -203,7 +181,7 @@ def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
     for pod in pods:
         other = pod.other_failure
         alone = pod.phase == "Failed" and pod.code in {None, ExitCode.DONE}
-        if other is None or not alone or _ended_by_deletion(pod, other.code, other.reason, other.finished_at):
+        if other is None or not alone or ended_by_deletion(pod, other.code, other.reason, other.finished_at):
             continue
         text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
         why = f" ({other.reason})" if other.reason not in {None, "Error"} else ""
@@ -221,32 +199,6 @@ def _check_never_ran(pods: tuple[Pod, ...]) -> Finding | None:
     return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node, explained=False)
 
 
-def _was_killed(pod: Pod) -> bool:
-    other = pod.other_failure
-    if pod.code is None:
-        return other is not None and _ended_by_deletion(pod, other.code, other.reason, other.finished_at)
-    return _ended_by_deletion(pod, pod.code, pod.exit_reason, pod.finished_at)
-
-
-def _ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: float | None) -> bool:
-    """Its end was somebody else's wish: the Job's, after another pod had failed, or a person's.
-
-    A pod that ended by itself is deleted too, but after its end.
-    """
-    if pod.deadline is None or code not in _KILLED or reason == "OOMKilled":
-        return False
-    asked_at = pod.deadline - pod.grace_s
-    return finished_at is None or finished_at >= asked_at - _CLOCK_SKEW_S
-
-
-def _describe_failure(pod: Pod) -> str:
-    text = f"pod {pod.name} exited with code {pod.code}"
-    if pod.exit_reason == "OOMKilled":
-        text += " (OOMKilled: it used more memory than its limit)"
-    detail = _last_error_line(pod)
-    return f"{text}: {detail}" if detail else text
-
-
 def _check_peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     pod = _first(pod for pod in pods if pod.code == ExitCode.PEER_LOST)
     if pod is None:
@@ -257,7 +209,7 @@ def _check_peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | 
 
 
 def _check_deleted(pods: tuple[Pod, ...]) -> Finding | None:
-    pod = _first(pod for pod in pods if _was_killed(pod))
+    pod = _first(pod for pod in pods if was_killed(pod))
     if pod is None:
         return None
     return Finding(cause=Cause.REQUESTED, message=f"pod {pod.name} was deleted", node=pod.node)
@@ -285,8 +237,3 @@ def _guess_from_jobset(known: Circumstances) -> Finding:
         cause = Cause.SPOT_PREEMPTION
     message = "it ended unseen; JobSet took it for no failure of the application"
     return Finding(cause=cause, message=message, explained=False)
-
-
-def _last_error_line(pod: Pod) -> str:
-    error = pod.termination.error if pod.termination is not None else None
-    return error.strip().splitlines()[-1] if error and error.strip() else ""

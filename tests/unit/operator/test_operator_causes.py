@@ -8,7 +8,8 @@ from stepkeeper.contract import ExitCode, Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
 from stepkeeper_operator.facts import Job, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
-from stepkeeper_operator.policy.causes import Circumstances, Finding, Verdict, find_cause
+from stepkeeper_operator.policy.causes import Finding, Verdict, find_cause
+from stepkeeper_operator.policy.circumstances import Circumstances
 
 
 def pod(name: str = "p0", **more: Any) -> Pod:
