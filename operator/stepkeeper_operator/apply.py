@@ -1,4 +1,4 @@
-"""The only writes of a reconcile."""
+"""Apply a decision to the cluster. A reconcile writes nowhere else."""
 
 import logging
 import uuid
@@ -37,7 +37,7 @@ _EVENT_LIMIT = 1024
 
 
 class Applier:
-    """Does what a decision says, in its order: status, events, actions."""
+    """Carry out a decision in its order: status, events, actions."""
 
     def __init__(
         self,
@@ -57,7 +57,11 @@ class Applier:
         self._clock = clock
 
     async def apply(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
-        """The decision is done. Raises ApiError; what came before the failed write is done then."""
+        """Carry out `decision`.
+
+        Raises:
+            ApiError: A write failed. The writes before it are done.
+        """
         if decision.write_status:
             body = status_manifest(job, decision)
             raw = await self._cluster.apply(TRAINING_JOBS, key.namespace, body, subresource="status")
@@ -114,14 +118,14 @@ class Applier:
                     raise
                 self._cache.forget_objects(frozenset({pod.uid}))
                 return
-        # Its Job counts it first: a finalizer keeps it until then. Without this it stays, and holds the restart.
+        # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it holds up the restart.
         await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
 
     async def _create_event(self, key: JobKey, job: CheckpointedTrainingJob, event: JobEvent) -> None:
         try:
             await self._cluster.create(EVENTS, key.namespace, self._build_event(job, event))
         except ApiError as error:
-            # The status says the same; an event that is lost is not worth doing the rest again.
+            # The status says the same, so a lost event is not worth repeating the other writes.
             _log.warning("cannot write event", extra={"job": "/".join(key), "error": str(error)})
         _log.info(event.message, extra={"job": "/".join(key), "reason": event.reason})
 
@@ -153,7 +157,7 @@ class Applier:
 
 
 def status_manifest(job: CheckpointedTrainingJob, decision: Decision) -> dict[str, Any]:
-    """The whole status, for the job as it was read: refused if anybody has changed it since."""
+    """Build the whole status. The API server refuses it if anybody changed the job since it was read."""
     meta = job.metadata
     return {
         "apiVersion": API_VERSION,
@@ -169,7 +173,7 @@ def status_manifest(job: CheckpointedTrainingJob, decision: Decision) -> dict[st
 
 
 def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
-    """The one field of a JobSet that is changed after it was made."""
+    """Build the change of `suspend`, the one field of a JobSet that changes after it was made."""
     return {
         "apiVersion": JOBSETS.api_version,
         "kind": JOBSETS.kind,
@@ -179,7 +183,10 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
 
 
 def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
-    """Phase and condition together: a Failed pod without the condition counts as a failure of the application."""
+    """Build the patch that fails a pod, with phase and condition together.
+
+    A Failed pod without the condition would count as a failure of the application.
+    """
     condition = {
         "type": "DisruptionTarget",
         "status": "True",

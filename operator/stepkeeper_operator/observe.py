@@ -1,4 +1,7 @@
-"""The only reads of a reconcile: the caches, and a live request where a cache may be behind."""
+"""Observe the cluster around one job: from the cache, and by a request where the cache may be behind.
+
+A reconcile reads nowhere else.
+"""
 
 from collections.abc import Callable
 
@@ -18,7 +21,7 @@ __all__ = ["Observer"]
 
 
 class Observer:
-    """Makes the `Observed` of a job."""
+    """Gather the `Observed` of a job."""
 
     def __init__(
         self,
@@ -40,7 +43,7 @@ class Observer:
         self._clock = clock
 
     async def observe(self, key: JobKey, job: CheckpointedTrainingJob) -> Observed:
-        """Everything around the job. Raises ApiError."""
+        """Gather everything around the job. Raises ApiError."""
         uid = job.metadata.uid
         jobset = await self._read_jobset(key, job)
         config_map = await self._read_config_map(key, uid)
@@ -65,9 +68,9 @@ class Observer:
         )
 
     async def _read_jobset(self, key: JobKey, job: CheckpointedTrainingJob) -> JobSet | None:
-        """From the cache; that there is none is asked for, since much follows from it.
+        """Read the JobSet from the cache. If it has none, ask the API server, since much follows from that.
 
-        So is one that a job without a running attempt waits for: watches can break without a word.
+        Also ask for the JobSet that a job without a running attempt waits for: watches can break silently.
         """
         known, memory, now = (
             self._cache.get_jobset(key),
@@ -86,7 +89,10 @@ class Observer:
         return read_jobset(raw)
 
     async def _find_leftover(self, key: JobKey, job: CheckpointedTrainingJob) -> Leftover | None:
-        """One is enough to wait for; whether it is still there is asked for, since much follows from that too."""
+        """Find one Job or pod that an earlier JobSet left: one is enough to wait for.
+
+        The API server is asked whether it still exists, since much follows from that.
+        """
         items = self._cache.list_leftovers(key)
         for item in items:
             resource = JOBS if isinstance(item, Job) else PODS
@@ -102,7 +108,10 @@ class Observer:
         return await self._find_unwatched(job)
 
     async def _is_orphan(self, pod: RawObject) -> bool:
-        """Its Job is gone: nobody but the garbage collector would delete it, and that one can lose sight of a pod."""
+        """Check whether the pod's Job is gone.
+
+        Only the garbage collector would delete such a pod, and it can lose sight of it.
+        """
         owner = controller_of(pod)
         if owner is None or owner["kind"] != JOBS.kind:
             return False
@@ -110,18 +119,18 @@ class Observer:
         return job is None or job["metadata"]["uid"] != owner["uid"]
 
     async def _find_unwatched(self, job: CheckpointedTrainingJob) -> Leftover | None:
-        """What an earlier JobSet made while our watches were broken is in no cache yet."""
+        """Find what an earlier JobSet made while our watches were broken: no cache has it yet."""
         if job.status.bookkeeping.job_sets == 0:
             return None
         for resource in (JOBS, PODS):
-            # Listed first: what is heard of meanwhile is known.
+            # List first: an object that a watch brings meanwhile is then in the cache.
             present = await self._cluster.list_uids(resource, f"{JOB_UID}={job.metadata.uid}")
             if present - self._cache.list_uids(resource.plural):
                 return Leftover(name=f"a {resource.kind} that no watch has told of yet")
         return None
 
     async def _read_config_map(self, key: JobKey, uid: str) -> ConfigMap | None:
-        """ConfigMaps aren't watched: they are read once in a while, and after each write."""
+        """Read the ConfigMap once per resync period. ConfigMaps aren't watched; each write also refreshes it."""
         memory, now = self._memory.get_job(uid), self._clock()
         if memory.config_map is None or now - memory.config_map_read_at >= self._resync_s:
             raw = await self._cluster.get(CONFIG_MAPS, key.namespace, config_map_name(key.name))

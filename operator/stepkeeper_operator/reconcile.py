@@ -1,4 +1,4 @@
-"""One job, from what is seen to what is done."""
+"""Reconcile one job: parse, observe, decide, apply."""
 
 import logging
 import time
@@ -24,11 +24,11 @@ __all__ = ["Reconciler", "make_reconciler"]
 _log = logging.getLogger(__name__)
 
 _CONFLICT_RETRY_S = 0.5
-"""After a conflict the watch brings what we didn't know; if it doesn't, this is when to look again."""
+"""Seconds to look again after a conflict, if the watch doesn't bring the missing change before."""
 
 
 class Reconciler:
-    """The work of the queue: parse, observe, decide, apply."""
+    """Reconcile the jobs that the queue hands out."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Reconciler:
         self._uids: dict[JobKey, str] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """The job is as it should be, or will be looked at again in that many seconds. Raises to be tried again."""
+        """Bring the job to its wanted state, or return in how many seconds to look again. Raises to be tried again."""
         started = time.monotonic()
         try:
             again_s = await self._reconcile(key)

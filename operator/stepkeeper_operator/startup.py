@@ -1,4 +1,4 @@
-"""Puts the parts together and runs them until the first of them ends."""
+"""Put the parts of the operator together and run them until the first of them ends."""
 
 import asyncio
 import logging
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 _KIND_CHECK_S = 5.0
 _RELIST_BURST_S = 2.0
-"""Objects of a kind that is listed come one by one, and kinds one after the other."""
+"""Listed objects arrive one by one, and one kind after the other."""
 
 
 async def run_operator(settings: OperatorSettings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises LeaseLostError if another operator took over."""
+    """Run the operator until SIGTERM or SIGINT. Raises LeaseLostError if another operator took over."""
     cluster = await connect(settings.kubeconfig)
     try:
         await Operator(settings, cluster).run()
@@ -42,7 +42,7 @@ async def run_operator(settings: OperatorSettings) -> None:
 
 
 class Operator:
-    """All parts of one operator process."""
+    """Own and run all parts of one operator process."""
 
     def __init__(self, settings: OperatorSettings, cluster: Cluster) -> None:
         self._settings = settings
@@ -70,7 +70,7 @@ class Operator:
         )
 
     async def run(self) -> None:
-        """Waits for the Lease, then watches, reconciles and serves."""
+        """Wait for the Lease, then watch, reconcile and serve."""
         self._handle_signals()
         await self._serve_health()
         try:
@@ -88,7 +88,7 @@ class Operator:
         await self._certificate.renew()
 
     async def _wait_for_crds(self) -> None:
-        """The API server knows the kinds: a kind that comes later is not watched."""
+        """Wait until the API server knows the kinds: kopf doesn't watch a kind that is installed later."""
         for resource in (TRAINING_JOBS, JOBSETS):
             while True:
                 try:
@@ -123,7 +123,7 @@ class Operator:
             for task in done:
                 task.result()
         finally:
-            # The watches last: they wait for every task that is younger than they are.
+            # Stop the watches last: kopf waits for every task that is younger than they are.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -148,7 +148,7 @@ class Operator:
         await self._queue.run(self._settings.workers, reconciler.reconcile)
 
     async def _resync_jobs(self) -> None:
-        """Every job is looked at now and then, spread over the period, without objects that are gone unnoticed."""
+        """Look at every job now and then, spread over the period, after forgetting objects that are gone unnoticed."""
         while True:
             try:
                 async with asyncio.timeout(self._settings.resync_s):
@@ -209,7 +209,7 @@ class Operator:
         _log.info("serving reports", extra={"port": port})
 
     async def _run_unless_stopped(self, waiting: Coroutine[None, None, None]) -> bool:
-        """False if the operator was told to stop before that."""
+        """Run `waiting`. Return False if the operator was stopped before it ended."""
         work, stop = asyncio.create_task(waiting), asyncio.create_task(self._stop.wait())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()

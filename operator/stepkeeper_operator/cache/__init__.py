@@ -1,1 +1,1 @@
-"""Keep what this operator process knows of the cluster and of the jobs' reports, in memory."""
+"""Keep in memory what this operator process knows of the cluster, and what the jobs reported."""

@@ -1,4 +1,4 @@
-"""The operator's picture of the cluster, fed by watches, and which jobs a change concerns."""
+"""Keep the last known objects of the cluster, and find the jobs that a change concerns."""
 
 import re
 import time
@@ -19,14 +19,17 @@ _GONE_NODE_KEPT_S = 900
 
 
 class JobKey(NamedTuple):
-    """Names a CheckpointedTrainingJob."""
+    """The namespace and name of a CheckpointedTrainingJob."""
 
     namespace: str
     name: str
 
 
 class Cache:
-    """Last known objects. Every `see_…` answers with the keys of the jobs that it concerns."""
+    """Keep the last known objects.
+
+    Watches feed it; each `record_…` returns the keys of the jobs that the change concerns.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -40,10 +43,10 @@ class Cache:
         self._pods_of: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
         self._nodes: dict[str, Node] = {}
         self.last_event_at = clock()
-        """When any watch last said anything."""
+        """Unix time of the latest event from any watch."""
 
     def record_training_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
-        """Ignores what is older than what is known: answers to our own writes come before the watch does."""
+        """Record the job unless a newer version is known: answers to our own writes arrive before the watch does."""
         meta = raw["metadata"]
         key = JobKey(meta["namespace"], meta["name"])
         known = self._training_jobs.get(key)
@@ -93,7 +96,7 @@ class Cache:
         return () if known == pod and not deleted else self._find_key(pod.job_uid, pod.namespace)
 
     def record_node(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
-        """A gone node is remembered for a while: its pods' causes are asked for later."""
+        """Record the node. A deleted node is kept for a while, because its pods' causes are judged later."""
         node = read_node(raw)
         if deleted:
             node = replace(node, gone_since=self._clock())
@@ -105,7 +108,7 @@ class Cache:
         return self._find_keys_on(node.name)
 
     def list_uids(self, plural: str) -> frozenset[str]:
-        """Of all objects of a kind that are known and not known to be gone."""
+        """List the uids of all objects of a kind that are known and not known to be gone."""
         match plural:
             case "checkpointedtrainingjobs":
                 return frozenset(self._keys)
@@ -119,7 +122,7 @@ class Cache:
                 return frozenset(node.uid for node in self._nodes.values() if node.gone_since is None)
 
     def forget_objects(self, gone: frozenset[str]) -> tuple[JobKey, ...]:
-        """These uids exist no more, though no watch said so. Answers with the keys of the jobs that it concerns."""
+        """Forget objects that no longer exist though no watch said so. Return the keys of the jobs that it concerns."""
         concerned: set[JobKey] = set()
         for uid in gone & frozenset(self._keys):
             key = self._keys.pop(uid)
@@ -143,11 +146,11 @@ class Cache:
         return tuple(concerned)
 
     def record_watch_event(self) -> None:
-        """A watch said something."""
+        """Record that a watch delivered an event."""
         self.last_event_at = self._clock()
 
     def forget_jobset(self, key: JobKey) -> None:
-        """The API server says that there is none, before the watch does."""
+        """Forget the JobSet: the API server said that there is none, before the watch did."""
         self._jobsets.pop(key, None)
 
     def get_training_job(self, key: JobKey) -> RawObject | None:
@@ -166,11 +169,11 @@ class Cache:
         return self._pods.get((namespace, name))
 
     def list_pods(self, job_uid: str) -> tuple[Pod, ...]:
-        """Those that are the job's own: their owners say so, up to the job."""
+        """List the job's own pods: those whose chain of owners leads to the job."""
         return tuple(self._pods[name] for name in sorted(self._pods_of.get(job_uid, ())))
 
     def list_leftovers(self, key: JobKey) -> tuple[Job | Pod, ...]:
-        """Jobs, and pods of Jobs that have not ended, with names that the next JobSet of that name will give."""
+        """List Jobs, and live pods of Jobs, that have names which the job's next JobSet will use."""
         job_name = re.compile(re.escape(f"{key.name}-{WORKER_JOB}-") + r"\d+")
         pod_name = re.compile(job_name.pattern + r"-\d+-.*")
         jobs = [job for job in self._jobs.values() if job_name.fullmatch(job.name)]
@@ -184,7 +187,7 @@ class Cache:
         return self._nodes.get(name)
 
     def count_nodes(self) -> tuple[int, int]:
-        """How many nodes there are, and how many of them nothing is heard of."""
+        """Return the number of nodes, and the number of them whose kubelet has gone silent."""
         present = [node for node in self._nodes.values() if node.gone_since is None]
         return len(present), sum(node.unknown_since is not None for node in present)
 

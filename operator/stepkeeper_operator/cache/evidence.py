@@ -1,4 +1,4 @@
-"""What was seen of an attempt's pods and Jobs, kept after they are gone: JobSet removes them within a second."""
+"""Keep the last state of an attempt's pods and Jobs after they are gone: JobSet deletes them within a second."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,7 +13,7 @@ Ordinal = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEvidence:
-    """The last that was seen of every pod and Job of one start of the gang."""
+    """The last known state of every pod and Job of one attempt."""
 
     ordinal: Ordinal
     pods: tuple[Pod, ...] = ()
@@ -27,20 +27,20 @@ class _Record:
 
 
 class EvidenceCache:
-    """Evidence by job and attempt. The newest few attempts of a job are kept."""
+    """Keep evidence by job and attempt, for the newest few attempts of each job."""
 
     def __init__(self) -> None:
         self._records: dict[str, dict[Ordinal, _Record]] = {}
 
     def add_pod(self, pod: Pod) -> None:
-        """The pod's last state is known, also after its deletion."""
+        """Keep the last state of the pod, also after its deletion."""
         if pod.ordinal is not None and pod.job_uid:
             record = self._record(pod.job_uid, pod.ordinal)
             known = record.pods.get(pod.uid)
             record.pods[pod.uid] = pod if known is None else _merge_pod(known, pod)
 
     def add_job(self, job: Job) -> None:
-        """The Job's last state is known, also after its deletion."""
+        """Keep the last state of the Job, also after its deletion."""
         if job.ordinal is not None and job.job_uid:
             record = self._record(job.job_uid, job.ordinal)
             known = record.jobs.get(job.uid)
@@ -48,7 +48,7 @@ class EvidenceCache:
                 record.jobs[job.uid] = job
 
     def list_attempts(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
-        """All evidence of a job, oldest attempt first."""
+        """List all evidence of a job, oldest attempt first."""
         return tuple(
             AttemptEvidence(
                 ordinal=ordinal,
@@ -59,7 +59,7 @@ class EvidenceCache:
         )
 
     def forget_job(self, job_uid: str) -> None:
-        """Nothing is kept of a job that is gone."""
+        """Drop the evidence of a job that is gone."""
         self._records.pop(job_uid, None)
 
     def _record(self, job_uid: str, ordinal: Ordinal) -> _Record:
@@ -71,11 +71,14 @@ class EvidenceCache:
 
 
 def _merge_pod(known: Pod, seen: Pod) -> Pod:
-    """`seen`, with what `known` said of its end: conditions are taken back, exit codes are lost with a kubelet."""
+    """Return `seen`, plus what `known` tells of the pod's end.
+
+    Kubernetes takes conditions back, and exit codes are lost with a kubelet.
+    """
     if known.exit_code is not None and seen.exit_code is None:
         return known
     if known.terminal and known.deadline is None:
-        # It is buried, not killed.
+        # This deletion only removes a pod that had already ended.
         seen = replace(seen, deadline=None)
     # A DisruptionTarget that came to nothing is set to False after two minutes, on a pod that goes on.
     goes_on = seen.deadline is None and not seen.terminal

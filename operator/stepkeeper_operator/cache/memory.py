@@ -1,4 +1,4 @@
-"""What this operator process remembers of the jobs. All of it can be lost: a restart only costs a few requests."""
+"""Remember what this process did for each job. All of it can be lost: a restart costs only a few requests."""
 
 from dataclasses import dataclass, field
 
@@ -14,12 +14,12 @@ class JobMemory:
     config_map_read_at: float = float("-inf")
     jobset_read_at: float = float("-inf")
     rejection: tuple[int, str] | None = None
-    """Generation of the job whose JobSet was refused, and the words of the refusal."""
+    """Generation of the job whose JobSet the API server refused, and the text of the refusal."""
 
 
 @dataclass(slots=True)
 class Memory:
-    """By uid of the job."""
+    """The memory of all jobs, by uid."""
 
     started_at: float
     jobs: dict[str, JobMemory] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Which Jobs and pods are a job's own: by their owners' uids, all in its namespace. Anybody can copy a label."""
+"""Find the Jobs and pods that belong to a job, by their owners' uids within its namespace. Anybody can copy a label."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,22 +9,22 @@ from stepkeeper_operator.facts import Job, JobSet, Pod
 __all__ = ["OwnershipTracker"]
 
 _KEPT: Final = 4096
-"""Of one job: pods are heard of after their Job is gone, and before it is known, but not for ever."""
+"""Objects kept for one job. Pods arrive after their Job is gone, and before it is known, but not for ever."""
 
 
 @dataclass(slots=True)
 class _OwnedObjects:
     namespace: str | None = None
-    """Of the job; None while it isn't known."""
+    """Namespace of the job; None while the job isn't known."""
 
     jobsets: dict[str, str] = field(default_factory=dict)
-    """Namespaces of the JobSets that say the job controls them, by uid."""
+    """Namespaces of the JobSets whose controller is the job, by uid."""
 
     owners: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Namespaces and owners' uids of the Jobs, by uid."""
+    """Namespace and owner's uid of each Job, by the Job's uid."""
 
     waiting: dict[str, Job | Pod] = field(default_factory=dict)
-    """What was last seen of those whose owners aren't known yet."""
+    """Last state of the objects whose owners aren't known yet."""
 
     def owns(self, item: Job | Pod) -> bool:
         owner = self.owners.get(item.uid if isinstance(item, Job) else item.owner_uid or "")
@@ -38,7 +38,10 @@ class _OwnedObjects:
 
 
 class OwnershipTracker:
-    """Watches bring objects in any order: every `see_…` gives what is now known to be the job's own, by its uid."""
+    """Match objects to jobs in whatever order watches bring them.
+
+    Each `record_…` returns the objects that it has just proved to belong to the job with their uid.
+    """
 
     def __init__(self) -> None:
         self._objects_by_job: dict[str, _OwnedObjects] = {}
@@ -65,7 +68,7 @@ class OwnershipTracker:
         if objects is None:
             return iter(())
         if job.owner_uid is not None:
-            # The first owner stays: who deletes a JobSet and leaves its Jobs takes the owner out of them.
+            # Keep the first owner: deleting a JobSet without its Jobs removes the owner from them.
             objects.owners.setdefault(job.uid, (job.namespace, job.owner_uid))
             while len(objects.owners) > _KEPT:
                 del objects.owners[next(iter(objects.owners))]
@@ -80,7 +83,7 @@ class OwnershipTracker:
         return self._match_waiting(pod, objects, deleted=deleted)
 
     def forget_job(self, uid: str) -> None:
-        """The job is gone. What its pods still say is kept only as long as they are there."""
+        """Forget a job that is gone. What its pods still report is kept only while they exist."""
         self._objects_by_job.pop(uid, None)
 
     def _get_objects(self, uid: str, namespace: str) -> _OwnedObjects | None:

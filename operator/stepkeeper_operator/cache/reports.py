@@ -1,4 +1,4 @@
-"""The newest report of every job, and the commits that the status doesn't show yet."""
+"""Keep the newest report of every job, and the commits that the status doesn't show yet."""
 
 from dataclasses import dataclass, replace
 
@@ -13,21 +13,24 @@ _KEPT_COMMITS = 32
 class LastReport:
     report: Report
     ordinal: tuple[int, int]
-    """Of the attempt that the token's pod belongs to."""
+    """Ordinal of the attempt that the token's pod belongs to."""
 
     received_at: float
     commits: tuple[Commit, ...] = ()
-    """The newest commits that were reported to this operator, oldest first."""
+    """The newest commits reported to this operator, oldest first."""
 
 
 class ReportCache:
-    """Lives as long as the operator: a report is repeated until it is answered, and the next one says the head."""
+    """Keep reports for the operator's lifetime.
+
+    A pod repeats a report until it is answered, and the next one names the HEAD.
+    """
 
     def __init__(self) -> None:
         self._last: dict[str, LastReport] = {}
 
     def add_report(self, job_uid: str, last: LastReport) -> None:
-        """The report is the job's newest; its commits are added to those that earlier ones named."""
+        """Keep the report as the job's newest, with its commits added to those that earlier reports named."""
         known = self._last.get(job_uid)
         earlier = () if known is None or known.report.root != last.report.root else known.commits
         merged = {commit.sequence: commit for commit in (*earlier, *last.report.commits)}

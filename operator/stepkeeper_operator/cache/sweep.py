@@ -1,4 +1,4 @@
-"""Finds what is gone although no watch said so: nobody speaks of an object that is deleted while a watch is broken."""
+"""Find objects that are gone although no watch said so: deletions while a watch is broken are never announced."""
 
 from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cluster import JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Cluster
@@ -10,14 +10,14 @@ _KINDS = ((TRAINING_JOBS, ""), (JOBSETS, JOB_UID), (JOBS, JOB_UID), (PODS, JOB_U
 
 
 async def forget_deleted_objects(cluster: Cluster, cache: Cache) -> tuple[JobKey, ...]:
-    """The cache holds no object that was gone before this call. Answers with the keys of the jobs that it concerns.
+    """Remove from the cache every object that was gone before this call, and return the keys of its jobs.
 
     Raises:
         ApiError: A kind can't be listed.
     """
     concerned: set[JobKey] = set()
     for resource, selector in _KINDS:
-        # Known first: what is made while the list is on its way is in neither.
+        # Take the known uids first: an object made while the API server lists is then in neither set.
         known = cache.list_uids(resource.plural)
         concerned.update(cache.forget_objects(known - await cluster.list_uids(resource, selector)))
     return tuple(concerned)

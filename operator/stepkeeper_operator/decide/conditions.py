@@ -1,4 +1,4 @@
-"""Conditions, and the one word that is made of them."""
+"""Derive the conditions of a job, and its phase from them."""
 
 from dataclasses import replace
 from typing import Final
@@ -30,9 +30,9 @@ _MESSAGE_LIMIT: Final = 2048
 _NOT_RUNNING: Final = "NotRunning"
 NO_PODS: Final = "NoPods"
 NO_PODS_S: Final = 30
-"""So long nobody wonders that there are no pods."""
+"""Seconds without pods that are normal after a start."""
 _STOPPING: Final = "Stopping"
-"""A pod of the running attempt is being deleted: the attempt is as good as over."""
+"""A pod of the running attempt is being deleted, so the attempt is about to end."""
 
 _TRAINER_ENDED: Final = "TrainerEnded"
 """A pod's trainer has ended, and another of its containers keeps the pod alive."""
@@ -56,7 +56,7 @@ def derive_conditions(
         observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
     )
     updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed.jobset, plan)]
-    # A restarted operator has heard nothing yet: what the last one said still stands.
+    # A restarted operator has no report yet: the judgement of the last one still stands.
     if reporting.status is not None or not _was_reported_before(job):
         updates.append(reporting)
     if plan.end is not None:
@@ -67,7 +67,7 @@ def derive_conditions(
 def update_conditions(
     job: CheckpointedTrainingJob, updates: tuple[ConditionUpdate, ...], *, now: float
 ) -> tuple[Condition, ...]:
-    """The conditions with these claims in them; a time moves only when a status does."""
+    """Merge `updates` into the job's conditions. A transition time changes only with the status."""
     before = {condition.type: condition for condition in job.status.conditions}
     after = dict(before)
     for update in updates:
@@ -87,7 +87,7 @@ def update_conditions(
 
 
 def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, history: JobHistory) -> Phase:
-    """Derived from the conditions; what none of them says is how a job that doesn't run came to that."""
+    """Sum up the conditions in one word. For a job that doesn't run, the history tells how it came to that."""
     true = {condition.type for condition in conditions if condition.status is ConditionStatus.TRUE}
     by_condition = (
         (ConditionType.COMPLETE, Phase.COMPLETE),
@@ -121,7 +121,7 @@ def _derive_running(
     waiting: str | None,
     now: float,
 ) -> ConditionUpdate:
-    """Whether all pods of the present attempt run; if not, what they wait for."""
+    """Check whether all pods of the present attempt run. If not, the message says what they wait for."""
     kind = ConditionType.RUNNING
     if observed.jobset is None:
         return ConditionUpdate(
@@ -197,7 +197,7 @@ def _derive_suspended(job: CheckpointedTrainingJob, jobset: JobSet | None, plan:
 def _derive_reporting(
     observed: Observed, history: JobHistory, *, running: bool, now: float, silence_s: int
 ) -> tuple[ConditionUpdate, float | None]:
-    """Whether reports arrive, and when it has to be asked again."""
+    """Check whether reports arrive. Also return in how many seconds to check again."""
     kind = ConditionType.REPORTING
     if not running or history.last_attempt is None:
         return ConditionUpdate(type=kind, status=False, reason=_NOT_RUNNING, message="no attempt runs"), None
@@ -223,7 +223,7 @@ def _derive_reporting(
 
 
 def _was_reported_before(job: CheckpointedTrainingJob) -> bool:
-    """Whether the reports of an attempt that already ran when this operator started were spoken of."""
+    """Check whether the status already judged the reports of an attempt that ran before this operator started."""
     conditions = {condition.type: condition for condition in job.status.conditions}
     running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
     was_running = running is not None and running.status is ConditionStatus.TRUE

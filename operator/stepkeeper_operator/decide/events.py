@@ -1,4 +1,4 @@
-"""Events: what a person wants to be told of the way from one status to the next."""
+"""Derive the Kubernetes events that tell a person how the status changed."""
 
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     Attempt,
@@ -16,7 +16,11 @@ _BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
 
 
 def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
-    """One note for each end of an attempt, change of its cause, resume, change of phase, and for missing pods."""
+    """List the events between two statuses.
+
+    There is one for each end of an attempt, corrected cause, resume, change of phase, refusal, and for
+    missing pods.
+    """
     return (
         *_derive_attempt_events(before, after),
         *_derive_phase_event(before, after),

@@ -1,4 +1,4 @@
-"""From what is seen to what is to be done. Pure: once a decision is applied, the next one is to do nothing."""
+"""Decide what to do for one job. Pure and idempotent: once a decision is applied, the next one does nothing."""
 
 from dataclasses import replace
 from typing import Final
@@ -50,7 +50,7 @@ _SHORTEST_WAIT_S: Final = 0.05
 def decide_job(
     job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings, *, now: float
 ) -> Decision:
-    """What to write, and when to look again."""
+    """Decide what to write, and when to look again."""
     if job.metadata.deletion_timestamp is not None:
         return Decision(status=job.status)
     if _finished_at(job) is not None:
@@ -149,7 +149,7 @@ def _decide_refused(job: CheckpointedTrainingJob, accepted: ConditionUpdate, *, 
 
 
 def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
-    """After the end: late commits are still shown, nothing runs any more, and the record is kept as long as asked."""
+    """Decide for a job that has ended: show late commits, stop what runs, delete the record after its time to live."""
     own = (
         observed.jobset
         if observed.jobset is not None and observed.jobset.owner_uid == job.metadata.uid
@@ -181,12 +181,12 @@ def _finished_at(job: CheckpointedTrainingJob) -> int | None:
 def _pace_write(
     job: CheckpointedTrainingJob, draft: Decision, *, since_s: float, progress_s: int
 ) -> Decision:
-    """The decision, with its write of the status put off if it comes too soon after the last one."""
+    """Postpone the write of the status if it comes too soon after the last one."""
     if draft.status == job.status:
         return draft
     minor = _without_progress(job.status) == _without_progress(draft.status)
     wait_s = (progress_s if minor else _MIN_WRITE_INTERVAL_S) - since_s
-    # What an action relies on has to be written down before it, however soon.
+    # These actions rely on the status: it is written before them, however soon after the last write.
     relied_on = any(isinstance(action, CreateJobSet | DeleteJobSet | SetSuspend) for action in draft.actions)
     if wait_s > 0 and not relied_on:
         return replace(draft, requeue_after_s=_find_soonest(draft.requeue_after_s, wait_s))
@@ -199,7 +199,7 @@ def _find_soonest(*waits_s: float | None) -> float | None:
 
 
 def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
-    """What is worth a write at once. Every minute is enough for the rest."""
+    """Leave out the parts of the status that are not worth a write at once. Every minute is enough for them."""
     checkpoint = status.checkpoint
     if checkpoint is not None:
         checkpoint = checkpoint.model_copy(update={"in_flight_step": None, "tail": None})

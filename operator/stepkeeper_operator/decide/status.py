@@ -1,4 +1,4 @@
-"""The status, from the books, the reports and the pods. Same facts, same status, byte for byte."""
+"""Derive the checkpoint and progress parts of the status from reports and pods. The same facts give the same bytes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ _MAX_ETA_S: Final = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """Committed checkpoints as far as they were reported."""
+    """The committed checkpoints as far as pods reported them."""
 
     checkpoint: CheckpointStatus | None
     new_commit: bool
-    """A commit is shown that the status didn't show before."""
+    """True if a commit is shown that the status didn't show before."""
 
 
 def mirror_storage(
     job: CheckpointedTrainingJob, observed: Observed, *, running: tuple[int, int] | None
 ) -> Mirror:
-    """The checkpoint part of the status. `running` is the ordinal of the present attempt."""
+    """Derive the checkpoint part of the status. `running` is the ordinal of the present attempt."""
     before = job.status.checkpoint or CheckpointStatus()
     after = before
     if observed.report is not None:
@@ -50,7 +50,7 @@ def mirror_storage(
 def clear_previous_attempt(
     checkpoint: CheckpointStatus | None, observed: Observed, *, ordinal: tuple[int, int]
 ) -> CheckpointStatus | None:
-    """What the attempt before saved and resumed from isn't shown as that of the one which has just begun."""
+    """Remove the previous attempt's save in flight and restored commit, unless the new attempt has already reported."""
     reported = observed.report is not None and observed.report.ordinal == ordinal
     if checkpoint is None or reported:
         return checkpoint
@@ -58,7 +58,7 @@ def clear_previous_attempt(
 
 
 def derive_progress(job: CheckpointedTrainingJob, observed: Observed) -> ProgressStatus | None:
-    """The progress part of the status."""
+    """Derive the progress part of the status."""
     before = job.status.progress
     if observed.report is None:
         return before
@@ -130,9 +130,9 @@ def _convert_commit(commit: Commit) -> CommitStatus:
 def _mirror_terminations(
     status: CheckpointStatus, job: CheckpointedTrainingJob, observed: Observed
 ) -> CheckpointStatus:
-    """A commit that only the termination message names: made when no report arrived any more.
+    """Add a commit that only a termination message names: it was made after the last report.
 
-    The tail stays: the next report knows the folder too.
+    The tail stays as it is: the next report also knows the commit's folder.
     """
     for evidence in observed.evidence:
         for pod in evidence.pods:

@@ -1,4 +1,4 @@
-"""The HTTPS endpoint that pods report to."""
+"""Serve the HTTPS endpoint that pods report to."""
 
 from stepkeeper_operator.endpoint.app import ReportEndpoint
 from stepkeeper_operator.endpoint.authentication import ReportAuthenticator, Reporter

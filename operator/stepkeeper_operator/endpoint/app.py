@@ -1,4 +1,4 @@
-"""POST /v1/namespaces/{namespace}/jobs/{name}/report: a Report in, a Directive out."""
+"""Answer POST /v1/namespaces/{namespace}/jobs/{name}/report: a Report in, a Directive out."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReportEndpoint:
-    """Take the reports of pods. `acting` says whether this operator holds the Lease."""
+    """Accept the reports of pods. `acting` says whether this operator holds the Lease."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ReportEndpoint:
         return app
 
     async def _handle_post(self, request: web.Request) -> web.Response:
-        """The answer to a report, or the refusal as JSON."""
+        """Answer a report with a directive, or with the refusal as JSON."""
         key = JobKey(request.match_info["namespace"], request.match_info["name"])
         try:
             directive = await self._accept_report(key, request)

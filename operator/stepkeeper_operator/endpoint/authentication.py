@@ -1,4 +1,4 @@
-"""Whose report it is: the token's pod, up its owners by uid to the job. Never a name in the body."""
+"""Authenticate a report: follow the token's pod up its owners, by uid, to the job. No name in the body is trusted."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ __all__ = ["ReportAuthenticator", "Reporter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reporter:
-    """A pod of the present attempt of a job."""
+    """The job and attempt that a reporting pod belongs to."""
 
     job_uid: str
     ordinal: tuple[int, int]
 
 
 class ReportAuthenticator:
-    """Follows the owners in the cache; what the watches haven't brought yet is asked for."""
+    """Follow the owners in the cache, and ask the API server for those that the watches haven't brought yet."""
 
     def __init__(self, cache: Cache, cluster: Cluster, tokens: TokenVerifier) -> None:
         self._cache = cache
@@ -29,7 +29,12 @@ class ReportAuthenticator:
         self._tokens = tokens
 
     async def authenticate(self, key: JobKey, token: str) -> Reporter:
-        """Who reports for the job. Raises ReportRefusedError with the HTTP status that says why not."""
+        """Find out which attempt of the job reports.
+
+        Raises:
+            ReportRefusedError: The token proves no pod of the present attempt. It has the HTTP status of
+                the answer.
+        """
         uid = await self._find_job_uid(key)
         bound = await self._tokens.verify(token, token_audience(uid))
         if bound is None:
@@ -88,7 +93,7 @@ class ReportAuthenticator:
 def _check_attempt(pod: Pod, jobset: JobSet) -> tuple[int, int]:
     if pod.ordinal is None:
         raise ReportRefusedError(403, f"pod {pod.name} lacks the labels of an attempt")
-    # A greater ordinal is news that the JobSet's watch hasn't brought yet.
+    # A greater ordinal means that the JobSet's watch is behind.
     if pod.ordinal < jobset.ordinal:
         raise ReportRefusedError(
             409, f"pod {pod.name} is of attempt {pod.ordinal}, {jobset.ordinal} runs now: stop reporting"

@@ -1,4 +1,4 @@
-"""/healthz and /metrics."""
+"""Serve /healthz and /metrics."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from stepkeeper_operator.metrics import Metrics
 __all__ = ["make_health_app"]
 
 _MAX_WATCH_AGE_S: Final = 1200
-"""A kubelet renews its node's status every 5 minutes at the latest: longer silence means that no watch works."""
+"""A kubelet renews its node's status at least every 5 minutes, so a longer silence means that no watch works."""
 
 
 def make_health_app(
@@ -23,7 +23,7 @@ def make_health_app(
     queue_length: Callable[[], int],
     clock: Callable[[], float] = time.time,
 ) -> web.Application:
-    """The application. That it answers shows that the loop lives."""
+    """Make the application. Any answer of it shows that the event loop lives."""
 
     async def healthz(_: web.Request) -> web.Response:
         age_s = clock() - cache.last_event_at

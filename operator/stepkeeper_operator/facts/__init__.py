@@ -1,4 +1,4 @@
-"""What the operator keeps of other objects: small frozen values, made from an object as the API server sends it."""
+"""Read objects of the API server into small frozen values that hold only what the operator uses."""
 
 from stepkeeper_operator.facts.config_map import ConfigMap, read_config_map
 from stepkeeper_operator.facts.job import Job, read_job

@@ -10,7 +10,7 @@ __all__ = ["ConfigMap", "read_config_map"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigMap:
-    """The ConfigMap with the name that the job's has, whoever made it."""
+    """The ConfigMap that has the name of the job's ConfigMap, whoever made it."""
 
     owner_uid: str | None
     """Uid of the object that controls it."""

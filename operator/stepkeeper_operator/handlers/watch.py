@@ -1,6 +1,7 @@
-"""Watches into the caches, caches into the queue. Nothing here decides anything, or writes to any object.
+"""Feed watches into the cache, and the jobs that they concern into the queue.
 
-kopf's high-level handlers put finalizers and annotations on objects; events and indices don't.
+Nothing here decides anything or writes to any object. kopf's high-level handlers put finalizers and
+annotations on objects; its events and indices don't.
 """
 
 import asyncio
@@ -20,12 +21,12 @@ _SERVER_TIMEOUT_S = 240
 _CLIENT_TIMEOUT_S = 270
 _CONNECT_TIMEOUT_S = 10
 _BURST_S = 0.25
-"""Pods, Jobs and JobSets change together; their watches don't arrive together."""
+"""Pods, Jobs and JobSets change together, but their watches don't arrive together."""
 
 
 class RecordObject(Protocol):
     def __call__(self, raw: Any, *, deleted: bool = False) -> tuple[JobKey, ...]:
-        """The cache knows the object; these jobs are concerned."""
+        """Record the object in the cache. Return the keys of the jobs that it concerns."""
 
 
 def make_registry(
@@ -35,9 +36,10 @@ def make_registry(
     synced: asyncio.Event,
     relisted: asyncio.Event,
 ) -> Any:
-    """Handlers for all kinds. `synced` is set once every kind has been listed into the cache.
+    """Register handlers for all kinds. `synced` is set once every kind has been listed into the cache.
 
-    `relisted` is set whenever a kind is listed: a watch that was broken says nothing of what went meanwhile.
+    `relisted` is set whenever a kind is listed: a watch that was broken doesn't announce what was deleted
+    meanwhile.
     """
     registry = kopf.OperatorRegistry()
     kinds: tuple[tuple[Resource, RecordObject, float], ...] = (
@@ -67,7 +69,7 @@ def make_registry(
 
 
 def make_settings() -> Any:
-    """Kopf without anything that writes to the cluster."""
+    """Configure kopf without anything that writes to the cluster."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -84,10 +86,10 @@ def make_settings() -> Any:
 async def run_watches(
     registry: Any, settings: Any, *, stop: asyncio.Event, started: Callable[[], None]
 ) -> None:
-    """Watches all namespaces until `stop`.
+    """Watch all namespaces until `stop` is set.
 
-    `started` is called once kopf has taken the process's signals, for the caller to take them back. Tasks that are
-    made later than this one are ended with it: kopf takes every such task for its own.
+    `started` is called once kopf has taken over the process's signals, so that the caller can take them back.
+    Tasks made after this one end with it, because kopf takes every such task for its own.
     """
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
@@ -112,7 +114,7 @@ def _watch(
 
     @kopf.index(*selector, registry=registry, id=f"list-{resource.plural}")
     async def listed(body: Any, **_: Any) -> None:
-        # kopf calls events only after the objects of all kinds have passed here: what is listed is complete then.
+        # kopf delivers events only after the objects of all kinds have passed here: the cache is complete then.
         record(dict(body))
 
     @kopf.on.event(*selector, registry=registry, id=f"watch-{resource.plural}")

@@ -1,4 +1,4 @@
-"""Keeping the books: an attempt for every start, a cause for every end, corrected while better evidence can come."""
+"""Update the history of a job: open an attempt for every start, close it with a cause at every end."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def update_history(
     now: float,
     reattribution_s: int,
 ) -> JobHistory:
-    """The books after everything that was observed. `jobset` is the job's own."""
+    """Update the history with everything that was observed. `jobset` is the job's own."""
     history = _load_history(job, new_commit=new_commit)
     history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
     history = _follow_jobset(history, job, observed, jobset, now=now)
@@ -61,12 +61,12 @@ def _follow_jobset(
 
 
 def close_for_edit(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
-    """The running attempt ends because its pods are to look different."""
+    """Close the running attempt because the user changed its pods."""
     return _close_as_requested(history, observed, EDITED, now=now) if history.is_running else history
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
-    """The running attempt says where it began and how far it is."""
+    """Record the steps that the running attempt reported: where it resumed and how far it is."""
     last = observed.report
     if last is None or not history.is_running or last.ordinal != history.ordinal:
         return history
@@ -83,7 +83,7 @@ def _load_history(job: CheckpointedTrainingJob, *, new_commit: bool) -> JobHisto
     restarts, bookkeeping = status.restarts, status.bookkeeping
     if new_commit and job.spec.restarts.reset_on_new_checkpoint:
         restarts = reset_failures(restarts)
-    # A person who suspends the job has seen what many unexplained restarts are waiting to be seen.
+    # A person who suspends the job has looked at it, which is what unexplained restarts wait for.
     if new_commit or job.spec.suspend:
         bookkeeping = bookkeeping.model_copy(update={"unexplained": 0})
     return JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=bookkeeping)
@@ -92,7 +92,7 @@ def _load_history(job: CheckpointedTrainingJob, *, new_commit: bool) -> JobHisto
 def _record_restarts(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
 ) -> JobHistory:
-    """Every restart that JobSet did in place has its attempt, also those that nobody watched."""
+    """Open an attempt for every restart that JobSet did in place, also for those that no operator watched."""
     counted_left = _count_unseen_failures(history, observed, jobset)
     while history.bookkeeping.restarts_seen < jobset.restarts:
         if not history.bookkeeping.started:
@@ -121,7 +121,7 @@ def _record_restarts(
 
 
 def _count_unseen_failures(history: JobHistory, observed: Observed, jobset: JobSet) -> int:
-    """How many of the restarts that JobSet counted as failures are of attempts whose end nobody saw."""
+    """Count the restarts that JobSet counted as failures and whose ends nobody saw."""
     ordinals = [(jobset.number, n) for n in range(history.bookkeeping.restarts_seen, jobset.restarts)]
     seen = sum(
         bool(_counts_as_failure(find_attempt_evidence(history.attempts, ordinal, observed)))
@@ -131,7 +131,7 @@ def _count_unseen_failures(history: JobHistory, observed: Observed, jobset: JobS
 
 
 def _counts_as_failure(evidence: AttemptEvidence | None) -> bool | None:
-    """Whether JobSet counts such an end as a failure, by the rules of its manifest; None: no end was seen."""
+    """Tell whether JobSet counts such an end as a failure, by the rules of its manifest. None: no end was seen."""
     if evidence is None:
         return None
     neutral = ("has condition ", f"exit code {ExitCode.SAVED.value} ")
@@ -143,7 +143,10 @@ def _counts_as_failure(evidence: AttemptEvidence | None) -> bool | None:
 
 
 def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
-    """One failed pod ends the gang: its Job has no retries. The Job says so a second later."""
+    """Tell whether the attempt has ended.
+
+    One failed pod ends it: its Job has no retries, and says so a second later.
+    """
     evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
     if evidence is None:
         return jobset.finished
@@ -167,7 +170,7 @@ def _close_as_requested(history: JobHistory, observed: Observed, message: str, *
 def _close_with_cause(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
 ) -> JobHistory:
-    """The last attempt has ended, for the cause that the evidence gives."""
+    """Close the last attempt with the cause that the evidence gives."""
     evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
     if jobset.completed:
         return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
@@ -177,7 +180,7 @@ def _close_with_cause(
 
 
 def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:
-    """Every pod exited 0: done, unless a notice made them."""
+    """Judge an end at which every pod exited 0: complete, unless a notice made them stop."""
     ends = [pod.termination for pod in evidence.pods if pod.termination is not None] if evidence else []
     notices = [end.notice for end in ends if end.notice is not None]
     last = observed.report

@@ -1,4 +1,4 @@
-"""How many restarts there are left, by cause, and how long to wait before the next."""
+"""Count how many restarts are left, by cause, and compute the wait before the next."""
 
 from typing import Final
 
@@ -31,24 +31,24 @@ _DISRUPTIONS: Final = frozenset(
 
 
 def count_failures(restarts: RestartsStatus) -> int:
-    """Restarts after application failures that count now."""
+    """Count the restarts after application failures that count now."""
     return sum(
         entry.counted_towards_limit for entry in restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR
     )
 
 
 def count_restart(restarts: RestartsStatus, cause: str) -> RestartsStatus:
-    """One restart more, for that cause."""
+    """Add one restart for that cause."""
     return _add_restarts(restarts, cause, 1)
 
 
 def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:
-    """One restart had another cause than it was counted for."""
+    """Move one restart to another cause than it was counted for."""
     return _add_restarts(_add_restarts(restarts, source, -1), target, 1)
 
 
 def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
-    """No failure counts any more: there is a new commit."""
+    """Set the count of failures to 0, after a new commit."""
     if count_failures(restarts) == 0:
         return restarts
     by_cause = tuple(
@@ -61,7 +61,7 @@ def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
 
 
 def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
-    """Disruptions count towards their limit if there is one: nobody may take them for failures that are used up."""
+    """Count disruptions towards their limit only if there is one: nobody may take them for used-up failures."""
     limited = spec.max_disruptions is not None
     by_cause = tuple(
         entry.model_copy(update={"counted_towards_limit": entry.count if limited else 0})
@@ -75,9 +75,9 @@ def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsS
 def explain_exhausted_budget(
     spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, restarted: bool
 ) -> str | None:
-    """Why there is no restart left for an attempt that ended for `cause`; None if there is one.
+    """Explain why no restart is left for an attempt that ended for `cause`. Return None if there is one.
 
-    `restarted` says that JobSet has already restarted it, and that this restart is counted in `restarts`.
+    `restarted` says that JobSet has already restarted it and that `restarts` includes this restart.
     """
     taken = 1 if restarted else 0
     if cause == Cause.APPLICATION_ERROR and count_failures(restarts) - taken >= spec.max_failures:
@@ -93,9 +93,10 @@ def explain_exhausted_budget(
 
 
 def compute_backoff_s(spec: BackoffSpec, restarts: RestartsStatus, cause: str, *, unexplained: int) -> int:
-    """How long to wait before a new JobSet: doubled with each failure that counts, nothing after disruptions.
+    """Compute the seconds to wait before a new JobSet: doubled with each counted failure, 0 after disruptions.
 
-    `unexplained` ends in a row whose cause is a guess count like failures: it may well be the application.
+    `unexplained` ends in a row whose cause is a guess count like failures: they may well be the
+    application's.
     """
     failures = count_failures(restarts) if cause == Cause.APPLICATION_ERROR else None
     if failures is None and unexplained == 0:

@@ -1,4 +1,4 @@
-"""Why an attempt ended, from what was seen of its pods."""
+"""Find why an attempt ended, from the evidence of its pods."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ _BY_RULE: Final = {
 
 
 class Verdict(Enum):
-    """What an end means for the job."""
+    """The consequence of an end for the job."""
 
     RESTART = "restart"
     FENCED = "fenced"
@@ -55,18 +55,21 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Why an attempt ended, as far as is known."""
+    """The cause of an attempt's end, as far as it is known."""
 
     cause: str
     message: str
     node: str | None = None
     verdict: Verdict = Verdict.RESTART
     explained: bool = True
-    """False: it is a guess, open to any evidence."""
+    """False: the cause is a guess, and any evidence replaces it."""
 
 
 def find_cause(evidence: AttemptEvidence | None, known: Circumstances) -> Finding:
-    """The best finding. Disruptions come before failures: who survives one fails soon after, and is seen first."""
+    """Find the best explanation.
+
+    Disruptions come before failures: survivors of a disruption fail soon after and are seen first.
+    """
     pods = () if evidence is None else tuple(sorted(evidence.pods, key=_sort_key))
     finding = (
         _check_fenced(pods)
@@ -139,7 +142,7 @@ def _check_node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | N
 
 
 def _check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
-    """A node that restarts knows only that its containers are gone, and makes up their exit codes."""
+    """Check for a node that restarted: it knows only that its containers are gone, and makes up their exit codes."""
     for pod in pods:
         made_up = pod.exit_reason in _MADE_UP and pod.termination is None and pod.exit_code is not None
         if made_up and not was_killed(pod):
@@ -177,7 +180,10 @@ def _check_failed(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None
 
 
 def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
-    """Init containers and sidecars are the application's own. A trainer that failed too speaks for itself."""
+    """Check init containers and sidecars, which are the application's own.
+
+    A trainer that failed too is judged first.
+    """
     for pod in pods:
         other = pod.other_failure
         alone = pod.phase == "Failed" and pod.code in {None, ExitCode.DONE}
@@ -216,7 +222,7 @@ def _check_deleted(pods: tuple[Pod, ...]) -> Finding | None:
 
 
 def _check_job_message(evidence: AttemptEvidence | None, known: Circumstances) -> Finding | None:
-    """The Job's message is left when the pods are gone."""
+    """Check the Job's message, which is left when the pods are gone."""
     for job in () if evidence is None else evidence.failed_jobs:
         message = job.failure_message
         if f"exit code {ExitCode.FENCED.value} " in message:

@@ -1,4 +1,4 @@
-"""Gather what is known of an attempt's end besides its pods."""
+"""Gather the facts about an attempt's end other than its pods."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ __all__ = ["Circumstances", "gather_circumstances"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What is known besides the pods."""
+    """The facts about an attempt's end other than its pods."""
 
     nodes: Mapping[str, Node]
     spot: bool
-    """The job asked for Spot machines: what a node that is gone was."""
+    """True if the job asked for Spot machines: this tells what a node that is gone was."""
 
     committed: bool
-    """The attempt committed a checkpoint."""
+    """True if the attempt committed a checkpoint."""
 
     notice: str | None
-    """The notice that its reports named."""
+    """The notice of a disruption that its reports named."""
 
     fatal_codes: frozenset[int]
     counted: bool | None
-    """Whether JobSet took the end for a failure; None: it hasn't judged."""
+    """True if JobSet took the end for a failure. None: it hasn't judged yet."""
 
     rule: str | None
-    """The JobSet rule that matched."""
+    """Name of the JobSet rule that matched."""
 
 
 def gather_circumstances(
@@ -44,7 +44,7 @@ def gather_circumstances(
     counted: bool | None,
     rule: str | None,
 ) -> Circumstances:
-    """Collect what is known of the end of `attempt` besides its pods."""
+    """Gather the facts about the end of `attempt`."""
     report = observed.report
     ours = evidence is not None and report is not None and report.ordinal == evidence.ordinal
     return Circumstances(

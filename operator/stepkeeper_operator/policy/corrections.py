@@ -22,7 +22,7 @@ __all__ = ["correct_cause"]
 def correct_cause(
     history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float, reattribution_s: int
 ) -> JobHistory:
-    """The newest ended attempt has the cause that the evidence gives by now.
+    """Give the newest ended attempt the cause that the evidence shows by now.
 
     The survivors of a lost node fail long before the node is seen to be lost.
     """
@@ -51,7 +51,7 @@ def correct_cause(
 def _find_evidence_of_ended(
     history: JobHistory, closed: tuple[Attempt, ...], observed: Observed
 ) -> AttemptEvidence | None:
-    """What was seen of the newest ended attempt itself: another one's evidence says nothing of it."""
+    """Find the evidence of the newest ended attempt itself: another attempt's evidence proves nothing about it."""
     number, restarts = history.ordinal
     if history.is_running:
         restarts -= 1
@@ -69,7 +69,7 @@ def _find_evidence_of_ended(
 
 
 def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> JobHistory:
-    """The attempt has the cause that was found, and the restart after it counts for that one."""
+    """Replace the attempt's cause, and count the restart after it for the new cause."""
     assert attempt.cause is not None  # the caller has looked at it
     corrected = attempt.model_copy(
         update={"cause": finding.cause, "node": finding.node, "message": finding.message[:MESSAGE_LIMIT]}
@@ -82,7 +82,7 @@ def _replace_cause(history: JobHistory, attempt: Attempt, finding: Finding) -> J
 
 
 def _keep_known_cause(attempt: Attempt, finding: Finding) -> Finding:
-    """What was found when there was evidence holds when there is none any more."""
+    """Keep the cause that was found while there was evidence, now that there is none."""
     if finding.explained or attempt.cause is None:
         return finding
     return replace(finding, cause=attempt.cause, message=attempt.message or "", node=attempt.node)

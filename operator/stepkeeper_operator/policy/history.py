@@ -1,4 +1,4 @@
-"""The books: the table of attempts, what restarts cost, and the operator's own notes. Opening and closing entries."""
+"""Open and close attempts in the history of a job."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -31,20 +31,20 @@ SUSPENDED: Final = "suspended"
 EDITED: Final = "spec.template or spec.placement was changed"
 DELETED: Final = "its JobSet was deleted"
 REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
-"""Messages of ends that need no evidence: what the pods do then says nothing."""
+"""Messages of ends that need no evidence: somebody asked for them, so the pods' ends prove nothing."""
 
 MESSAGE_LIMIT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHistory:
-    """The part of the status that says what was started, why it ended and what that cost."""
+    """The part of the status that tells which attempts ran, why they ended and what that cost."""
 
     attempts: tuple[Attempt, ...]
     restarts: RestartsStatus
     bookkeeping: Bookkeeping
     finding: Finding | None = None
-    """Of the last attempt, if it has ended."""
+    """The finding about the last attempt, if it has ended."""
 
     @property
     def last_attempt(self) -> Attempt | None:
@@ -57,12 +57,12 @@ class JobHistory:
 
     @property
     def ordinal(self) -> tuple[int, int]:
-        """Of the last attempt of the current JobSet."""
+        """The ordinal of the last attempt of the current JobSet."""
         return (self.bookkeeping.job_sets - 1, self.bookkeeping.restarts_seen)
 
 
 def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
-    """The next attempt runs, and the restart that it is counts for the cause of the last one's end."""
+    """Add the next attempt, and count the restart for the cause of the last attempt's end."""
     last = history.last_attempt
     restarts = history.restarts
     if last is not None and last.cause is not None:
@@ -82,7 +82,7 @@ def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobH
 def close_attempt(
     history: JobHistory, evidence: AttemptEvidence | None, finding: Finding, *, now: float
 ) -> JobHistory:
-    """The last attempt has ended as was found."""
+    """Close the last attempt with `finding`."""
     attempt = history.attempts[-1]
     closed = attempt.model_copy(
         update={
@@ -106,9 +106,10 @@ def close_attempt(
 def find_attempt_evidence(
     attempts: tuple[Attempt, ...], ordinal: tuple[int, int], observed: Observed
 ) -> AttemptEvidence | None:
-    """What was seen of the last of these attempts.
+    """Find the evidence of the last of these attempts.
 
-    A suspension leaves JobSet's count of restarts as it is: the pods of two attempts bear the same labels then.
+    A suspension doesn't change JobSet's count of restarts, so the pods of two attempts have the same labels
+    then.
     """
     evidence = observed.find_evidence(ordinal)
     before = attempts[-2] if len(attempts) > 1 else None
@@ -119,7 +120,7 @@ def find_attempt_evidence(
 
 
 def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
-    """When the first pod of the books' ordinal was made, as far as any was seen."""
+    """Return when the first pod of the history's ordinal was made, or `now` if none was seen."""
     evidence = observed.find_evidence(history.ordinal)
     created = [pod.created_at for pod in evidence.pods] if evidence is not None else []
     return min([*created, now])

@@ -1,4 +1,4 @@
-"""Pods that died with their node. Nobody else says so, or removes them: JobSet waits for them for ever."""
+"""Find pods that died with their node. Nobody else fails or deletes them, and JobSet would wait for them for ever."""
 
 from stepkeeper_operator.decision import GiveUpPod
 from stepkeeper_operator.facts import Node, Pod
@@ -12,11 +12,12 @@ _LOOK_AGAIN_S = 5.0
 def find_lost_pods(
     observed: Observed, *, now: float, uptime_s: int
 ) -> tuple[tuple[GiveUpPod, ...], float | None]:
-    """Pods to be marked Failed and taken away, and after how many seconds to look again.
+    """Find the pods to fail and delete, and the seconds after which to look again.
 
-    A pod is lost only if its deletion is overdue, nothing was heard of its node for as long as its grace period,
-    nothing of its attempt was reported since, the operator has watched for a while, and fewer than half of all nodes
-    are silent: else it is the control plane that lost touch. Its writer may still run; storage fences it.
+    A pod is lost only if all of these hold. Its deletion is overdue. Its node has been silent for as long as
+    its grace period. Its attempt has not reported since. The operator has watched for a while. Fewer than
+    half of all nodes are silent: otherwise the control plane has lost touch. The pod's writer may still run;
+    storage fences it.
     """
     waiting = [
         pod
@@ -35,7 +36,7 @@ def find_lost_pods(
 
 
 def _is_done(pod: Pod) -> bool:
-    """Nothing is left to do: its end is known and its object goes without its kubelet."""
+    """Return True if nothing is left to do: its end is known and its object goes without its kubelet."""
     return pod.terminal and pod.grace_s == 0
 
 

@@ -1,4 +1,4 @@
-"""What happens to the JobSet next: made, kept, suspended, replaced, or over."""
+"""Plan what happens to the JobSet next: make, keep, suspend or replace it, or end the job."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -27,16 +27,16 @@ _BACKING_OFF: Final = "it waits after a failure, until status.bookkeeping.notBef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The JobSet's part of a decision."""
+    """The part of a decision that is about the JobSet."""
 
     history: JobHistory
     job_set: JobSetRef | None
-    """For status.resources."""
+    """Value for status.resources."""
 
     actions: tuple[Action, ...] = ()
     end: JobEnd | None = None
     waiting: str | None = None
-    """What a job without a running attempt waits for."""
+    """The reason why a job without a running attempt waits, for people."""
 
     look_again_s: float | None = None
 
@@ -50,7 +50,7 @@ def plan_next(
     settings: OperatorSettings,
     now: float,
 ) -> Plan:
-    """The next step from these books. `jobset` is the job's own."""
+    """Plan the next step from this history. `jobset` is the job's own."""
     if jobset is None:
         return _plan_without_jobset(job, observed, history, settings=settings, now=now)
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
@@ -67,7 +67,7 @@ def plan_next(
 
 
 def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
-    """After the job's end no pod of it runs; the pods of a JobSet that ended by itself are kept for their logs."""
+    """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs."""
     if jobset is None or jobset.finished or jobset.deleting:
         return ()
     return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _set_suspend(jobset, suspend=True)
@@ -88,7 +88,7 @@ def _plan_without_jobset(
     if end := _judge_last_end(job, history, restarted=False):
         return Plan(history=history, job_set=None, end=end)
     if _number_was_used(job, history):
-        # The number of a JobSet is written down before it is made, and never given to a second one.
+        # Reserve the JobSet's number in the status before it is made: no second JobSet may get it.
         used = history.bookkeeping.model_copy(
             update={
                 "job_sets": history.bookkeeping.job_sets + 1,
@@ -105,7 +105,7 @@ def _plan_without_jobset(
     if wait_s > 0:
         return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s)
     if observed.leftover is not None:
-        # Two gangs at once would fight for the storage, and two Jobs can't have one name.
+        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
         return replace(plan, waiting=_describe_leftover(observed.leftover), look_again_s=JOBSET_RECHECK_S)
     manifest = build_jobset(
         job,
@@ -126,7 +126,7 @@ def _describe_leftover(leftover: Leftover) -> str:
 
 
 def _number_was_used(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """The last number that was written down had its JobSet."""
+    """Return True if a JobSet was made with the last reserved number."""
     resources = job.status.resources
     return history.bookkeeping.job_sets == 0 or (resources is not None and resources.job_set is not None)
 
@@ -135,7 +135,7 @@ def _count_failures_left(job: CheckpointedTrainingJob, history: JobHistory) -> i
     counted = count_failures(history.restarts)
     last = history.last_attempt
     if last is not None and last.cause == "ApplicationError":
-        counted += 1  # the restart that this JobSet is
+        counted += 1  # this JobSet is itself a restart
     return max(0, job.spec.restarts.max_failures - counted)
 
 
@@ -176,7 +176,7 @@ def _plan_after_failure(
 
 def _plan_while_alive(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
     history = plan.history
-    # An attempt that has just ended is JobSet's to act on first, unless no restart of it can be right.
+    # JobSet acts first on an attempt that has just ended, unless no restart of it can be right.
     final = history.finding is not None and history.finding.verdict is not Verdict.RESTART
     to_judge = _has_unrecorded_end(job, history) if history.is_running else final
     if to_judge and (end := _judge_last_end(job, history, restarted=history.is_running)):
@@ -189,9 +189,9 @@ def _plan_while_alive(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) 
 
 
 def _has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
-    """Whether the running attempt, or the cause of the end before it, isn't written down yet.
+    """Return True if the status lacks the running attempt, or the cause of the end before it.
 
-    What was judged once stands: an edit of the budgets ends no attempt that was allowed to start.
+    A judgement is final: an edit of the budgets ends no attempt that was allowed to start.
     """
     ended, known = _find_newest_ended(history), job.status.attempts
     if (
@@ -205,7 +205,7 @@ def _has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bo
 
 
 def _judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:
-    """The end of the job, if its newest ended attempt leaves no restart."""
+    """Return the end of the job if its newest ended attempt leaves no restart."""
     attempt = _find_newest_ended(history)
     if attempt is None or not attempt.cause:
         return None
@@ -230,11 +230,11 @@ def _find_newest_ended(history: JobHistory) -> Attempt | None:
 
 
 def _set_backoff(job: CheckpointedTrainingJob, history: JobHistory, now: float) -> tuple[JobHistory, float]:
-    """The books with the time of the next start in them, and how far away it is."""
+    """Set the time of the next start in the history. Also return the seconds until then."""
     last = history.last_attempt
     if last is None or last.end is None or not last.cause:
         return history, 0.0
-    # What was asked for says nothing of the guesses before it.
+    # An end that somebody asked for proves nothing about the guesses before it.
     unexplained = 0 if last.message in REQUESTED_ENDS else history.bookkeeping.unexplained
     wait_s = compute_backoff_s(
         job.spec.restarts.backoff, history.restarts, last.cause, unexplained=unexplained

@@ -1,4 +1,4 @@
-"""Pods that outlived their Job, which nobody else would delete."""
+"""Find pods that outlived their Job and that nobody else would delete."""
 
 from typing import Final
 
@@ -9,16 +9,16 @@ from stepkeeper_operator.policy.history import JobHistory
 __all__ = ["ORPHAN_WAIT_S", "find_orphans"]
 
 ORPHAN_WAIT_S: Final = 60
-"""So long they are the garbage collector's, which deletes them within seconds as long as it sees them."""
+"""Seconds left to the garbage collector, which deletes such pods within seconds if it sees them."""
 
 
 def find_orphans(
     observed: Observed, history: JobHistory, *, now: float
 ) -> tuple[tuple[DeletePod, ...], float | None]:
-    """The pods to delete, and when to look again.
+    """Find the pods to delete, and the seconds after which to look again.
 
-    A garbage collector whose watches were broken while a JobSet was deleted can lose sight of its pods. They run on,
-    with an owner that doesn't exist, and no next gang can start beside them.
+    A garbage collector whose watches were broken while a JobSet was deleted can lose sight of its pods. They
+    run on with an owner that doesn't exist, and no next attempt can start beside them.
     """
     orphans = () if observed.leftover is None else observed.leftover.orphans
     last = history.last_attempt

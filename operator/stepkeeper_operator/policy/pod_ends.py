@@ -1,4 +1,4 @@
-"""Read from a pod how its containers ended."""
+"""Tell from a pod how its containers ended."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ __all__ = ["describe_failure", "ended_by_deletion", "last_error_line", "was_kill
 
 _KILLED: Final = {137, 143}
 _CLOCK_SKEW_S: Final = 1
-"""A node's clock says when a pod ended, the API server's when its deletion was asked for."""
+"""The pod's end has the node's clock, the request for its deletion has the API server's."""
 
 
 def was_killed(pod: Pod) -> bool:
@@ -19,7 +19,7 @@ def was_killed(pod: Pod) -> bool:
 
 
 def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: float | None) -> bool:
-    """Its end was somebody else's wish: the Job's, after another pod had failed, or a person's.
+    """Return True if somebody else ended it: its Job after another pod had failed, or a person.
 
     A pod that ended by itself is deleted too, but after its end.
     """

@@ -1,4 +1,4 @@
-"""What keeps a job from being run at all, in words that say what to change."""
+"""Find problems that keep a job from running at all. Each message says what to change."""
 
 from typing import Final
 
@@ -13,11 +13,11 @@ __all__ = ["check_acceptance"]
 
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
 _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
-"""What the Job controller gives every pod: a Job whose template says otherwise is refused when nobody looks."""
+"""Labels that the Job controller sets on every pod. It silently fails to make pods whose template says otherwise."""
 
 
 def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
-    """Condition Accepted. Most of it the API server refuses already; this is for what it can't see."""
+    """Derive condition Accepted. The API server refuses most problems already; this finds those that it can't see."""
     problem = _find_unknown_fields(job) or _find_template_problem(job) or _find_name_conflict(job, observed)
     if problem is not None:
         reason, message = problem
@@ -26,7 +26,7 @@ def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Condit
 
 
 def _find_unknown_fields(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
-    """Where the admission policy that the chart installs is absent, or knows a newer CRD than this operator."""
+    """Find unknown fields where the chart's admission policy is absent or knows a newer CRD than this operator."""
     fields = ", ".join(f"spec.{path}" for path in job.spec.unknown_fields())
     if not fields:
         return None

@@ -1,4 +1,4 @@
-"""A cluster in memory, for tests of the operator: objects, and a JobSet controller that obeys their manifests."""
+"""Simulate a cluster in memory for tests of the operator: objects, and controllers that obey their manifests."""
 
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers

@@ -1,4 +1,4 @@
-"""Objects with names, uids and versions: `Cluster` without a server."""
+"""Keep objects with names, uids and versions: `Cluster` without a server."""
 
 import copy
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Place = tuple[str, str | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write that was asked for."""
+    """One requested write."""
 
     verb: str
     plural: str
@@ -26,7 +26,7 @@ class Write:
 
 
 class FakeCluster(Cluster):
-    """Keeps objects; tells `on_change` of every change as a watch would. `writes` has what clients asked for."""
+    """Keep objects and call `on_change` for every change, as a watch would. `writes` lists what clients requested."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class FakeCluster(Cluster):
         self.objects: dict[Place, dict[str, Any]] = {}
         self.writes: list[Write] = []
         self.refusals: dict[tuple[str, str], ApiError] = {}
-        """By verb and plural: what the next such write is answered with, until it is taken out."""
+        """By verb and plural: the error that such a write gets until it is removed here."""
         self.on_change: Callable[[str, RawObject, bool], None] = lambda _plural, _raw, _deleted: None
 
     @override
@@ -116,7 +116,7 @@ class FakeCluster(Cluster):
             self.mark_deleted(resource.plural, namespace, name, grace_s=0)
 
     def put(self, plural: str, raw: RawObject) -> RawObject:
-        """The object is kept under its name, with a new version, and its watchers know."""
+        """Store the object under its name with a new version, and tell its watchers."""
         body = copy.deepcopy(dict(raw))
         meta = body["metadata"]
         self._version += 1
@@ -130,7 +130,7 @@ class FakeCluster(Cluster):
         return copy.deepcopy(body)
 
     def mark_deleted(self, plural: str, namespace: str, name: str, *, grace_s: int) -> None:
-        """The object has a deletionTimestamp."""
+        """Give the object a deletionTimestamp."""
         raw = self.objects[(plural, namespace, name)]
         if "deletionTimestamp" not in raw["metadata"]:
             when = {
@@ -140,18 +140,18 @@ class FakeCluster(Cluster):
             self.put(plural, {**raw, "metadata": raw["metadata"] | when})
 
     def release_pod(self, namespace: str, name: str) -> None:
-        """Nothing but its Job's finalizer keeps the pod."""
+        """Let the pod go as far as its kubelet is concerned: only its Job's finalizer still keeps it."""
         raw = self.objects[("pods", namespace, name)]
         self.put("pods", {**raw, "metadata": raw["metadata"] | {"deletionGracePeriodSeconds": 0}})
 
     def remove(self, plural: str, namespace: str | None, name: str) -> None:
-        """The object is gone, and its watchers know."""
+        """Remove the object, and tell its watchers."""
         raw = self.objects.pop((plural, namespace, name), None)
         if raw is not None:
             self.on_change(plural, raw, True)  # a plain callable
 
     def list_objects(self, plural: str) -> list[dict[str, Any]]:
-        """Every object of a kind, by name."""
+        """List the objects of a kind, sorted by name."""
         return [
             raw for place, raw in sorted(self.objects.items(), key=lambda i: str(i[0])) if place[0] == plural
         ]

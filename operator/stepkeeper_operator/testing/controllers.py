@@ -1,6 +1,6 @@
-"""What JobSet, the Job controller and kubelets do, as far as an operator can tell the difference.
+"""Simulate JobSet, the Job controller and kubelets, as far as an operator can tell the difference.
 
-Every rule is read from the manifest that the operator made, none is assumed.
+Every rule is read from the manifest that the operator made; none is assumed.
 """
 
 import re
@@ -17,7 +17,7 @@ Raw = dict[str, Any]
 
 
 class FakeControllers:
-    """`sync` brings everything to rest; pods end when `end_pod` says so or when their Job stops them."""
+    """Run the controllers. `sync` brings everything to rest; pods end by `end_pod` or when their Job stops them."""
 
     def __init__(
         self, cluster: FakeCluster, clock: Callable[[], float], *, node_names: tuple[str, ...]
@@ -29,14 +29,14 @@ class FakeControllers:
         """Nodes whose kubelet does nothing any more."""
 
     def sync(self) -> None:
-        """JobSets and Jobs have done all that there is to do."""
+        """Let JobSets and Jobs do all that there is to do."""
         for _ in range(6):
             for jobset in self._cluster.list_objects("jobsets"):
                 self._sync_jobset(jobset)
         self._collect_garbage()
 
     def end_pod(self, pod: Raw, code: int, *, message: str = "", finished_at: float | None = None) -> None:
-        """The trainer of the pod exited."""
+        """End the trainer of the pod with that exit code."""
         when = render_time(self._clock() if finished_at is None else finished_at)
         ended = {
             "exitCode": code,
@@ -51,7 +51,7 @@ class FakeControllers:
         self._cluster.put("pods", self._get_pod(pod) | {"status": self._get_pod(pod)["status"] | status})
 
     def disrupt(self, pod: Raw, reason: str, *, grace_s: int = 30) -> None:
-        """The pod gets a DisruptionTarget and, but from a kubelet that shuts down, is deleted."""
+        """Give the pod a DisruptionTarget and delete it, except for a kubelet that shuts down."""
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
         present = self._get_pod(pod)
         self._cluster.put("pods", present | {"status": present["status"] | {"conditions": [condition]}})
@@ -163,7 +163,7 @@ class FakeControllers:
         )
 
     def _stop_job(self, job: Raw, *, keep: bool = False) -> bool:
-        """The Job's pods have ended, and unless `keep`, are gone with it. False: a kubelet is not heard of."""
+        """End the Job's pods and, unless `keep`, remove them and the Job. Return False if a kubelet is silent."""
         for pod in self._list_owned("pods", job["metadata"]["uid"]):
             meta = pod["metadata"]
             if pod["status"]["phase"] in {"Failed", "Succeeded"}:
@@ -182,7 +182,10 @@ class FakeControllers:
         return True
 
     def _is_held(self, pod: Raw) -> bool:
-        """An object that is being deleted with grace goes only when its kubelet says that its containers have ended."""
+        """Return True for a pod that is deleted with grace on a stuck node.
+
+        Such a pod goes only when its kubelet says that its containers have ended.
+        """
         return (
             pod["spec"]["nodeName"] in self.stuck and pod["metadata"].get("deletionGracePeriodSeconds", 0) > 0
         )
@@ -223,7 +226,7 @@ class FakeControllers:
         )
 
     def _collect_garbage(self) -> None:
-        """Garbage collection: what has lost its owner goes."""
+        """Remove the objects that have lost their owner."""
         uids = {raw["metadata"]["uid"] for raw in self._cluster.objects.values()}
         for plural in ("jobs", "pods"):
             for raw in self._cluster.list_objects(plural):

@@ -1,4 +1,4 @@
-"""One job in a cluster in memory, reconciled by the shipped code."""
+"""Run one job in a cluster in memory, reconciled by the shipped code."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _NODES = ("n1", "n2", "n3", "n4")
 
 
 def training_job(**spec: Any) -> dict[str, Any]:
-    """A manifest of job default/lm on two hosts; `spec` overrides or adds fields of the spec."""
+    """Make a manifest of job default/lm on two hosts. `spec` overrides or adds fields of the spec."""
     container = {"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}
     base = {
         "placement": {"hosts": {"count": 2}},
@@ -40,7 +40,10 @@ def training_job(**spec: Any) -> dict[str, Any]:
 
 
 class World:
-    """Time stands still unless it is moved; watches bring every change at once."""
+    """A cluster, its controllers and one operator.
+
+    Time stands still unless it is moved; watches bring every change at once.
+    """
 
     def __init__(self, *, now: float = 1_800_000_000.0, spot: bool = False, **spec: Any) -> None:
         self.now = now
@@ -74,14 +77,14 @@ class World:
         )
 
     def restart_operator(self) -> None:
-        """A new operator process: what it remembers is what it lists."""
+        """Start a new operator process. It knows only what it lists."""
         self._start_operator()
         for plural in ("checkpointedtrainingjobs", "jobsets", "jobs", "pods", "nodes"):
             for raw in self.cluster.list_objects(plural):
                 self._watch(plural, raw, deleted=False)
 
     def delay_watches(self, *plurals: str) -> None:
-        """The watches of these kinds are late."""
+        """Hold back the watches of these kinds."""
         watch = self._watch
 
         def late(plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
@@ -93,21 +96,21 @@ class World:
         self.cluster.on_change = late
 
     def deliver_watches(self) -> None:
-        """What was held back arrives."""
+        """Deliver the watch events that were held back."""
         self.cluster.on_change = self._watch
         while self._delayed:
             self._watch(*self._delayed.pop(0))
 
     def stop_operator(self) -> None:
-        """No operator watches any more."""
+        """Stop the operator: it watches nothing any more."""
         self.cluster.on_change = lambda _plural, _raw, _deleted: None
 
     async def reconcile(self) -> float | None:
-        """One reconcile. Answers in how many seconds the operator wants to look again."""
+        """Reconcile once. Return in how many seconds the operator wants to look again."""
         return await self.reconciler.reconcile(_KEY)
 
     async def run_until_settled(self, *, rounds: int = 12) -> None:
-        """Operator and controllers in turn, a few seconds apart, until neither has more to do."""
+        """Run operator and controllers in turn, a few seconds apart, until neither has more to do."""
         for _ in range(rounds):
             await self.reconcile()
             self.controllers.sync()
@@ -115,35 +118,35 @@ class World:
         await self.reconcile()
 
     async def record_writes(self, *, rounds: int = 1) -> list[str]:
-        """What is written in so many reconciles: nothing, in a cluster at rest."""
+        """Reconcile so many times and return the writes. There are none in a cluster at rest."""
         self.cluster.writes.clear()
         for _ in range(rounds):
             await self.reconcile()
         return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
 
     def receive_report(self, report: Report, *, ordinal: tuple[int, int] | None = None) -> None:
-        """A pod of the present attempt reported."""
+        """Receive a report from a pod of the present attempt."""
         jobset = self.cache.get_jobset(_KEY)
         present = (0, 0) if jobset is None else jobset.ordinal
         last = LastReport(report=report, ordinal=ordinal or present, received_at=self.now)
         self.reports.add_report(self.job.metadata.uid, last)
 
     def preempt(self, index: int = 0) -> None:
-        """The kubelet of a Spot machine ends a pod; the trainer saves on all hosts and stops."""
+        """Let the kubelet of a Spot machine end a pod. The trainer saves on all hosts and stops."""
         self.controllers.disrupt(self.pods[index], "TerminationByKubelet")
         for pod in self.pods:
             message = termination_message(ExitCode.SAVED, notice="sigterm", step=120, root="r", sequence=7)
             self.controllers.end_pod(pod, ExitCode.SAVED, message=message)
 
     def lose_node(self, name: str) -> None:
-        """The node is not heard of any more."""
+        """Silence the kubelet of the node."""
         self.controllers.stuck.add(name)
         node = self.cluster.objects["nodes", None, name]
         unknown = {"type": "Ready", "status": "Unknown", "lastTransitionTime": render_time(self.now)}
         self.cluster.put("nodes", node | {"status": {"conditions": [unknown]}})
 
     def edit(self, **spec: Any) -> None:
-        """The user changed the spec."""
+        """Change the spec as a user would."""
         raw = self.cluster.objects["checkpointedtrainingjobs", *_KEY]
         meta = raw["metadata"] | {"generation": raw["metadata"]["generation"] + 1}
         self.cluster.put("checkpointedtrainingjobs", raw | {"metadata": meta, "spec": raw["spec"] | spec})
@@ -157,16 +160,16 @@ class World:
         return self.job.status
 
     def phase(self) -> Phase | None:
-        """Now; a property's value would be taken for unchanged by type checkers."""
+        """Return the present phase. A method, because type checkers take a property's value for unchanged."""
         return self.status.phase
 
     @property
     def causes(self) -> list[str | None]:
-        """Of the attempts; None for one that runs."""
+        """The causes of the attempts; None for one that runs."""
         return [attempt.cause for attempt in self.status.attempts]
 
     def condition(self, kind: str) -> tuple[ConditionStatus, str] | None:
-        """Status and reason."""
+        """Return status and reason of a condition."""
         return next(((c.status, c.reason) for c in self.status.conditions if c.type == kind), None)
 
     @property
@@ -179,7 +182,7 @@ class World:
 
     @property
     def events(self) -> list[str]:
-        """Reasons of the events, in their order."""
+        """The reasons of the events, in their order."""
         raws = sorted(
             self.cluster.list_objects("events"), key=lambda raw: int(raw["metadata"]["resourceVersion"])
         )
