@@ -181,7 +181,7 @@ def _derive_suspended(job: CheckpointedTrainingJob, jobset: JobSet | None, plan:
     kind = ConditionType.SUSPENDED
     if plan.end is not None or not should_suspend(job, plan.history):
         return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
-    stopped = jobset is None or jobset.suspended or jobset.finished
+    stopped = jobset is None or jobset.suspended or jobset.is_finished
     if job.spec.suspend:
         text = "spec.suspend is true: set it to false to resume from the latest checkpoint"
         return ConditionUpdate(

@@ -43,7 +43,7 @@ class JobSet:
         return (self.number, self.restarts)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.completed or self.failure_reason is not None
 
 

@@ -149,14 +149,16 @@ def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
     """
     evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
     if evidence is None:
-        return jobset.finished
+        return jobset.is_finished
     return (
-        jobset.finished or bool(evidence.failed_jobs) or any(pod.phase == "Failed" for pod in evidence.pods)
+        jobset.is_finished
+        or bool(evidence.failed_jobs)
+        or any(pod.phase == "Failed" for pod in evidence.pods)
     )
 
 
 def _may_open(history: JobHistory, jobset: JobSet) -> bool:
-    if history.is_running or jobset.deleting or jobset.finished or jobset.suspend or jobset.suspended:
+    if history.is_running or jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
         return False
     resumed = history.last_attempt is not None and history.last_attempt.message == SUSPENDED
     return not history.bookkeeping.started or resumed

@@ -68,7 +68,7 @@ def plan_next(
 
 def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
     """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs."""
-    if jobset is None or jobset.finished or jobset.deleting:
+    if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
     return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _set_suspend(jobset, suspend=True)
 
