@@ -72,14 +72,10 @@ class Observer:
 
         Also ask for the JobSet that a job without a running attempt waits for: watches can break silently.
         """
-        known, memory, now = (
-            self._cache.get_jobset(key),
-            self._memory.get_job(job.metadata.uid),
-            self._clock(),
-        )
-        if known is not None and not (
-            waits_for_jobset(job, known) and now - memory.jobset_read_at >= JOBSET_RECHECK_S
-        ):
+        known, memory = self._cache.get_jobset(key), self._memory.get_job(job.metadata.uid)
+        now = self._clock()
+        recheck = now - memory.jobset_read_at >= JOBSET_RECHECK_S
+        if known is not None and not (recheck and waits_for_jobset(job, known)):
             return known
         raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
         memory.jobset_read_at = now

@@ -1,4 +1,4 @@
-"""The endpoint over real sockets: who may report, and what is answered to everybody else."""
+"""Test the endpoint over real sockets: the pods that may report, and the refusals of all others."""
 
 import json
 import ssl
@@ -25,7 +25,7 @@ PATH = "/v1/namespaces/default/jobs/lm/report"
 
 
 class Tokens:
-    """A token is `<pod name>@<audience>`: the API server's part, without one."""
+    """Verify tokens `<pod name>@<audience>` in place of an API server."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -39,7 +39,7 @@ class Tokens:
 
 
 class Desk:
-    """The endpoint of a world with one running job."""
+    """Post to the endpoint of a world with one running job."""
 
     def __init__(
         self, world: World, app: web.Application, client: TestClient[web.Request, web.Application]
@@ -181,7 +181,7 @@ async def test_an_operator_that_does_not_act_takes_nothing(desk: Desk) -> None:
 
 
 class Reviewer(FakeCluster):
-    """Answers TokenReviews as an API server does."""
+    """Answer TokenReviews as an API server does."""
 
     def __init__(self, status: RawObject) -> None:
         super().__init__(lambda: 0.0)

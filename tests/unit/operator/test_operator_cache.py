@@ -1,4 +1,4 @@
-"""The operator's picture of the cluster: what is news to which job, and what is gone unnoticed."""
+"""Test the cache: the jobs that a change concerns, and objects that are gone unnoticed."""
 
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
 from stepkeeper_operator.cache.cache import JobKey
@@ -16,7 +16,7 @@ async def running() -> World:
 
 
 def silently(world: World, plural: str, namespace: str | None, name: str) -> RawObject:
-    """The object is deleted while the watch is broken."""
+    """Delete the object while the watch is broken."""
     return world.cluster.objects.pop((plural, namespace, name))
 
 

@@ -1,4 +1,4 @@
-"""Why an attempt ended: one row for each thing that can be seen of its pods."""
+"""Test the causes of ends: one row for each state that pods can be in."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def ended(name: str, code: int, at: float = 100.0, **more: Any) -> Pod:
 
 
 def killed(name: str, at: float = 101.0) -> Pod:
-    """Stopped by its Job after another pod had failed."""
+    """Make a pod that its Job stopped after another pod had failed."""
     return ended(name, 143, at, deadline=130.0)
 
 

@@ -1,4 +1,4 @@
-"""The endpoint's CA and certificate, and the Secret they live in."""
+"""Test the endpoint's CA and certificate, and the Secret that holds them."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Who pays for an end: the application, the cluster, or whoever deleted a pod."""
+"""Test the party that an end is charged to: the application, the cluster, or whoever deleted a pod."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ async def running(**spec: Any) -> World:
 
 
 def kill_child_under_a_shell(world: World) -> None:
-    """The trainer is ended by nobody's wish but its own."""
+    """End the trainer by itself: nobody asked for it."""
     for pod in world.pods:
         world.controllers.end_pod(pod, 137)
 
 
 def bury(world: World) -> None:
-    """JobSet deletes the dead pods: they have a deletionTimestamp now."""
+    """Let JobSet delete the dead pods: they get a deletionTimestamp."""
     world.now += 1
     for pod in world.pods:
         world.cluster.mark_deleted("pods", "default", pod["metadata"]["name"], grace_s=0)

@@ -1,4 +1,4 @@
-"""What a pod says can't make a status that nobody can write, or keep the operator from doing what it is asked."""
+"""Test that values from a pod can't make an unwritable status, or keep the operator from its work."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One operator acts at a time."""
+"""Test that one operator acts at a time."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from stepkeeper_operator.testing import FakeCluster
 
 
 class Time:
-    """Sleeping makes time pass at once."""
+    """Let time pass at once when somebody sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""How a job starts, stops, is edited and ends, over the shipped reconcile and controllers that obey its manifests."""
+"""Test starts, stops, edits and ends of a job, with the shipped reconcile and controllers that obey its manifests."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""When a pod is given up with its node: each condition is taken away once."""
+"""Test when a pod is given up with its node, with each condition removed once."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ NOW = 10_000.0
 
 
 def dying_pod() -> Pod:
-    """Its deletion was asked for 40 s ago and due 10 s ago."""
+    """Make a pod whose deletion was requested 40 s ago and due 10 s ago."""
     labels = {"stepkeeper.dev/jobset-number": "0", "jobset.sigs.k8s.io/restart-attempt": "1"}
     meta = {
         "namespace": "default",
@@ -29,7 +29,7 @@ def dying_pod() -> Pod:
 
 
 def scene() -> Observed:
-    """One node of five is lost, with a pod on it."""
+    """Make a cluster in which one node of five is lost, with a pod on it."""
     node = Node(name="n", uid="1", spot=False, unknown_since=NOW - 60)
     report = LastReport(report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), received_at=NOW - 100)
     return Observed(

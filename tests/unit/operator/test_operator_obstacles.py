@@ -1,4 +1,4 @@
-"""A job that is accepted and can't start says so, and what to look at."""
+"""Test that an accepted job that can't start says so, and what to look at."""
 
 import pytest
 

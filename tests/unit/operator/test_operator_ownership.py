@@ -1,4 +1,4 @@
-"""Only what the job's own controllers made says anything of the job, whatever labels it bears."""
+"""Test that only objects of the job's own controllers count, whatever labels others have."""
 
 from itertools import permutations
 from typing import Any
@@ -19,7 +19,7 @@ async def running() -> World:
 
 
 def copied(pod: dict[str, Any], **meta: Any) -> dict[str, Any]:
-    """A pod with the same labels that is not the Job's; it was fenced."""
+    """Make a fenced pod with the same labels that doesn't belong to the Job."""
     ended = {"exitCode": int(ExitCode.FENCED), "reason": "Error"}
     status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}]}
     labels = pod["metadata"]["labels"]
@@ -113,7 +113,7 @@ async def test_the_last_words_of_pods_whose_job_is_deleted_are_not_kept() -> Non
 
 
 async def orphaned() -> World:
-    """Somebody deleted the JobSet and left its Jobs."""
+    """Delete the JobSet and leave its Jobs."""
     world = await running()
     world.cluster.remove("jobsets", "default", "lm")
     for job in world.cluster.list_objects("jobs"):

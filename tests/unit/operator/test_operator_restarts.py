@@ -1,4 +1,4 @@
-"""What ends an attempt, what it costs the job, and what its status says of it."""
+"""Test ends of attempts: their causes, their cost to the job, and the status."""
 
 from typing import Any
 
@@ -310,7 +310,7 @@ async def test_silence_is_a_condition_and_never_a_restart() -> None:
 
 
 async def restarted_unseen() -> World:
-    """A failure that the operator heard of only from JobSet; the pods' own words are still on their way."""
+    """End an attempt in a way that only JobSet has shown yet; the pods' termination messages arrive later."""
     world = await running()
     world.delay_watches("pods", "jobs")
     for pod in world.pods:

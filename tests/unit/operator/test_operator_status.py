@@ -1,4 +1,4 @@
-"""What the status says of storage and progress, from reports and last words."""
+"""Test the checkpoint and progress parts of the status, from reports and termination messages."""
 
 from typing import Any
 

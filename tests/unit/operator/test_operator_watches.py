@@ -1,4 +1,4 @@
-"""A kind that is listed again after its watch broke: what went meanwhile is looked for."""
+"""Test that a kind that is listed again makes the operator look for objects deleted meanwhile."""
 
 import asyncio
 from typing import Any
