@@ -6,6 +6,7 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CheckpointStatus,
+    Condition,
     ConditionStatus,
     ConditionType,
     Phase,
@@ -33,7 +34,6 @@ from stepkeeper_operator.decision import (
 )
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Observed, waits_for_jobset
 from stepkeeper_operator.policy.attempts import update_history
-from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
 from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
 from stepkeeper_operator.policy.orphans import find_orphans
@@ -72,53 +72,48 @@ def _decide_running(
     jobset = observed.jobset
     mirror = mirror_storage(job, observed, running=None if jobset is None else jobset.ordinal)
     history = update_history(
-        job,
-        observed,
-        jobset,
-        new_commit=mirror.new_commit,
-        now=now,
-        reattribution_s=settings.reattribution_s,
+        job, observed, new_commit=mirror.new_commit, now=now, reattribution_s=settings.reattribution_s
     )
-    plan = plan_next(job, observed, jobset, history, settings=settings, now=now)
+    plan = plan_next(job, observed, history, settings=settings, now=now)
     updates, look_s = derive_conditions(job, observed, plan, accepted, settings, now=now)
     conditions = update_conditions(job, updates, now=now)
-    status = TrainingJobStatus(
-        observed_generation=job.metadata.generation,
-        phase=derive_phase(conditions, jobset, plan.history),
-        conditions=conditions,
-        checkpoint=_clear_previous_attempt(mirror.checkpoint, job, observed, plan.history),
-        attempts=plan.history.attempts,
-        restarts=plan.history.restarts,
-        progress=derive_progress(job, observed),
-        resources=ResourcesStatus(
-            chips=job.spec.placement.n_chips, hosts=job.spec.placement.n_hosts, job_set=plan.job_set
-        ),
-        bookkeeping=plan.history.bookkeeping,
-    )
     lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
     orphans, orphans_s = find_orphans(observed, plan.history, now=now)
     config = () if plan.end is not None else _plan_config_map(job, observed, settings)
     ending = stop_jobset(jobset) if plan.end is not None else ()
-    actions = (*config, *plan.actions, *lost, *orphans, *ending)
     waits = jobset is not None and plan.end is None and waits_for_jobset(job, jobset)
-    again_s = JOBSET_RECHECK_S if waits else _wait_for_pods_s(plan, observed, now=now)
-    look_again_s = _find_soonest(plan.look_again_s, look_s, lost_s, orphans_s, again_s)
-    draft = Decision(status=status, actions=actions, requeue_after_s=look_again_s)
-    return _pace_write(
-        job, draft, since_s=now - observed.last_write_at, progress_s=settings.progress_interval_s
+    again_s = JOBSET_RECHECK_S if waits else _compute_pods_wait_s(plan, observed, now=now)
+    draft = Decision(
+        status=_compose_status(job, observed, plan, conditions, mirror.checkpoint),
+        actions=(*config, *plan.actions, *lost, *orphans, *ending),
+        requeue_after_s=_find_soonest(plan.look_again_s, look_s, lost_s, orphans_s, again_s),
+    )
+    since_s = now - observed.last_write_at
+    return _pace_write(job, draft, since_s=since_s, progress_s=settings.progress_interval_s)
+
+
+def _compose_status(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    plan: Plan,
+    conditions: tuple[Condition, ...],
+    checkpoint: CheckpointStatus | None,
+) -> TrainingJobStatus:
+    placement = job.spec.placement
+    return TrainingJobStatus(
+        observed_generation=job.metadata.generation,
+        phase=derive_phase(conditions, observed.jobset, plan.history),
+        conditions=conditions,
+        checkpoint=clear_previous_attempt(checkpoint, job, observed, plan.history),
+        attempts=plan.history.attempts,
+        restarts=plan.history.restarts,
+        progress=derive_progress(job, observed),
+        resources=ResourcesStatus(chips=placement.n_chips, hosts=placement.n_hosts, job_set=plan.job_set),
+        bookkeeping=plan.history.bookkeeping,
     )
 
 
-def _clear_previous_attempt(
-    checkpoint: CheckpointStatus | None, job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
-) -> CheckpointStatus | None:
-    known = job.status.attempts[-1].number if job.status.attempts else 0
-    if history.last_attempt is None or history.last_attempt.number == known:
-        return checkpoint
-    return clear_previous_attempt(checkpoint, observed, ordinal=history.ordinal)
-
-
-def _wait_for_pods_s(plan: Plan, observed: Observed, *, now: float) -> float | None:
+def _compute_pods_wait_s(plan: Plan, observed: Observed, *, now: float) -> float | None:
     last = plan.history.last_attempt
     present = any(pod.ordinal == plan.history.ordinal for pod in observed.pods)
     if last is None or last.end is not None or present:

@@ -16,6 +16,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 )
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storage"]
 
@@ -48,11 +49,13 @@ def mirror_storage(
 
 
 def clear_previous_attempt(
-    checkpoint: CheckpointStatus | None, observed: Observed, *, ordinal: tuple[int, int]
+    checkpoint: CheckpointStatus | None, job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
 ) -> CheckpointStatus | None:
     """Remove the previous attempt's save in flight and restored commit, unless the new attempt has already reported."""
-    reported = observed.report is not None and observed.report.ordinal == ordinal
-    if checkpoint is None or reported:
+    known = job.status.attempts[-1].number if job.status.attempts else 0
+    opened = history.last_attempt is not None and history.last_attempt.number != known
+    reported = observed.report is not None and observed.report.ordinal == history.ordinal
+    if checkpoint is None or not opened or reported:
         return checkpoint
     return checkpoint.model_copy(update={"in_flight_step": None, "restored": None})
 

@@ -28,28 +28,23 @@ __all__ = ["close_for_edit", "update_history"]
 def update_history(
     job: CheckpointedTrainingJob,
     observed: Observed,
-    jobset: JobSet | None,
     *,
     new_commit: bool,
     now: float,
     reattribution_s: int,
 ) -> JobHistory:
-    """Update the history with everything that was observed. `jobset` is the job's own."""
+    """Update the history with everything that was observed. The observed JobSet is the job's own."""
     history = _load_history(job, new_commit=new_commit)
     history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
-    history = _follow_jobset(history, job, observed, jobset, now=now)
+    history = _follow_jobset(history, job, observed, now=now)
     history = _record_report(history, observed)
     return replace(history, restarts=count_disruptions(job.spec.restarts, history.restarts))
 
 
 def _follow_jobset(
-    history: JobHistory,
-    job: CheckpointedTrainingJob,
-    observed: Observed,
-    jobset: JobSet | None,
-    *,
-    now: float,
+    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
 ) -> JobHistory:
+    jobset = observed.jobset
     if jobset is None:
         return _close_as_requested(history, observed, DELETED, now=now) if history.is_running else history
     history = _record_restarts(history, job, observed, jobset, now=now)

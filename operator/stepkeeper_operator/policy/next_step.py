@@ -44,13 +44,13 @@ class Plan:
 def plan_next(
     job: CheckpointedTrainingJob,
     observed: Observed,
-    jobset: JobSet | None,
     history: JobHistory,
     *,
     settings: OperatorSettings,
     now: float,
 ) -> Plan:
-    """Plan the next step from this history. `jobset` is the job's own."""
+    """Plan the next step from this history. The observed JobSet is the job's own."""
+    jobset = observed.jobset
     if jobset is None:
         return _plan_without_jobset(job, observed, history, settings=settings, now=now)
     plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
