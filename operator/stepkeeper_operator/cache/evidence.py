@@ -1,10 +1,10 @@
-"""What was seen of an attempt's pods and Jobs, kept after they are gone: JobSet removes them within a second."""
+"""Keep the last state of an attempt's pods and Jobs after they are gone: JobSet deletes them within a second."""
 
 from dataclasses import dataclass, field, replace
 
 from stepkeeper_operator.facts import Job, Pod
 
-__all__ = ["AttemptEvidence", "EvidenceBook"]
+__all__ = ["AttemptEvidence", "EvidenceCache"]
 
 _KEPT_ATTEMPTS = 4
 
@@ -13,12 +13,11 @@ Ordinal = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEvidence:
-    """The last that was seen of every pod and Job of one start of the gang."""
+    """The last known state of every pod and Job of one attempt."""
 
     ordinal: Ordinal
     pods: tuple[Pod, ...] = ()
     failed_jobs: tuple[Job, ...] = ()
-    n_completed_jobs: int = 0
 
 
 @dataclass(slots=True)
@@ -27,41 +26,40 @@ class _Record:
     jobs: dict[str, Job] = field(default_factory=dict)
 
 
-class EvidenceBook:
-    """Evidence by job and attempt. The newest few attempts of a job are kept."""
+class EvidenceCache:
+    """Keep evidence by job and attempt, for the newest few attempts of each job."""
 
     def __init__(self) -> None:
         self._records: dict[str, dict[Ordinal, _Record]] = {}
 
     def add_pod(self, pod: Pod) -> None:
-        """The pod's last state is known, also after its deletion."""
+        """Keep the last state of the pod, also after its deletion."""
         if pod.ordinal is not None and pod.job_uid:
             record = self._record(pod.job_uid, pod.ordinal)
             known = record.pods.get(pod.uid)
-            record.pods[pod.uid] = pod if known is None else _merged(known, pod)
+            record.pods[pod.uid] = pod if known is None else _merge_pod(known, pod)
 
     def add_job(self, job: Job) -> None:
-        """The Job's last state is known, also after its deletion."""
+        """Keep the last state of the Job, also after its deletion."""
         if job.ordinal is not None and job.job_uid:
             record = self._record(job.job_uid, job.ordinal)
             known = record.jobs.get(job.uid)
             if known is None or known.failure_reason is None or job.failure_reason is not None:
                 record.jobs[job.uid] = job
 
-    def of(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
-        """All evidence of a job, oldest attempt first."""
+    def list_attempts(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
+        """List all evidence of a job, oldest attempt first."""
         return tuple(
             AttemptEvidence(
                 ordinal=ordinal,
                 pods=tuple(sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid))),
                 failed_jobs=tuple(job for job in record.jobs.values() if job.failure_reason is not None),
-                n_completed_jobs=sum(job.completed for job in record.jobs.values()),
             )
             for ordinal, record in sorted(self._records.get(job_uid, {}).items())
         )
 
-    def forget(self, job_uid: str) -> None:
-        """Nothing is kept of a job that is gone."""
+    def forget_job(self, job_uid: str) -> None:
+        """Drop the evidence of a job that is gone."""
         self._records.pop(job_uid, None)
 
     def _record(self, job_uid: str, ordinal: Ordinal) -> _Record:
@@ -72,12 +70,15 @@ class EvidenceBook:
         return record
 
 
-def _merged(known: Pod, seen: Pod) -> Pod:
-    """`seen`, with what `known` said of its end: conditions are taken back, exit codes are lost with a kubelet."""
+def _merge_pod(known: Pod, seen: Pod) -> Pod:
+    """Return `seen`, plus what `known` tells of the pod's end.
+
+    Kubernetes takes conditions back, and exit codes are lost with a kubelet.
+    """
     if known.exit_code is not None and seen.exit_code is None:
         return known
     if known.terminal and known.deadline is None:
-        # It is buried, not killed.
+        # This deletion only removes a pod that had already ended.
         seen = replace(seen, deadline=None)
     # A DisruptionTarget that came to nothing is set to False after two minutes, on a pod that goes on.
     goes_on = seen.deadline is None and not seen.terminal

@@ -1,4 +1,4 @@
-"""The status, from the books, the reports and the pods. Same facts, same status, byte for byte."""
+"""Derive the checkpoint and progress parts of the status from reports and pods. The same facts give the same bytes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,10 +14,11 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     ProgressStatus,
     RestoredStatus,
 )
+from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.reports import LastReport
+from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["Mirror", "mirror_storage", "of_new_attempt", "progress_of"]
+__all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storage"]
 
 _TEXT_LIMIT: Final = 64
 _MAX_ETA_S: Final = 2**53
@@ -26,39 +27,41 @@ _MAX_ETA_S: Final = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mirror:
-    """Committed checkpoints as far as they were reported."""
+    """The committed checkpoints as far as pods reported them."""
 
     checkpoint: CheckpointStatus | None
     new_commit: bool
-    """A commit is shown that the status didn't show before."""
+    """True if a commit is shown that the status didn't show before."""
 
 
 def mirror_storage(
     job: CheckpointedTrainingJob, observed: Observed, *, running: tuple[int, int] | None
 ) -> Mirror:
-    """The checkpoint part of the status. `running` is the ordinal of the present attempt."""
+    """Derive the checkpoint part of the status. `running` is the ordinal of the present attempt."""
     before = job.status.checkpoint or CheckpointStatus()
     after = before
     if observed.report is not None:
-        after = _with_report(after, observed.report, current=observed.report.ordinal == running)
-    after = _with_last_words(after, job, observed)
+        after = _mirror_report(after, observed.report, current=observed.report.ordinal == running)
+    after = _mirror_terminations(after, job, observed)
     newest = -1 if before.latest is None or before.root not in {None, after.root} else before.latest.sequence
     new_commit = after.latest is not None and after.latest.sequence > newest
     return Mirror(checkpoint=None if after == CheckpointStatus() else after, new_commit=new_commit)
 
 
-def of_new_attempt(
-    checkpoint: CheckpointStatus | None, observed: Observed, *, ordinal: tuple[int, int]
+def clear_previous_attempt(
+    checkpoint: CheckpointStatus | None, job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
 ) -> CheckpointStatus | None:
-    """What the attempt before saved and resumed from isn't shown as that of the one which has just begun."""
-    heard = observed.report is not None and observed.report.ordinal == ordinal
-    if checkpoint is None or heard:
+    """Remove the previous attempt's save in flight and restored commit, unless the new attempt has already reported."""
+    known = job.status.attempts[-1].number if job.status.attempts else 0
+    opened = history.last_attempt is not None and history.last_attempt.number != known
+    reported = observed.report is not None and observed.report.ordinal == history.ordinal
+    if checkpoint is None or not opened or reported:
         return checkpoint
     return checkpoint.model_copy(update={"in_flight_step": None, "restored": None})
 
 
-def progress_of(job: CheckpointedTrainingJob, observed: Observed) -> ProgressStatus | None:
-    """The progress part of the status."""
+def derive_progress(job: CheckpointedTrainingJob, observed: Observed) -> ProgressStatus | None:
+    """Derive the progress part of the status."""
     before = job.status.progress
     if observed.report is None:
         return before
@@ -75,23 +78,23 @@ def progress_of(job: CheckpointedTrainingJob, observed: Observed) -> ProgressSta
         step_millis=speed,
         last_progress_time=int(observed.report.received_at) if moved else known.last_progress_time,
         slowest_rank=report.ranks.slowest if report.ranks is not None else known.slowest_rank,
-        metrics=_metrics(report.metrics) or known.metrics,
+        metrics=_convert_metrics(report.metrics) or known.metrics,
     )
 
 
-def _with_report(status: CheckpointStatus, last: LastReport, *, current: bool) -> CheckpointStatus:
+def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool) -> CheckpointStatus:
     report = last.report
     update: dict[str, object] = {}
     if report.root is not None:
         new_root = report.root != status.root
         if report.head is not None and (new_root or report.tail > (status.tail or 0)):
-            update["latest"] = _latest(report.head.sequence, last, report.head.uri)
+            update["latest"] = _find_latest(report.head.sequence, last, report.head.uri)
         update |= {
             "root": report.root,
             "tail": report.tail if new_root else max(report.tail, status.tail or 0),
         }
         known = () if new_root else status.recent
-        update["recent"] = _recent(known, last.commits)
+        update["recent"] = _merge_recent(known, last.commits)
     if current:
         update["in_flight_step"] = report.in_flight_step
         restored = report.restored
@@ -101,22 +104,22 @@ def _with_report(status: CheckpointStatus, last: LastReport, *, current: bool) -
     return status.model_copy(update=update)
 
 
-def _latest(sequence: int, last: LastReport, uri: str) -> CommitStatus:
+def _find_latest(sequence: int, last: LastReport, uri: str) -> CommitStatus:
     for commit in reversed(last.commits):
         if commit.sequence == sequence:
-            return _commit(commit)
+            return _convert_commit(commit)
     head = last.report.head
     assert head is not None  # the caller has looked at it
     return CommitStatus(sequence=sequence, step=head.step, uri=uri, size_bytes=head.size_bytes)
 
 
-def _recent(known: tuple[CommitStatus, ...], reported: Iterable[Commit]) -> tuple[CommitStatus, ...]:
+def _merge_recent(known: tuple[CommitStatus, ...], reported: Iterable[Commit]) -> tuple[CommitStatus, ...]:
     merged = {commit.sequence: commit for commit in known}
-    merged |= {commit.sequence: _commit(commit) for commit in reported}
+    merged |= {commit.sequence: _convert_commit(commit) for commit in reported}
     return tuple(merged[sequence] for sequence in sorted(merged)[-MAX_RECENT:])
 
 
-def _commit(commit: Commit) -> CommitStatus:
+def _convert_commit(commit: Commit) -> CommitStatus:
     return CommitStatus(
         sequence=commit.sequence,
         step=commit.step,
@@ -127,12 +130,12 @@ def _commit(commit: Commit) -> CommitStatus:
     )
 
 
-def _with_last_words(
+def _mirror_terminations(
     status: CheckpointStatus, job: CheckpointedTrainingJob, observed: Observed
 ) -> CheckpointStatus:
-    """A commit that only the termination message names: made when no report arrived any more.
+    """Add a commit that only a termination message names: it was made after the last report.
 
-    The tail stays: the next report knows the folder too.
+    The tail stays as it is: the next report also knows the commit's folder.
     """
     for evidence in observed.evidence:
         for pod in evidence.pods:
@@ -148,7 +151,7 @@ def _with_last_words(
     return status
 
 
-def _metrics(metrics: dict[str, str]) -> tuple[Metric, ...]:
+def _convert_metrics(metrics: dict[str, str]) -> tuple[Metric, ...]:
     return tuple(
         Metric(name=name[: _TEXT_LIMIT - 1], value=value[:_TEXT_LIMIT])
         for name, value in sorted(metrics.items())

@@ -1,4 +1,4 @@
-"""The endpoint's own CA and serving certificate, made here and kept in a Secret."""
+"""Make the endpoint's own CA and serving certificate, and convert them to and from a Secret."""
 
 import base64
 from collections.abc import Mapping
@@ -38,14 +38,14 @@ class TlsMaterial:
 def make_tls(
     names: tuple[str, ...], *, ca: KeyPair | None = None, now: datetime | None = None
 ) -> TlsMaterial:
-    """A fresh serving certificate for these DNS names and addresses, from `ca` or from a fresh one."""
+    """Make a serving certificate for these DNS names and addresses, signed by `ca` or by a new CA."""
     now = now or datetime.now(UTC)
     ca = ca or _make_ca(now)
     return TlsMaterial(ca=ca, serving=_make_serving(ca, names, now))
 
 
 def needs_renewal(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None = None) -> bool:
-    """True if the serving certificate ends soon or lacks one of the names."""
+    """Return True if the serving certificate ends soon or lacks one of the names."""
     certificate = x509.load_pem_x509_certificate(tls.serving.certificate_pem)
     listed = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     ends = certificate.not_valid_after_utc
@@ -55,7 +55,7 @@ def needs_renewal(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | N
 
 
 def read_secret(secret: RawObject) -> TlsMaterial | None:
-    """What the Secret holds, or None if a part is missing."""
+    """Read the certificates from the Secret. Return None if a part is missing."""
     data: Mapping[str, str] = secret.get("data") or {}
     if not all(key in data for key in (_CA_CERT, _CA_KEY, _CERT, _KEY)):
         return None
@@ -67,7 +67,7 @@ def read_secret(secret: RawObject) -> TlsMaterial | None:
 
 
 def secret_manifest(tls: TlsMaterial, *, namespace: str, name: str) -> RawObject:
-    """The Secret that `read_secret` reads."""
+    """Build the Secret that `read_secret` reads."""
     parts = {
         _CA_CERT: tls.ca.certificate_pem,
         _CA_KEY: tls.ca.key_pem,

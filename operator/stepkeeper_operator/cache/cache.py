@@ -1,4 +1,4 @@
-"""The operator's picture of the cluster, fed by watches, and which jobs a change concerns."""
+"""Keep the last known objects of the cluster, and find the jobs that a change concerns."""
 
 import re
 import time
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stepkeeper_operator.evidence import EvidenceBook
+from stepkeeper_operator.cache.evidence import EvidenceCache
+from stepkeeper_operator.cache.ownership import OwnershipTracker
 from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import WORKER_JOB
-from stepkeeper_operator.lineage import Lineage
 
 __all__ = ["Cache", "JobKey"]
 
@@ -19,19 +19,22 @@ _GONE_NODE_KEPT_S = 900
 
 
 class JobKey(NamedTuple):
-    """Names a CheckpointedTrainingJob."""
+    """The namespace and name of a CheckpointedTrainingJob."""
 
     namespace: str
     name: str
 
 
 class Cache:
-    """Last known objects. Every `see_…` answers with the keys of the jobs that it concerns."""
+    """Keep the last known objects.
 
-    def __init__(self, evidence: EvidenceBook, clock: Callable[[], float] = time.time) -> None:
+    Watches feed it; each `record_…` returns the keys of the jobs that the change concerns.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._evidence = evidence
-        self._lineage = Lineage()
+        self.evidence = EvidenceCache()
+        self._ownership = OwnershipTracker()
         self._training_jobs: dict[JobKey, dict[str, Any]] = {}
         self._keys: dict[str, JobKey] = {}
         self._jobsets: dict[JobKey, JobSet] = {}
@@ -39,11 +42,11 @@ class Cache:
         self._pods: dict[tuple[str, str], Pod] = {}
         self._pods_of: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
         self._nodes: dict[str, Node] = {}
-        self.last_seen_at = clock()
-        """When any watch last said anything."""
+        self.last_event_at = clock()
+        """Unix time of the latest event from any watch."""
 
-    def see_training_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
-        """Ignores what is older than what is known: answers to our own writes come before the watch does."""
+    def record_training_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+        """Record the job unless a newer version is known: answers to our own writes arrive before the watch does."""
         meta = raw["metadata"]
         key = JobKey(meta["namespace"], meta["name"])
         known = self._training_jobs.get(key)
@@ -58,12 +61,12 @@ class Cache:
         slim = {name: value for name, value in meta.items() if name != "managedFields"}
         self._training_jobs[key] = {**raw, "metadata": slim}
         self._keys[meta["uid"]] = key
-        self._admit(self._lineage.see_training_job(meta["uid"], key.namespace))
+        self._add_owned(self._ownership.record_training_job(meta["uid"], key.namespace))
         return (key,)
 
-    def see_jobset(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+    def record_jobset(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
         jobset = read_jobset(raw)
-        self._admit(self._lineage.see_jobset(jobset, deleted=deleted))
+        self._add_owned(self._ownership.record_jobset(jobset, deleted=deleted))
         key = JobKey(jobset.namespace, jobset.name)
         known = self._jobsets.get(key)
         if not deleted:
@@ -72,16 +75,16 @@ class Cache:
             del self._jobsets[key]
         return (key,)
 
-    def see_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+    def record_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
         job = read_job(raw)
         if deleted:
             self._jobs.pop(job.uid, None)
         else:
             self._jobs[job.uid] = job
-        self._admit(self._lineage.see_job(job, deleted=deleted))
-        return self._key_of(job.job_uid, job.namespace)
+        self._add_owned(self._ownership.record_job(job, deleted=deleted))
+        return self._find_key(job.job_uid, job.namespace)
 
-    def see_pod(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+    def record_pod(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
         pod = read_pod(raw)
         name = (pod.namespace, pod.name)
         known = self._pods.get(name)
@@ -89,11 +92,11 @@ class Cache:
             self._pods[name] = pod
         elif known is not None and known.uid == pod.uid:
             self._drop_pod(name)
-        self._admit(self._lineage.see_pod(pod, deleted=deleted))
-        return () if known == pod and not deleted else self._key_of(pod.job_uid, pod.namespace)
+        self._add_owned(self._ownership.record_pod(pod, deleted=deleted))
+        return () if known == pod and not deleted else self._find_key(pod.job_uid, pod.namespace)
 
-    def see_node(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
-        """A gone node is remembered for a while: its pods' causes are asked for later."""
+    def record_node(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+        """Record the node. A deleted node is kept for a while, because its pods' causes are judged later."""
         node = read_node(raw)
         if deleted:
             node = replace(node, gone_since=self._clock())
@@ -102,10 +105,10 @@ class Cache:
         self._forget_old_nodes()
         if known == node or (known is None and not node.lost):
             return ()
-        return self._keys_on(node.name)
+        return self._find_keys_on(node.name)
 
-    def uids(self, plural: str) -> frozenset[str]:
-        """Of all objects of a kind that are known and not known to be gone."""
+    def list_uids(self, plural: str) -> frozenset[str]:
+        """List the uids of all objects of a kind that are known and not known to be gone."""
         match plural:
             case "checkpointedtrainingjobs":
                 return frozenset(self._keys)
@@ -118,8 +121,8 @@ class Cache:
             case _:
                 return frozenset(node.uid for node in self._nodes.values() if node.gone_since is None)
 
-    def forget_gone(self, gone: frozenset[str]) -> tuple[JobKey, ...]:
-        """These uids exist no more, though no watch said so. Answers with the keys of the jobs that it concerns."""
+    def forget_objects(self, gone: frozenset[str]) -> tuple[JobKey, ...]:
+        """Forget objects that no longer exist though no watch said so. Return the keys of the jobs that it concerns."""
         concerned: set[JobKey] = set()
         for uid in gone & frozenset(self._keys):
             key = self._keys.pop(uid)
@@ -131,46 +134,46 @@ class Cache:
             concerned.add(key)
         for uid in gone & frozenset(self._jobs):
             job = self._jobs.pop(uid)
-            self._lineage.see_job(job, deleted=True)
-            concerned.update(self._key_of(job.job_uid, job.namespace))
+            self._ownership.record_job(job, deleted=True)
+            concerned.update(self._find_key(job.job_uid, job.namespace))
         for name, pod in [(name, pod) for name, pod in self._pods.items() if pod.uid in gone]:
             self._drop_pod(name)
-            self._lineage.see_pod(pod, deleted=True)
-            concerned.update(self._key_of(pod.job_uid, pod.namespace))
+            self._ownership.record_pod(pod, deleted=True)
+            concerned.update(self._find_key(pod.job_uid, pod.namespace))
         for node in [node for node in self._nodes.values() if node.uid in gone]:
             self._nodes[node.name] = replace(node, gone_since=self._clock())
-            concerned.update(self._keys_on(node.name))
+            concerned.update(self._find_keys_on(node.name))
         return tuple(concerned)
 
-    def heard(self) -> None:
-        """A watch said something."""
-        self.last_seen_at = self._clock()
+    def record_watch_event(self) -> None:
+        """Record that a watch delivered an event."""
+        self.last_event_at = self._clock()
 
     def forget_jobset(self, key: JobKey) -> None:
-        """The API server says that there is none, before the watch does."""
+        """Forget the JobSet: the API server said that there is none, before the watch did."""
         self._jobsets.pop(key, None)
 
-    def training_job(self, key: JobKey) -> RawObject | None:
+    def get_training_job(self, key: JobKey) -> RawObject | None:
         return self._training_jobs.get(key)
 
-    def training_jobs(self) -> Iterator[JobKey]:
+    def list_training_jobs(self) -> Iterator[JobKey]:
         return iter(tuple(self._training_jobs))
 
-    def jobset(self, key: JobKey) -> JobSet | None:
+    def get_jobset(self, key: JobKey) -> JobSet | None:
         return self._jobsets.get(key)
 
-    def job(self, uid: str) -> Job | None:
+    def get_job(self, uid: str) -> Job | None:
         return self._jobs.get(uid)
 
-    def pod(self, namespace: str, name: str) -> Pod | None:
+    def get_pod(self, namespace: str, name: str) -> Pod | None:
         return self._pods.get((namespace, name))
 
-    def pods_of(self, job_uid: str) -> tuple[Pod, ...]:
-        """Those that are the job's own: their owners say so, up to the job."""
+    def list_pods(self, job_uid: str) -> tuple[Pod, ...]:
+        """List the job's own pods: those whose chain of owners leads to the job."""
         return tuple(self._pods[name] for name in sorted(self._pods_of.get(job_uid, ())))
 
-    def leftovers(self, key: JobKey) -> tuple[Job | Pod, ...]:
-        """Jobs, and pods of Jobs that have not ended, with names that the next JobSet of that name will give."""
+    def list_leftovers(self, key: JobKey) -> tuple[Job | Pod, ...]:
+        """List Jobs, and live pods of Jobs, that have names which the job's next JobSet will use."""
         job_name = re.compile(re.escape(f"{key.name}-{WORKER_JOB}-") + r"\d+")
         pod_name = re.compile(job_name.pattern + r"-\d+-.*")
         jobs = [job for job in self._jobs.values() if job_name.fullmatch(job.name)]
@@ -180,20 +183,20 @@ class Cache:
         found = [item for item in both if item.namespace == key.namespace]
         return tuple(sorted(found, key=lambda item: (isinstance(item, Pod), item.name)))
 
-    def node(self, name: str) -> Node | None:
+    def get_node(self, name: str) -> Node | None:
         return self._nodes.get(name)
 
-    def node_counts(self) -> tuple[int, int]:
-        """How many nodes there are, and how many of them nothing is heard of."""
+    def count_nodes(self) -> tuple[int, int]:
+        """Return the number of nodes, and the number of them whose kubelet has gone silent."""
         present = [node for node in self._nodes.values() if node.gone_since is None]
         return len(present), sum(node.unknown_since is not None for node in present)
 
-    def _admit(self, own: Iterable[Job | Pod]) -> None:
+    def _add_owned(self, own: Iterable[Job | Pod]) -> None:
         for item in own:
             if isinstance(item, Job):
-                self._evidence.add_job(item)
+                self.evidence.add_job(item)
                 continue
-            self._evidence.add_pod(item)
+            self.evidence.add_pod(item)
             present = self._pods.get((item.namespace, item.name))
             if present is not None and present.uid == item.uid:
                 self._pods_of[item.job_uid].add((item.namespace, item.name))
@@ -206,16 +209,16 @@ class Cache:
                 del self._pods_of[job_uid]
 
     def _forget_job(self, uid: str) -> None:
-        self._evidence.forget(uid)
-        self._lineage.forget(uid)
+        self.evidence.forget_job(uid)
+        self._ownership.forget_job(uid)
 
-    def _key_of(self, job_uid: str, namespace: str) -> tuple[JobKey, ...]:
+    def _find_key(self, job_uid: str, namespace: str) -> tuple[JobKey, ...]:
         key = self._keys.get(job_uid)
         return () if key is None or key.namespace != namespace else (key,)
 
-    def _keys_on(self, node_name: str) -> tuple[JobKey, ...]:
+    def _find_keys_on(self, node_name: str) -> tuple[JobKey, ...]:
         concerned = {(pod.job_uid, pod.namespace) for pod in self._pods.values() if pod.node == node_name}
-        return tuple(key for uid, namespace in concerned for key in self._key_of(uid, namespace))
+        return tuple(key for uid, namespace in concerned for key in self._find_key(uid, namespace))
 
     def _forget_old_nodes(self) -> None:
         limit = self._clock() - _GONE_NODE_KEPT_S

@@ -1,19 +1,19 @@
-"""What pods say: reports and last words, with everything filled in that a test doesn't care for."""
+"""Make reports and termination messages of pods, with everything filled in that a test doesn't care for."""
 
 from typing import Any
 
 from stepkeeper.contract import Commit, Head, Report, ReportPhase, Termination
 
-__all__ = ["last_word", "training_report"]
+__all__ = ["termination_message", "training_report"]
 
 
-def last_word(code: int, **more: Any) -> str:
-    """A termination message."""
+def termination_message(code: int, **more: Any) -> str:
+    """Make a termination message."""
     return Termination(code=code, **more).to_json().decode()
 
 
 def training_report(sequence: int, step: int, **more: Any) -> Report:
-    """A report of a trainer that has just committed `step` as `sequence`; `more` replaces any of its fields."""
+    """Make the report of a trainer that has just committed `step` as `sequence`. `more` replaces any of its fields."""
     uri = f"gs://bucket/runs/lm/{step}/1-abc"
     commit = Commit(sequence=sequence, step=step, uri=uri, size_bytes=10, duration_millis=5, time_unix_s=1)
     base: dict[str, Any] = {
