@@ -84,7 +84,10 @@ class RanksDifferError(PlannerError, ValueError):
     def _lines(self) -> list[str]:
         lines = [f"the ranks' states differ ({len(self.reasons)}); nothing was written."]
         lines += _shortened(
-            [f"{name} (on {ranks_text(self.ranks[name])}): {reason}" for name, reason in self.reasons.items()]
+            [
+                f"{name} (on {format_ranks(self.ranks[name])}): {reason}"
+                for name, reason in self.reasons.items()
+            ]
         )
         if self.n_unseen:
             lines.append(f"{self.n_unseen} more ranks differ in yet other ways")
@@ -170,7 +173,7 @@ class LoadMismatchError(PlannerError, ValueError):
         ranks = self.ranks.get(name)
         if ranks is None:
             return name
-        return f"{name} (on {ranks_text(ranks)})"
+        return f"{name} (on {format_ranks(ranks)})"
 
 
 def _shortened(entries: list[str]) -> list[str]:
@@ -191,6 +194,6 @@ class DestinationExistsError(PlannerError, FileExistsError):
     """There is something already where the result of a conversion should go."""
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """`rank 3` or `ranks 0, 1`, for a message; a long list is cut."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(_shortened(list(map(str, ranks))))}"

@@ -2,25 +2,25 @@
 
 import torch.distributed as dist
 
-from stepkeeper_planners.geometry.layout import Ranks, ranks_among
+from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
 
-__all__ = ["alone", "current_ranks", "gathered", "shared_by"]
+__all__ = ["all_gather_object", "broadcast_object", "current_ranks", "single_rank"]
 
 
 def current_ranks(group: dist.ProcessGroup | None = None) -> Ranks:
     """This process among those of the group, by default of all; alone where there is no group."""
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks(rank=0, world_size=1)
-    return ranks_among(dist.get_rank(group), dist.get_process_group_ranks(group))
+    return ranks_in_group(dist.get_rank(group), dist.get_process_group_ranks(group))
 
 
-def alone() -> Ranks:
+def single_rank() -> Ranks:
     """This process, whatever others there are."""
     initialized = dist.is_available() and dist.is_initialized()
-    return ranks_among(0, [dist.get_rank() if initialized else 0])
+    return ranks_in_group(0, [dist.get_rank() if initialized else 0])
 
 
-def shared_by(rank: int, value: object, group: dist.ProcessGroup | None = None) -> object:
+def broadcast_object(rank: int, value: object, group: dist.ProcessGroup | None = None) -> object:
     """What that rank of the group gave as `value`.
 
     Ranks: collective; all of the group call it with the same rank.
@@ -31,7 +31,7 @@ def shared_by(rank: int, value: object, group: dist.ProcessGroup | None = None) 
     return holder[0]
 
 
-def gathered(value: object, group: dist.ProcessGroup | None = None) -> list[object]:
+def all_gather_object(value: object, group: dist.ProcessGroup | None = None) -> list[object]:
     """What each rank of the group gave as `value`, by rank.
 
     Ranks: collective; all of the group call it.

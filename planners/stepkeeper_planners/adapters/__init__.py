@@ -119,7 +119,7 @@ def materialize(tensors: Mapping[str, torch.Tensor]) -> None:
         xla.materialize(tensors.values())
 
 
-def without_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What to save instead of those of `tensors` of which more would be moved than is written, by the same names.
 
     These are copies on the devices, cut further; all elements are equal. Empty without XLA tensors.
@@ -130,61 +130,61 @@ def without_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
         return {}
     from stepkeeper_planners.adapters import xla
 
-    return xla.without_copies(tensors)
+    return xla.deduplicate_copies(tensors)
 
 
-def clone_to_move(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A pending copy on the tensor's devices, cut as by `without_copies` where that is a gain."""
+def clone_for_transfer(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A pending copy on the tensor's devices, cut as by `deduplicate_copies` where that is a gain."""
     if tensor.device.type == "xla":
         from stepkeeper_planners.adapters import xla
 
-        clone = xla.cut_clone(tensor, fqn)
+        clone = xla.clone_deduplicated(tensor, fqn)
         if clone is not None:
             return clone
     return tensor.detach().clone()
 
 
-def zeros_placed_as(tensor: torch.Tensor) -> torch.Tensor:
+def zeros_sharded_as(tensor: torch.Tensor) -> torch.Tensor:
     """Zeros of the tensor's shape and dtype, on its devices, with its sharding."""
     zeros = torch.zeros_like(tensor.detach())
-    place_as(zeros, tensor)
+    copy_sharding(zeros, tensor)
     return zeros
 
 
-def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
+def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """The tensor has the sharding of the other one, which is of the same shape; its elements are as before."""
     if tensor.device.type == "xla" == other.device.type:
         from stepkeeper_planners.adapters import xla
 
-        xla.place_as(tensor, other)
+        xla.copy_sharding(tensor, other)
 
 
-def start(tensors: Sequence[torch.Tensor]) -> None:
+def start_pending(tensors: Sequence[torch.Tensor]) -> None:
     """What was pending on these tensors was started, and nothing else; without XLA tensors nothing is done."""
     if any(tensor.device.type == "xla" for tensor in tensors):
         from stepkeeper_planners.adapters import xla
 
-        xla.start(tensors)
+        xla.start_pending(tensors)
 
 
-def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
+def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     """The memory of the only local shard, on the CPU: what is written there is in the tensor. Else None."""
     adapter = _adapter(tensor)
     if adapter is dtensor:
-        return dtensor.in_place(tensor)
-    return plain.in_place(tensor) if adapter is plain else None
+        return dtensor.host_memory(tensor)
+    return plain.host_memory(tensor) if adapter is plain else None
 
 
-def overlaps(tensor: torch.Tensor) -> bool:
+def has_overlapping_elements(tensor: torch.Tensor) -> bool:
     """Whether several elements of the local memory are surely one place in it, as after expand()."""
     if tensor.device.type == "xla":
         return False
-    local = dtensor.local_part(tensor) if _is_dtensor(tensor) else tensor
+    local = dtensor.to_local(tensor) if _is_dtensor(tensor) else tensor
     steps = zip(local.shape, local.stride(), strict=True)
     return local.numel() > 0 and any(size > 1 and not step for size, step in steps)
 
 
-def sharded_among(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def select_sharded(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those that lie in parts on several devices; of torch_xla, wrapped as its own planners have them.
 
     Raises:
@@ -199,7 +199,7 @@ def sharded_among(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
         elif tensor.device.type == "xla":
             from stepkeeper_planners.adapters import xla
 
-            sharded = xla.as_sharded(fqn, tensor)
+            sharded = xla.wrap_sharded(fqn, tensor)
         else:
             continue
         if sharded is not None:

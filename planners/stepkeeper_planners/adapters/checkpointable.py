@@ -62,7 +62,7 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     shape = tuple(_attributes(tensor).global_shape)
     if not prod(shape):
         return [torch.empty(shape, dtype=tensor.dtype)]
-    return [plain.plain_data(shard) for shard in _views(tensor)]
+    return [plain.to_plain_cpu(shard) for shard in _views(tensor)]
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
@@ -77,7 +77,7 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
     shards = zip(_shards("tensor", tensor), _views(tensor), strict=True)
     for index, ((box, _), view) in enumerate(shards):
         if box.volume:
-            piece = plain.checked_piece(pieces, first.setdefault(box, index), box.sizes, tensor.dtype)
+            piece = plain.get_piece(pieces, first.setdefault(box, index), box.sizes, tensor.dtype)
             with torch.no_grad():
                 view.copy_(piece)
 

@@ -11,19 +11,19 @@ from torch.distributed.tensor.placement_types import Placement
 
 from stepkeeper_planners.adapters import plain
 from stepkeeper_planners.adapters.placements import (
-    Cut,
+    DimShard,
     Placements,
     RankMesh,
+    add_slice_dimension,
     box_of_rank,
-    check_order,
-    chunks_of_group,
+    check_ascending_ranks,
+    chunks_in_group,
     chunks_on_mesh,
-    with_siblings,
 )
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.geometry.mesh_slices import slices_beside
+from stepkeeper_planners.geometry.mesh_slices import list_mesh_slices
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
@@ -40,17 +40,17 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
             the placements say, or has no elements in memory.
     """
     shape = tuple(tensor.shape)
-    local = local_part(tensor)
+    local = to_local(tensor)
     plain.check_storable(fqn, local)
     try:
         mesh, placements = _placed(_dtensor(tensor))
         if ranks.members is None:
             chunks, own = chunks_on_mesh(mesh, placements, shape), ranks.rank
         else:
-            chunks = chunks_of_group(mesh, placements, shape, ranks.members)
+            chunks = chunks_in_group(mesh, placements, shape, ranks.members)
             own = ranks.members[ranks.rank]
         if tensor.numel():
-            check_order(mesh, placements)
+            check_ascending_ranks(mesh, placements)
             held = box_of_rank(mesh, placements, shape, own)
             _check_local(local, own, None if held is None else held.sizes)
     except UnsupportedShardingError as error:
@@ -61,7 +61,7 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
         dtype=dtype_name(tensor.dtype),
         global_shape=shape,
         chunks=chunks,
-        siblings=slices_beside(mesh.ranks, n_slices, ranks.members),
+        mesh_slices=list_mesh_slices(mesh.ranks, n_slices, ranks.members),
     )
 
 
@@ -69,12 +69,12 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The local tensor on the CPU, contiguous; its own memory where it is that already."""
     if not tensor.numel():
         return [torch.empty(tensor.shape, dtype=tensor.dtype)]
-    return [plain.plain_data(local_part(tensor))]
+    return [plain.to_plain_cpu(to_local(tensor))]
 
 
-def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
+def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     """The local tensor's own memory if it is on the CPU, else None."""
-    return plain.in_place(local_part(tensor))
+    return plain.host_memory(to_local(tensor))
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
@@ -83,7 +83,7 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
     Raises:
         ValueError: the piece is lacking, or has another shape or dtype.
     """
-    local = local_part(tensor)
+    local = to_local(tensor)
     if local.numel() and tensor.numel():
         plain.fill(local, pieces)
 
@@ -93,7 +93,7 @@ def identity(tensor: torch.Tensor) -> object:
 
     Told by the storage, not by its address: the local tensor may be empty on some ranks only, and tied on all.
     """
-    local = local_part(tensor)
+    local = to_local(tensor)
     part = (_dtensor(tensor).device_mesh, _dtensor(tensor).placements, tuple(tensor.shape))
     place = (local.storage_offset(), tuple(local.shape), local.stride(), local.dtype)
     return ("dtensor", local.untyped_storage()._cdata, place, part)  # noqa: SLF001 — as torch.serialization does
@@ -101,7 +101,7 @@ def identity(tensor: torch.Tensor) -> object:
 
 def structure(tensor: torch.Tensor) -> object:
     """Where its parts lie, and what the local one looks like."""
-    local = local_part(tensor)
+    local = to_local(tensor)
     held = (type(local), local.layout, local.is_quantized, tuple(local.shape))
     return (_dtensor(tensor).device_mesh, _dtensor(tensor).placements, held)
 
@@ -120,7 +120,7 @@ def _dtensor(tensor: torch.Tensor) -> DTensor:
     return tensor
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
     """The local tensor, with nothing pending."""
     with torch.no_grad():
         local = _dtensor(tensor).to_local()
@@ -133,7 +133,7 @@ def _placed(tensor: DTensor) -> tuple[RankMesh, Placements]:
     root = _root_of(mesh)
     placements = _placements(tensor.placements)
     slice_ = _rank_mesh(mesh)
-    whole = slice_ if root is mesh else with_siblings(slice_, _rank_mesh(root))
+    whole = slice_ if root is mesh else add_slice_dimension(slice_, _rank_mesh(root))
     return whole, placements + (None,) * (len(whole.shape) - len(slice_.shape))
 
 
@@ -149,7 +149,7 @@ def _rank_mesh(mesh: DeviceMesh) -> RankMesh:
 
 
 def _placements(placements: tuple[Placement, ...]) -> Placements:
-    cuts: list[Cut | None] = []
+    cuts: list[DimShard | None] = []
     for placement in placements:
         if placement.is_replicate():
             cuts.append(None)
@@ -160,7 +160,7 @@ def _placements(placements: tuple[Placement, ...]) -> Placements:
             )
         elif isinstance(dim := getattr(placement, "dim", None), int):
             # Some torch versions don't count a strided shard among the shards.
-            cuts.append(Cut(dim=dim, split_factor=getattr(placement, "split_factor", 1)))
+            cuts.append(DimShard(dim=dim, split_factor=getattr(placement, "split_factor", 1)))
         else:
             raise UnsupportedShardingError(
                 f"it is placed as {placement}, which isn't known here; redistribute() it to Replicate or Shard first"

@@ -46,7 +46,7 @@ class Tiling:
         """How many devices hold each tile."""
         return len(self.groups[0])
 
-    def without_copies(self, shape: tuple[int, ...]) -> "Tiling | None":
+    def deduplicated(self, shape: tuple[int, ...]) -> "Tiling | None":
         """The same borders and more, so that no two devices hold the same element; None if that can't be done evenly.
 
         Each device keeps a part of what it has: getting there needs no communication. Uneven tilings are left

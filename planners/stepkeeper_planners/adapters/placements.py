@@ -23,7 +23,7 @@ class RankMesh:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class DimShard:
     """One mesh dimension cuts this dimension of the tensor."""
 
     dim: int
@@ -31,7 +31,7 @@ class Cut:
     """Into how many parts later mesh dimensions had cut it before: FSDP over tensor parallelism. 1: none had."""
 
 
-Placements = tuple[Cut | None, ...]
+Placements = tuple[DimShard | None, ...]
 """For each mesh dimension what it cuts; None where it holds copies."""
 
 _SHOWN: Final = 16
@@ -42,7 +42,7 @@ Span = tuple[int, int]
 
 
 @lru_cache(maxsize=64)
-def with_siblings(mesh: RankMesh, root: RankMesh) -> RankMesh:
+def add_slice_dimension(mesh: RankMesh, root: RankMesh) -> RankMesh:
     """The mesh with one dimension more, for those that lie beside it in the mesh that all were cut out of.
 
     As where only some layers are tensor-parallel: the others lie on a mesh of its own for each of the parallel
@@ -86,7 +86,7 @@ def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...
 
 
 @lru_cache(maxsize=256)
-def chunks_of_group(
+def chunks_in_group(
     mesh: RankMesh, placements: Placements, shape: tuple[int, ...], members: tuple[int, ...]
 ) -> tuple[Chunk, ...]:
     """As `chunks_on_mesh`, of ranks in a process group; `members` are those that the mesh calls its ranks, in order.
@@ -111,7 +111,7 @@ def chunks_of_group(
 
 
 @lru_cache(maxsize=256)
-def check_order(mesh: RankMesh, placements: Placements) -> None:
+def check_ascending_ranks(mesh: RankMesh, placements: Placements) -> None:
     """Along every mesh dimension that cuts, ranks ascend.
 
     Elsewhere torch contradicts itself: its collectives take the parts in the order of ranks, so full_tensor() and

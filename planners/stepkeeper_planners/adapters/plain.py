@@ -47,15 +47,15 @@ def check_storable(fqn: str, tensor: torch.Tensor) -> None:
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensor on the CPU, contiguous; its own memory where it is that already."""
-    return [plain_data(tensor)]
+    return [to_plain_cpu(tensor)]
 
 
-def plain_data(tensor: torch.Tensor) -> torch.Tensor:
+def to_plain_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """The bare elements: no gradient, no lazy negation or conjugation, contiguous."""
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
-def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
+def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor's own memory if it is on the CPU, else None."""
     return tensor.detach() if tensor.device.type == "cpu" else None
 
@@ -66,12 +66,12 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
     Raises:
         ValueError: the piece has another shape or dtype.
     """
-    piece = checked_piece(pieces, 0, tuple(tensor.shape), tensor.dtype)
+    piece = get_piece(pieces, 0, tuple(tensor.shape), tensor.dtype)
     with torch.no_grad():
         tensor.detach().copy_(piece)
 
 
-def checked_piece(
+def get_piece(
     pieces: Mapping[int, torch.Tensor], local_index: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     """The piece for this local shard.

@@ -37,7 +37,7 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
     Raises:
         UnsupportedShardingError: MANUAL or unknown sharding, or ranks and devices don't fit together.
     """
-    return describe_as(fqn, tensor, tiling_of(bare_of(tensor), fqn), ranks)
+    return describe_as(fqn, tensor, tiling_of(unwrap(tensor), fqn), ranks)
 
 
 def describe_as(fqn: str, tensor: torch.Tensor, tiling: Tiling | None, ranks: Ranks) -> TensorLayout:
@@ -64,10 +64,10 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     Raises:
         UnsupportedShardingError: MANUAL or unknown sharding.
     """
-    bare = bare_of(tensor)
+    bare = unwrap(tensor)
     tiling = tiling_of(bare)
     if tiling is None:
-        return [plain.plain_data(bare)]
+        return [plain.to_plain_cpu(bare)]
     boxes = tiling.device_boxes(tuple(bare.shape))
     by_device = {device: data for data, device in _transferred(bare)}
     return [unpadded(by_device[name], boxes[ordinal(name)], bare.dtype) for name in local_devices()]
@@ -80,7 +80,7 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
         ValueError: a piece is lacking, or has another shape or dtype.
         UnsupportedShardingError: MANUAL or unknown sharding.
     """
-    bare = bare_of(tensor)
+    bare = unwrap(tensor)
     tiling = tiling_of(bare)
     if tiling is None:
         plain.fill(bare, pieces)
@@ -103,7 +103,7 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
 
 def materialize(tensors: Iterable[torch.Tensor]) -> None:
     """None of the XLA tensors has a computation pending: if one had, all pending work was started."""
-    bare = [bare_of(tensor) for tensor in tensors if tensor.device.type == "xla"]
+    bare = [unwrap(tensor) for tensor in tensors if tensor.device.type == "xla"]
     if bare and any(_C._check_tensor_need_materialization(bare)):
         # A sync moves XLA's random seed on. Training draws the same numbers whether it is saved and restored or not.
         seed = xm.get_rng_state()
@@ -111,7 +111,7 @@ def materialize(tensors: Iterable[torch.Tensor]) -> None:
         xm.set_rng_state(seed)
 
 
-def without_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copies on the devices, for tensors that several devices hold the same part of: there no two hold the same.
 
     torch_xla moves the shards of all devices or none. Of these copies that is each element once, and the shards of
@@ -121,26 +121,28 @@ def without_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
     Ranks: all call it with the same tensors, for it runs a program on all devices.
     """
     parted = {
-        name: parts for name, tensor in tensors.items() if (parts := cut_clone(tensor, name)) is not None
+        name: parts
+        for name, tensor in tensors.items()
+        if (parts := clone_deduplicated(tensor, name)) is not None
     }
-    start(parted.values())
+    start_pending(parted.values())
     return parted
 
 
-def cut_clone(tensor: torch.Tensor, fqn: str = "tensor") -> torch.Tensor | None:
+def clone_deduplicated(tensor: torch.Tensor, fqn: str = "tensor") -> torch.Tensor | None:
     """A pending clone in which no two devices hold the same element; None where that is not possible, or no gain."""
     if tensor.device.type != "xla":
         return None
-    bare = bare_of(tensor)
-    tiling = cut_tiling(bare, tiling_of(bare, fqn), across_processes_only=True)
+    bare = unwrap(tensor)
+    tiling = deduplicated_tiling(bare, tiling_of(bare, fqn), across_processes_only=True)
     if tiling is None:
         return None
     clone = bare.detach().clone()
-    place_in_tiles(clone, tiling.groups, tiling.counts)
+    annotate_tiles(clone, tiling.groups, tiling.counts)
     return clone
 
 
-def cut_tiling(
+def deduplicated_tiling(
     bare: torch.Tensor, present: Tiling | None, *, across_processes_only: bool = False
 ) -> Tiling | None:
     """The tiling of a copy in which no two devices hold the same element; None where it can't be had, or is no gain.
@@ -154,13 +156,13 @@ def cut_tiling(
             present = Tiling(counts=(1,) * len(shape), groups=(devices,))
     if present is None or present.copies == 1:
         return None
-    tiling = present.without_copies(shape)
+    tiling = present.deduplicated(shape)
     if tiling is None or bare.numel() * bare.itemsize < SMALLEST_PART_BYTES * len(tiling.groups):
         return None
     return tiling
 
 
-def place_in_tiles(
+def annotate_tiles(
     pending: torch.Tensor, groups: tuple[tuple[int, ...], ...], counts: tuple[int, ...]
 ) -> None:
     """The pending tensor comes out of its program in tiles, each on one device."""
@@ -168,43 +170,43 @@ def place_in_tiles(
     _C._xla_annotate_custom_sharding(pending, _C.OpSharding(assignment, [], [], int(ShardingType.TILED)))
 
 
-def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
+def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """The tensor has the sharding of the other one, if that has one, from the next program on."""
-    bare, wanted = bare_of(tensor), _C._get_xla_op_sharding(bare_of(other))
-    if wanted and _C._get_xla_sharding_spec(bare) != _C._get_xla_sharding_spec(bare_of(other)):
+    bare, wanted = unwrap(tensor), _C._get_xla_op_sharding(unwrap(other))
+    if wanted and _C._get_xla_sharding_spec(bare) != _C._get_xla_sharding_spec(unwrap(other)):
         _C._xla_annotate_custom_sharding(bare, wanted)
 
 
-def start(tensors: Iterable[torch.Tensor], *, until_running: bool = False) -> None:
+def start_pending(tensors: Iterable[torch.Tensor], *, until_running: bool = False) -> None:
     """What was pending on these tensors was started; with `until_running`, the devices have taken it on.
 
     Other than torch_xla.sync() this neither starts the training's pending work nor draws a new random seed.
     """
-    bare = [bare_of(tensor) for tensor in tensors if tensor.device.type == "xla"]
+    bare = [unwrap(tensor) for tensor in tensors if tensor.device.type == "xla"]
     if bare:
         _C._xla_sync_multi(bare, [], until_running, True)
 
 
 def structure(tensor: torch.Tensor) -> object:
     """The sharding's text."""
-    text: str = _C._get_xla_sharding_spec(bare_of(tensor))
+    text: str = _C._get_xla_sharding_spec(unwrap(tensor))
     return text
 
 
 def identity(tensor: torch.Tensor) -> object:
     """torch_xla's number of the tensor, which detached aliases share; views have numbers of their own."""
-    return ("xla", _C._xla_get_tensor_id(bare_of(tensor)))
+    return ("xla", _C._xla_get_tensor_id(unwrap(tensor)))
 
 
-def as_sharded(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
+def wrap_sharded(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor wrapped as torch_xla's, if different devices hold different parts."""
-    if tiling_of(bare_of(tensor), fqn) is None:
+    if tiling_of(unwrap(tensor), fqn) is None:
         return None
     sharded: torch.Tensor = wrap_if_sharded(tensor)
     return sharded
 
 
-def bare_of(tensor: torch.Tensor) -> torch.Tensor:
+def unwrap(tensor: torch.Tensor) -> torch.Tensor:
     bare: torch.Tensor = tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
     return bare
 
@@ -257,7 +259,7 @@ def _padded(
 ) -> torch.Tensor:
     if not box.volume:
         return torch.zeros(sizes, dtype=dtype)
-    piece = plain.checked_piece(pieces, index, box.sizes, dtype)
+    piece = plain.get_piece(pieces, index, box.sizes, dtype)
     if box.sizes == sizes:
         return piece.contiguous()
     padded = torch.zeros(sizes, dtype=dtype)

@@ -20,31 +20,31 @@ import torch_xla.runtime as xr
 
 from stepkeeper_planners.adapters.op_sharding import Tiling
 from stepkeeper_planners.adapters.xla import (
-    bare_of,
-    cut_tiling,
+    annotate_tiles,
+    deduplicated_tiling,
     describe_as,
     local_devices,
     ordinal,
-    place_in_tiles,
     tiling_of,
     unpadded,
+    unwrap,
 )
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 
 __all__ = [
-    "Cut",
-    "Part",
-    "Piece",
-    "as_it_is",
+    "ClonePlan",
+    "DevicePiece",
+    "HostPart",
+    "clear_failure",
     "clone_in_pieces",
-    "coarser",
-    "cut_of",
-    "describe_cut",
-    "forget_failure",
-    "is_one_program_of_many",
-    "move",
-    "wait_until_there",
+    "describe_clone",
+    "is_multi_process_program",
+    "move_to_host",
+    "piece_without_copy",
+    "plan_clone",
+    "wait_until_computed",
+    "with_fewer_pieces",
 ]
 
 _C: Any = torch_xla._XLAC
@@ -52,7 +52,7 @@ _LONGEST_WAIT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ClonePlan:
     """How a tensor is copied: no element twice where that can be had, and in pieces along one dimension."""
 
     tiling: Tiling | None
@@ -74,7 +74,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class DevicePiece:
     """A tensor on the devices, and which elements of the whole tensor are in it."""
 
     fqn: str
@@ -93,11 +93,11 @@ class Piece:
     """So many elements along `dim` are a tile, which is one element of an additional dimension of the piece."""
 
 
-Part = tuple[Box, torch.Tensor]
+HostPart = tuple[Box, torch.Tensor]
 """Elements on the CPU, and the box of the whole tensor that they are."""
 
 
-def cut_of(fqn: str, tensor: torch.Tensor, most_bytes: int) -> Cut:
+def plan_clone(fqn: str, tensor: torch.Tensor, most_bytes: int) -> ClonePlan:
     """How `tensor` is cut into pieces of which each moves at most about so many bytes to this host.
 
     Tilings that aren't even are left in one piece: the compiler would gather what comes out of a program like that.
@@ -105,10 +105,10 @@ def cut_of(fqn: str, tensor: torch.Tensor, most_bytes: int) -> Cut:
     Raises:
         UnsupportedShardingError: the sharding doesn't say which device holds what.
     """
-    bare = bare_of(tensor)
+    bare = unwrap(tensor)
     shape = tuple(bare.shape)
     present = tiling_of(bare, fqn)
-    tiling = cut_tiling(bare, present) or present
+    tiling = deduplicated_tiling(bare, present) or present
     counts = (1,) * len(shape) if tiling is None else tiling.counts
     sizes = shape if tiling is None else tiling.padded_sizes(shape)
     n_devices = len(local_devices()) if xr.is_spmd() else 1
@@ -122,7 +122,7 @@ def cut_of(fqn: str, tensor: torch.Tensor, most_bytes: int) -> Cut:
     else:
         n_pieces = 1
     end = sizes[dim] if sizes else 1
-    return Cut(
+    return ClonePlan(
         tiling=tiling,
         dim=dim,
         bounds=tuple(end * index // n_pieces for index in range(n_pieces + 1)),
@@ -131,35 +131,35 @@ def cut_of(fqn: str, tensor: torch.Tensor, most_bytes: int) -> Cut:
     )
 
 
-def coarser(cut: Cut, most_bytes: int) -> Cut:
+def with_fewer_pieces(cut: ClonePlan, most_bytes: int) -> ClonePlan:
     """The same in fewer pieces, of which each moves at most about so many bytes, or as many as one did before."""
     n_joined = max(most_bytes * cut.n_pieces // max(cut.moved_bytes, 1), 1)
     return replace(cut, bounds=(*cut.bounds[:-1:n_joined], cut.bounds[-1]))
 
 
-def describe_cut(fqn: str, tensor: torch.Tensor, cut: Cut, ranks: Ranks) -> TensorLayout:
+def describe_clone(fqn: str, tensor: torch.Tensor, cut: ClonePlan, ranks: Ranks) -> TensorLayout:
     """The layout of such a copy. What only devices of this process hold alike is one chunk all the same.
 
     Raises:
         UnsupportedShardingError: ranks and devices don't fit together.
     """
-    bare = bare_of(tensor)
+    bare = unwrap(tensor)
     present = tiling_of(bare, fqn)
-    if is_one_program_of_many():
+    if is_multi_process_program():
         return describe_as(fqn, tensor, cut.tiling, ranks)
     return describe_as(fqn, tensor, present, ranks)
 
 
-def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: Cut) -> Iterator[Piece]:
+def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: ClonePlan) -> Iterator[DevicePiece]:
     """Pending copies on the tensor's devices, together all of it."""
-    bare = bare_of(tensor).detach()
+    bare = unwrap(tensor).detach()
     shape = tuple(bare.shape)
     tiling = cut.tiling
     if cut.n_pieces == 1:
         clone = bare.clone()
         if tiling is not None and tiling != tiling_of(bare, fqn):
-            place_in_tiles(clone, tiling.groups, tiling.counts)
-        yield Piece(fqn=fqn, tensor=clone, shape=shape, size_bytes=cut.moved_bytes)
+            annotate_tiles(clone, tiling.groups, tiling.counts)
+        yield DevicePiece(fqn=fqn, tensor=clone, shape=shape, size_bytes=cut.moved_bytes)
         return
     dim, tile = cut.dim, None
     counts = () if tiling is None else tiling.counts
@@ -172,31 +172,31 @@ def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: Cut) -> Iterator[Piece]
     for start, end in zip(cut.bounds, cut.bounds[1:], strict=False):
         clone = bare.narrow(axis, start, end - start).clone()
         if tiling is not None and tiling.copies == 1:
-            place_in_tiles(clone, tiling.groups, counts)
+            annotate_tiles(clone, tiling.groups, counts)
         size_bytes = cut.moved_bytes * (end - start) // cut.bounds[-1]
-        yield Piece(
+        yield DevicePiece(
             fqn=fqn, tensor=clone, shape=shape, size_bytes=size_bytes, dim=dim, start=start, tile=tile
         )
 
 
-def as_it_is(fqn: str, tensor: torch.Tensor, cut: Cut) -> Piece:
+def piece_without_copy(fqn: str, tensor: torch.Tensor, cut: ClonePlan) -> DevicePiece:
     """The tensor itself as the only piece; its computation has been started."""
-    bare = bare_of(tensor)
-    return Piece(fqn=fqn, tensor=bare, shape=tuple(bare.shape), size_bytes=cut.moved_bytes)
+    bare = unwrap(tensor)
+    return DevicePiece(fqn=fqn, tensor=bare, shape=tuple(bare.shape), size_bytes=cut.moved_bytes)
 
 
-def is_one_program_of_many() -> bool:
+def is_multi_process_program() -> bool:
     """Whether the devices of several processes run one program, which all of them have to start."""
     return bool(xr.process_count() > 1 and xr.is_spmd())
 
 
-def forget_failure() -> None:
+def clear_failure() -> None:
     """A program that failed when it was started, and has been told of, is not told of again by the next one."""
     with suppress(RuntimeError):
         xm.wait_device_ops()
 
 
-def wait_until_there(pieces: Sequence[Piece]) -> None:
+def wait_until_computed(pieces: Sequence[DevicePiece]) -> None:
     """The program that the last of the pieces comes out of has ended. The GIL is not held meanwhile."""
     if not pieces:
         return
@@ -210,7 +210,7 @@ def wait_until_there(pieces: Sequence[Piece]) -> None:
         there.wait(_LONGEST_WAIT_S)
 
 
-def move(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, list[Part]]]:
+def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, list[HostPart]]]:
     """For each piece its elements on the CPU, those once that several devices hold. The GIL is held while shards move.
 
     Raises:
@@ -254,7 +254,7 @@ def _moved_shards(tensors: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, 
     return shards
 
 
-def _parts(piece: Piece, held: Iterable[Part]) -> Iterator[Part]:
+def _parts(piece: DevicePiece, held: Iterable[HostPart]) -> Iterator[HostPart]:
     """The same elements, by their boxes in the whole tensor."""
     dim = piece.dim
     for box, data in held:

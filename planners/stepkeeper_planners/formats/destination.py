@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from stepkeeper_planners.errors import DestinationExistsError
-from stepkeeper_planners.formats.exchange import exchange
+from stepkeeper_planners.formats.rename_exchange import exchange_paths
 
 __all__ = ["new_file", "new_folder"]
 
@@ -112,7 +112,7 @@ def _rename_folder(partial: Path, dst: Path) -> None:
     if not dst.exists() or not any(dst.iterdir()):
         partial.rename(dst)
         return
-    if exchange(partial, dst):
+    if exchange_paths(partial, dst):
         _sync_folder(dst.parent)
         shutil.rmtree(partial)
         return

@@ -67,7 +67,7 @@ class Box:
             map(int.__ge__, self.ends, other.ends)
         )
 
-    def shifted(self, origin: tuple[int, ...]) -> "Box":
+    def relative_to(self, origin: tuple[int, ...]) -> "Box":
         """The same box, counted from this origin."""
         return Box(
             offsets=tuple(map(sub, self.offsets, origin)),

@@ -22,7 +22,7 @@ class Ranks:
             raise LayoutError(f"rank {self.rank} is not one of {self.world_size} ranks")
 
 
-def ranks_among(rank: int, members: Sequence[int]) -> Ranks:
+def ranks_in_group(rank: int, members: Sequence[int]) -> Ranks:
     """One of these processes, which are given by their numbers in the default process group, by rank."""
     numbered = tuple(members) == tuple(range(len(members)))
     return Ranks(rank=rank, world_size=len(members), members=None if numbered else tuple(members))
@@ -54,7 +54,7 @@ class TensorLayout:
     chunks: tuple[Chunk, ...]
     complete: bool = True
     """False: only this rank's chunks are here, nobody knows the others'. `join.join_layouts` makes one of them."""
-    siblings: tuple[tuple[int, ...], ...] = ()
+    mesh_slices: tuple[tuple[int, ...], ...] = ()
     """The ranks of each slice of a mesh on which the tensor lies by itself, if there are several."""
 
     def local_boxes(self, rank: int) -> dict[int, Box]:

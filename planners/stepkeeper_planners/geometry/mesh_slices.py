@@ -9,13 +9,13 @@ from math import prod
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 
-__all__ = ["on_one_slice", "slices_beside"]
+__all__ = ["keep_one_slice", "list_mesh_slices"]
 
 Slice = tuple[int, ...]
 
 
 @lru_cache(maxsize=256)
-def slices_beside(
+def list_mesh_slices(
     ranks: tuple[int, ...], n_slices: int, members: tuple[int, ...] | None = None
 ) -> tuple[Slice, ...]:
     """The ranks of each slice, sorted, where a mesh's last dimension goes over slices; none if there is one only.
@@ -29,7 +29,7 @@ def slices_beside(
     return tuple(sorted(tuple(sorted(numbers[r] for r in each if r in numbers)) for each in slices))
 
 
-def on_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
+def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
     """The layouts, those that lie on several slices with the copies of one of them: slices take turns, by bytes.
 
     Nobody compares what slices hold, and experts that have one name on all of them are not equal: parts of
@@ -42,7 +42,9 @@ def on_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
     for layout in sorted(layouts, key=lambda layout: (-_size_bytes(layout), layout.fqn)):
         # There are few kinds of layouts, and the tuples of their owners are shared.
         kind = (
-            (id(layout.siblings), *(id(chunk.owners) for chunk in layout.chunks)) if layout.siblings else ()
+            (id(layout.mesh_slices), *(id(chunk.owners) for chunk in layout.chunks))
+            if layout.mesh_slices
+            else ()
         )
         if kind and kind not in whole:
             whole[kind] = _holding_all(layout)
@@ -65,7 +67,7 @@ def on_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
 
 def _holding_all(layout: TensorLayout) -> list[Slice]:
     holders = [frozenset(owner.rank for owner in chunk.owners) for chunk in layout.chunks]
-    return [ranks for ranks in layout.siblings if not any(each.isdisjoint(ranks) for each in holders)]
+    return [ranks for ranks in layout.mesh_slices if not any(each.isdisjoint(ranks) for each in holders)]
 
 
 def _size_bytes(layout: TensorLayout) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stepkeeper_planners.geometry.boxes import Box
 
-__all__ = ["OverlapSearch", "common_parts", "find_overlap"]
+__all__ = ["OverlapSearch", "find_intersections", "find_overlap"]
 
 _FEW = 64
 """Boxes that are held against any number of others directly: less than that isn't worth a tree."""
@@ -38,17 +38,17 @@ class OverlapSearch:
     """One search for an overlap, done when it was made: what it found, and how much it looked at for that."""
 
     def __init__(self, boxes: Sequence[Box]) -> None:
-        self.n_looked_at = 0
+        self.n_visited = 0
         """Boxes, counted each time that they were looked at, and pairs that were held against one another."""
         self.found: tuple[int, int] | None = None
         if len(boxes) > 1:
             tree = _Tree(*_corners(boxes))
             everyone = np.arange(len(boxes))
             self.found = next(tree.overlaps(everyone), None)
-            self.n_looked_at = tree.n_looked_at
+            self.n_visited = tree.n_visited
 
 
-def common_parts(asking: Sequence[Box], boxes: Sequence[Box]) -> list[list[tuple[int, Box]]]:
+def find_intersections(asking: Sequence[Box], boxes: Sequence[Box]) -> list[list[tuple[int, Box]]]:
     """For each box that asks, the numbers of those boxes that have elements in common with it, in order, and which."""
     if len(asking) * len(boxes) <= _FEW_PAIRS:
         return [
@@ -92,7 +92,7 @@ class _Tree:
     """Boxes that are not empty, by their corners."""
 
     def __init__(self, starts: _Ints, ends: _Ints) -> None:
-        self.n_looked_at = 0
+        self.n_visited = 0
         self._n = len(starts)
         self._starts, self._ends, self._n_places = _on_grids(starts, ends)
 
@@ -133,7 +133,7 @@ class _Tree:
         while waiting:
             pairs = waiting.pop()
             fewer = min(len(pairs.covering), len(pairs.starting))
-            self.n_looked_at += len(pairs.covering) + len(pairs.starting)
+            self.n_visited += len(pairs.covering) + len(pairs.starting)
             if not fewer:
                 continue
             if fewer <= _FEW or pairs.axis == len(self._n_places) - 1:
@@ -185,7 +185,7 @@ class _Tree:
     def _compared(self, pairs: _Pairs) -> tuple[_Ints, _Ints]:
         ones, others = pairs.covering[:, None], pairs.starting[None, :]
         met = np.ones((len(pairs.covering), len(pairs.starting)), dtype=bool)
-        self.n_looked_at += met.size
+        self.n_visited += met.size
         for axis in range(pairs.axis, len(self._n_places)):
             starts, ends = self._starts[axis], self._ends[axis]
             met &= (starts[ones] < ends[others]) & (starts[others] < ends[ones])

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from stepkeeper_planners.errors import LoadMismatchError
-from stepkeeper_planners.loading.name_suggestions import find_rename, near_names
+from stepkeeper_planners.loading.name_suggestions import find_rename, suggest_names
 
 _NEAR: Final = 8
 """Missing names for which near ones are looked up: what a message can show."""
@@ -58,7 +58,9 @@ class Findings:
     """A bit for each of the checkpoint's names in order, set where this rank doesn't ask for it: short, and whole."""
 
     @classmethod
-    def of(cls, differences: Differences, stored_names: Iterable[str], *, short: bool) -> "Findings":
+    def from_differences(
+        cls, differences: Differences, stored_names: Iterable[str], *, short: bool
+    ) -> "Findings":
         """What to tell; `stored_names` are alike on all ranks."""
         unexpected = frozenset(differences.unexpected)
         bits = np.array([name in unexpected for name in sorted(stored_names)], dtype=bool)
@@ -66,7 +68,7 @@ class Findings:
         return cls(differences=sent, unexpected_bits=np.packbits(bits).tobytes())
 
 
-def unexpected_everywhere(
+def intersect_unexpected(
     findings: Sequence[Findings | None], stored_names: Iterable[str]
 ) -> list[Differences | None]:
     """What the ranks found, without the names that another rank asks for: each pipeline stage asks for its own."""
@@ -79,7 +81,9 @@ def unexpected_everywhere(
     return [None if each is None else replace(each.differences, unexpected=unexpected) for each in findings]
 
 
-def mismatch(by_rank: Sequence[Differences | None], partly: str | None = None) -> LoadMismatchError:
+def build_mismatch_error(
+    by_rank: Sequence[Differences | None], partly: str | None = None
+) -> LoadMismatchError:
     """One report of what all ranks found; it says of which ranks where they don't agree.
 
     `partly` says how a part is loaded, where the caller has no arguments for that; None advises the planner's.
@@ -133,7 +137,7 @@ def _causes(differences: Differences) -> Iterator[str]:
             f"{mine!r} in the state is {theirs!r} in the checkpoint."
         )
     else:
-        near = near_names(missing, unexpected, _NEAR)
+        near = suggest_names(missing, unexpected, _NEAR)
         if near:
             yield (
                 "Near names: "

@@ -1,7 +1,7 @@
 """What a state asks for, held against what a checkpoint has: what is read for it, and all that differs."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,37 +9,12 @@ import torch
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import LayoutError, LoadMismatchError, PerRankError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.loading.differences import Differences, mismatch
-from stepkeeper_planners.loading.resharding import PieceRead, StoredTensor, pieces_of
+from stepkeeper_planners.loading.differences import Differences, build_mismatch_error
+from stepkeeper_planners.loading.load_request import LoadRequest, Path
+from stepkeeper_planners.loading.resharding import PieceRead, plan_tensor_reads
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_planners.loading.stored_state import StoredState, StoredTensor
 from stepkeeper_planners.state.per_rank import Resize, names_to_read, parse_stored_name, value_for
-
-Path = tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a state asks for, by flat name."""
-
-    layouts: Sequence[TensorLayout]
-    values: Mapping[str, Path] = field(default_factory=dict)
-    """With the keys that lead to each."""
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    """Further names of tied tensors → the name of the layout."""
-    per_rank: Mapping[str, Resize | None] = field(default_factory=dict)
-    """What each rank has of its own, with what makes it where the world size changed."""
-    overlapping: Collection[str] = ()
-    """Tensors of which several elements are one place in memory: they can't be filled."""
-    containers: Collection[str] = ()
-    """Names of the state's dicts and lists: older writers store one without tensors as a value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """What a checkpoint has, by stored name."""
-
-    tensors: Mapping[str, StoredTensor]
-    values: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +28,7 @@ class ValueRead:
     saved_world_size: int | None = None
     """Of a `PerRank`, how many ranks saved theirs."""
 
-    def value_from(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
+    def build_value(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
         """The state's value, from the stored ones by their names.
 
         Raises:
@@ -88,13 +63,13 @@ class StateReads:
     """Names of the state that are in no strict agreement with the checkpoint, and keep what they have."""
     unread: tuple[str, ...]
     """Names of the checkpoint that nothing in the state asks for."""
-    twins: tuple[PieceRead, ...] = ()
+    tied_copies: tuple[PieceRead, ...] = ()
     """Of tied tensors, what further names have, where only their elements tell whether it is the same."""
 
 
 def compare(
-    wanted: Wanted,
-    stored: Stored,
+    request: LoadRequest,
+    stored: StoredState,
     ranks: Ranks,
     rules: LoadRules | None = None,
     owner: Ranks | None = None,
@@ -106,27 +81,31 @@ def compare(
     Every element of every local box is read exactly once; tied tensors and copies on this rank are read once too.
     """
     return _Comparison(
-        wanted, stored, ranks, LoadRules() if rules is None else rules, owner or ranks
+        request, stored, ranks, LoadRules() if rules is None else rules, owner or ranks
     ).result()
 
 
-def plan_load(wanted: Wanted, stored: Stored, ranks: Ranks, rules: LoadRules | None = None) -> StateReads:
+def plan_load(
+    request: LoadRequest, stored: StoredState, ranks: Ranks, rules: LoadRules | None = None
+) -> StateReads:
     """As `compare`, for who asks no other rank.
 
     Raises:
         LoadMismatchError: names are missing or unexpected, or shapes, dtypes or kinds differ; all in one report.
     """
-    reads, differences = compare(wanted, stored, ranks, rules)
+    reads, differences = compare(request, stored, ranks, rules)
     if differences:
-        raise mismatch([differences])
+        raise build_mismatch_error([differences])
     return reads
 
 
 class _Comparison:
     """One comparison, as it goes."""
 
-    def __init__(self, wanted: Wanted, stored: Stored, ranks: Ranks, rules: LoadRules, owner: Ranks) -> None:
-        self._wanted, self._stored, self._ranks, self._rules = wanted, stored, ranks, rules
+    def __init__(
+        self, request: LoadRequest, stored: StoredState, ranks: Ranks, rules: LoadRules, owner: Ranks
+    ) -> None:
+        self._request, self._stored, self._ranks, self._rules = request, stored, ranks, rules
         self._owner = owner
         self._stored_values = set(stored.values)
         self._used: set[str] = set()
@@ -135,16 +114,16 @@ class _Comparison:
         self._castable: list[str] = []
         self._skipped: list[str] = []
         self._pieces: list[PieceRead] = []
-        self._twins: list[PieceRead] = []
+        self._tied_copies: list[PieceRead] = []
         self._values: list[ValueRead] = []
 
     def result(self) -> tuple[StateReads, Differences]:
-        names = {layout.fqn: [layout.fqn] for layout in self._wanted.layouts}
-        for alias, first in self._wanted.aliases.items():
+        names = {layout.fqn: [layout.fqn] for layout in self._request.layouts}
+        for alias, first in self._request.aliases.items():
             names[first].append(alias)
-        for layout in self._wanted.layouts:
+        for layout in self._request.layouts:
             self._tensor(layout, names[layout.fqn])
-        for fqn, path in self._wanted.values.items():
+        for fqn, path in self._request.values.items():
             if self._selected([fqn]):
                 self._value(fqn, path)
         self._per_rank()
@@ -157,7 +136,7 @@ class _Comparison:
             values=tuple(self._values),
             skipped=tuple(self._skipped),
             unread=tuple(unread),
-            twins=tuple(self._twins),
+            tied_copies=tuple(self._tied_copies),
         )
         return reads, self._differences(unread)
 
@@ -177,7 +156,7 @@ class _Comparison:
         """The top-level names below which state and checkpoint have values of different names, and only values."""
         if not self._missing or not unread:
             return []
-        tensors = {layout.fqn for layout in self._wanted.layouts} | set(self._wanted.aliases)
+        tensors = {layout.fqn for layout in self._request.layouts} | set(self._request.aliases)
         tensors |= set(self._stored.tensors)
         here, there, with_tensors = (
             {name.partition(".")[0] for name in names if "." in name}
@@ -186,10 +165,10 @@ class _Comparison:
         return sorted((here & there) - with_tensors)
 
     def _asked(self) -> Iterator[str]:
-        yield from (layout.fqn for layout in self._wanted.layouts)
-        yield from self._wanted.aliases
-        yield from self._wanted.values
-        yield from self._wanted.per_rank
+        yield from (layout.fqn for layout in self._request.layouts)
+        yield from self._request.aliases
+        yield from self._request.values
+        yield from self._request.per_rank
 
     def _selected(self, names: Sequence[str]) -> bool:
         if any(map(self._rules.selects, names)):
@@ -209,7 +188,7 @@ class _Comparison:
             return
         name, *others = selected
         found = self._stored.tensors[name]
-        if layout.fqn in self._wanted.overlapping:
+        if layout.fqn in self._request.overlapping:
             self._mismatched[name] = (
                 "expanded in the state: several of its elements are one place in memory. Load into a clone() of it"
             )
@@ -223,10 +202,12 @@ class _Comparison:
             )
             return
         try:
-            self._pieces.extend(pieces_of(layout, found, self._ranks, name))
+            self._pieces.extend(plan_tensor_reads(layout, found, self._ranks, name))
             for other in others:
                 if not _is_one(found, self._stored.tensors[other]):
-                    self._twins.extend(pieces_of(layout, self._stored.tensors[other], self._ranks, other))
+                    self._tied_copies.extend(
+                        plan_tensor_reads(layout, self._stored.tensors[other], self._ranks, other)
+                    )
         except LayoutError as error:
             self._mismatched[name] = f"the checkpoint is damaged: {error}"
 
@@ -269,7 +250,7 @@ class _Comparison:
 
     def _per_rank(self) -> None:
         worlds = _saved_worlds(self._stored_values)
-        for fqn, resize in self._wanted.per_rank.items():
+        for fqn, resize in self._request.per_rank.items():
             self._used.add(fqn)
             if not self._selected([fqn]):
                 continue
@@ -281,7 +262,7 @@ class _Comparison:
                 )
             else:
                 self._missing.append(fqn)
-        for fqn in self._wanted.values:
+        for fqn in self._request.values:
             if fqn in worlds and fqn in self._missing:
                 self._missing.remove(fqn)
                 self._mismatched[fqn] = (
@@ -303,7 +284,7 @@ class _Comparison:
         self._values.append(ValueRead(fqn=fqn, stored_names=names, saved_world_size=world_size))
 
     def _unread(self) -> list[str]:
-        containers = set(self._wanted.containers)
+        containers = set(self._request.containers)
         return sorted(
             name
             for name in (*self._stored.tensors, *self._stored.values)
@@ -319,7 +300,7 @@ class _Comparison:
 
     def _idle_items(self) -> None:
         known = [*self._asked(), *self._stored.tensors, *self._stored.values]
-        for pattern in self._rules.idle_items(known):
+        for pattern in self._rules.find_unmatched_items(known):
             self._mismatched[pattern] = (
                 "asked for with items, and neither the state nor the checkpoint has it"
             )

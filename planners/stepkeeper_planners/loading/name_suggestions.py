@@ -19,7 +19,7 @@ _COMPARED: Final = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rename:
+class RenameSuggestion:
     """One change that turns names of the state into names of the checkpoint."""
 
     rule: str
@@ -28,18 +28,18 @@ class Rename:
     """A name in the state, and in the checkpoint."""
 
 
-def find_rename(missing: Sequence[str], unexpected: Sequence[str]) -> Rename | None:
+def find_rename(missing: Sequence[str], unexpected: Sequence[str]) -> RenameSuggestion | None:
     """The one change that brings most of the missing names to unexpected ones; None if none brings two, or the only."""
     if not missing or not unexpected:
         return None
-    best: Rename | None = None
+    best: RenameSuggestion | None = None
     for rename in (*_prefix_renames(missing, unexpected), *_segment_renames(missing, unexpected)):
         if best is None or rename.fixes > best.fixes:
             best = rename
     return best if best is not None and best.fixes >= min(2, len(missing)) else None
 
 
-def near_names(missing: Sequence[str], unexpected: Sequence[str], limit: int) -> dict[str, str]:
+def suggest_names(missing: Sequence[str], unexpected: Sequence[str], limit: int) -> dict[str, str]:
     """For the first `limit` missing names the unexpected one that is spelt most alike, where one is."""
     by_last: defaultdict[str, list[str]] = defaultdict(list)
     for name in unexpected:
@@ -53,7 +53,7 @@ def near_names(missing: Sequence[str], unexpected: Sequence[str], limit: int) ->
     return near
 
 
-def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[Rename]:
+def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
     """The change of what stands before the longest common end that most names agree on."""
     by_end: dict[str, str] = {}
     for name in unexpected:
@@ -72,7 +72,7 @@ def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterat
             if name.startswith(before) and after + name.removeprefix(before) in known
         ]
         if fixed and (before or after):
-            yield Rename(rule=_prefix_rule(before, after), fixes=len(fixed), example=fixed[0])
+            yield RenameSuggestion(rule=_prefix_rule(before, after), fixes=len(fixed), example=fixed[0])
 
 
 def _ends(name: str) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _prefix_rule(before: str, after: str) -> str:
     return f"the state's names begin with {before!r}{mine}, the checkpoint's with {after!r}{theirs}"
 
 
-def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[Rename]:
+def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
     """The name that a wrapper puts into names, at any place, taken away on one side."""
     here, there = set(missing), set(unexpected)
     for segment in _WRAPPERS:
@@ -111,7 +111,7 @@ def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Itera
             fixed = [(name, short) for name, short in _without(segment, wrapped) if short in bare]
             if fixed:
                 example = fixed[0] if wrapped is here else (fixed[0][1], fixed[0][0])
-                yield Rename(rule=rule, fixes=len(fixed), example=example)
+                yield RenameSuggestion(rule=rule, fixes=len(fixed), example=example)
 
 
 def _without(segment: str, names: Collection[str]) -> Iterator[tuple[str, str]]:

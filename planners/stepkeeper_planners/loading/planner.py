@@ -17,16 +17,21 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import WrongRanksError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.differences import Differences, Findings, mismatch, unexpected_everywhere
-from stepkeeper_planners.loading.landing import Landing
+from stepkeeper_planners.loading.differences import (
+    Differences,
+    Findings,
+    build_mismatch_error,
+    intersect_unexpected,
+)
+from stepkeeper_planners.loading.load_request import build_load_request
 from stepkeeper_planners.loading.matching import StateReads, compare
-from stepkeeper_planners.loading.read_items import OwnReads, tensor_read, value_read
-from stepkeeper_planners.loading.requests import wanted_of
-from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead, chunk_reads
+from stepkeeper_planners.loading.read_items import LocalReads, tensor_read_item, value_read_item
+from stepkeeper_planners.loading.read_targets import ReadTarget
+from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead, group_by_chunk
 from stepkeeper_planners.loading.selection import LoadRules
-from stepkeeper_planners.loading.stored import stored_in
-from stepkeeper_planners.loading.tied_tensors import Twin, check_twins, twins_of
-from stepkeeper_planners.process_groups import alone, current_ranks
+from stepkeeper_planners.loading.stored_state import collect_stored_state
+from stepkeeper_planners.loading.tied_tensors import TiedCopy, build_tied_copies, check_tied_copies
+from stepkeeper_planners.process_groups import current_ranks, single_rank
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
 from stepkeeper_planners.state.values import decode_value
 
@@ -81,10 +86,10 @@ class SPMDLoadPlanner(LoadPlanner):
         self._ranks = Ranks(rank=0, world_size=1)
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._differences = Differences()
-        self._items = OwnReads()
+        self._items = LocalReads()
         self._chunks: dict[tuple[MetadataIndex, torch.Size], ChunkRead] = {}
-        self._landings: dict[str, Landing] = {}
-        self._twin_reads: dict[tuple[MetadataIndex, torch.Size], tuple[Twin, PieceRead]] = {}
+        self._targets: dict[str, ReadTarget] = {}
+        self._tied_reads: dict[tuple[MetadataIndex, torch.Size], tuple[TiedCopy, PieceRead]] = {}
         self._n_open = 0
         self._values: dict[str, object] = {}
         self._lock = threading.RLock()
@@ -107,7 +112,7 @@ class SPMDLoadPlanner(LoadPlanner):
         self._flat = gather_state(state_dict)
         tensors = self._flat.tensors
         self.mappings = dict(self._flat.paths)
-        self.sharded_state_dict = adapters.sharded_among(tensors)
+        self.sharded_state_dict = adapters.select_sharded(tensors)
         rest = {k: t for k, t in tensors.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
 
@@ -120,35 +125,35 @@ class SPMDLoadPlanner(LoadPlanner):
         """
         assert self.metadata is not None
         self._ranks = current_ranks(self._group)
-        return self._planned()
+        return self._plan()
 
-    def _planned(self) -> LoadPlan:
+    def _plan(self) -> LoadPlan:
         assert self.metadata is not None
-        wanted, stored = wanted_of(self._flat, self._ranks), stored_in(self.metadata)
-        self._reads, self._differences = compare(wanted, stored, self._ranks, self.rules, self._owner)
+        request, stored = build_load_request(self._flat, self._ranks), collect_stored_state(self.metadata)
+        self._reads, self._differences = compare(request, stored, self._ranks, self.rules, self._owner)
         self.skipped, self.unread = self._reads.skipped, self._reads.unread
         found = None
         if self._differences:
             names = self.metadata.state_dict_metadata
-            found = Findings.of(self._differences, names, short=not self.is_coordinator)
+            found = Findings.from_differences(self._differences, names, short=not self.is_coordinator)
         if self._differences.missing or self._differences.mismatched:
             return LoadPlan(items=[], planner_data=found)
-        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in wanted.layouts}
+        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in request.layouts}
         by_fqn: dict[str, list[ChunkRead]] = {}
-        for read in chunk_reads(self._reads.pieces):
+        for read in group_by_chunk(self._reads.pieces):
             by_fqn.setdefault(read.fqn, []).append(read)
-        self._landings = {
-            fqn: Landing(
+        self._targets = {
+            fqn: ReadTarget(
                 fqn=fqn,
                 tensor=self._flat.tensors[fqn],
                 boxes=boxes[fqn],
                 stored_dtype=self.metadata.state_dict_metadata[reads[0].stored_fqn].properties.dtype,  # type: ignore[union-attr]  # pieces are tensors'
                 n_reads=len(reads),
-                lookup=partial(self._looked_up, fqn, boxes[fqn]),
+                lookup=partial(self._lookup_shard, fqn, boxes[fqn]),
             )
             for fqn, reads in by_fqn.items()
         }
-        self._items = OwnReads((*self._read_items(by_fqn), *self._read_twins(boxes)))
+        self._items = LocalReads((*self._read_items(by_fqn), *self._tied_read_items(boxes)))
         self._n_open = len(self._items)
         return LoadPlan(items=self._items, planner_data=found)
 
@@ -163,15 +168,15 @@ class SPMDLoadPlanner(LoadPlanner):
         """
         assert self.metadata is not None
         if len(global_plan) != self._ranks.world_size:
-            global_plan = self._replanned(global_plan)
+            global_plan = self._replan(global_plan)
         said = [plan.planner_data for plan in global_plan]
         found = [each if isinstance(each, Findings) else None for each in said]
-        differences = unexpected_everywhere(found, self.metadata.state_dict_metadata)
+        differences = intersect_unexpected(found, self.metadata.state_dict_metadata)
         if any(differences):
-            raise mismatch(differences)
+            raise build_mismatch_error(differences)
         return [replace(plan, planner_data=None) for plan in global_plan]
 
-    def _replanned(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+    def _replan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """The plans, where they aren't of the ranks that this planner took part with.
 
         Raises:
@@ -182,7 +187,7 @@ class SPMDLoadPlanner(LoadPlanner):
         if len(plans) == 1:
             # Loaded with no_dist: what the other processes do is of no concern.
             self._alone = True
-            return [self._planned()]
+            return [self._plan()]
         raise WrongRanksError(
             f"this load is of {len(plans)} ranks, the planner knows of {self._ranks.world_size}: give it the group "
             "that the load is given, SPMDLoadPlanner(process_group=…)"
@@ -191,7 +196,7 @@ class SPMDLoadPlanner(LoadPlanner):
     @property
     def _owner(self) -> Ranks:
         """Who this process is among those that have a value each."""
-        return alone() if self._alone else self._ranks
+        return single_rank() if self._alone else self._ranks
 
     @override
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -201,10 +206,10 @@ class SPMDLoadPlanner(LoadPlanner):
             LoadMismatchError: state and checkpoint differ, and there was no global plan to say so.
         """
         if isinstance(central_plan.planner_data, Findings):
-            raise mismatch([self._differences])
+            raise build_mismatch_error([self._differences])
         if not self._n_open:
             self._finish()
-        if isinstance(central_plan.items, OwnReads):
+        if isinstance(central_plan.items, LocalReads):
             return replace(central_plan, items=list(self._items))
         return central_plan
 
@@ -224,32 +229,32 @@ class SPMDLoadPlanner(LoadPlanner):
     @override
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         """Where the item's elements go: part of the tensor itself, or CPU memory that is moved to it."""
-        twin = self._twin_reads.get(_place_of(read_item))
-        if twin is not None:
+        tied = self._tied_reads.get(_place_of(read_item))
+        if tied is not None:
             with self._lock:
-                return twin[0].resolve(twin[1])
+                return tied[0].resolve_memory(tied[1])
         tensor: torch.Tensor = self.transform_tensor(read_item, self.lookup_tensor(read_item.dest_index))
         read = self._chunks[_place_of(read_item)]
         with self._lock:
-            self._landings[read.fqn].goes_to(read, tensor)
+            self._targets[read.fqn].set_destination(read, tensor)
         return tensor
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
         """This rank's shard on the CPU, that is being loaded. For subclasses to load into something else."""
         with self._lock:
-            return self._landings[index.fqn].shard(index.index or 0)
+            return self._targets[index.fqn].local_shard(index.index or 0)
 
     def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> Any:
         """Memory for the item's elements: its part of the shard, or where they are converted or divided first."""
         read = self._chunks[_place_of(read_item)]
         with self._lock:
-            landing = self._landings[read.fqn]
-            if not landing.is_direct(read):
-                return landing.scratch(read)
+            target = self._targets[read.fqn]
+            if not target.is_direct(read):
+                return target.scratch_memory(read)
         spans = zip(read_item.dest_offsets, read_item.lengths, strict=True)
         return tensor[tuple(slice(start, start + length) for start, length in spans)]
 
-    def _looked_up(self, fqn: str, boxes: Mapping[int, Box], local_index: int) -> torch.Tensor:
+    def _lookup_shard(self, fqn: str, boxes: Mapping[int, Box], local_index: int) -> torch.Tensor:
         return self.lookup_tensor(MetadataIndex(fqn, torch.Size(boxes[local_index].offsets), local_index))
 
     @override
@@ -261,11 +266,11 @@ class SPMDLoadPlanner(LoadPlanner):
             LoadMismatchError: this was the last item, and names of one tensor have different elements.
         """
         place = _place_of(read_item)
-        if place not in self._twin_reads:
+        if place not in self._tied_reads:
             read = self._chunks[place]
             with self._lock:
-                if self._landings[read.fqn].commit(read):
-                    del self._landings[read.fqn]
+                if self._targets[read.fqn].commit_read(read):
+                    del self._targets[read.fqn]
         self._close_read()
 
     def _close_read(self) -> None:
@@ -276,11 +281,11 @@ class SPMDLoadPlanner(LoadPlanner):
             self._finish()
 
     def _finish(self) -> None:
-        twins = {id(twin): twin for twin, _ in self._twin_reads.values()}
-        check_twins(twins.values(), self._flat.tensors, strict=self.rules.strict)
-        self._twin_reads.clear()
+        copies = {id(copy): copy for copy, _ in self._tied_reads.values()}
+        check_tied_copies(copies.values(), self._flat.tensors, strict=self.rules.strict)
+        self._tied_reads.clear()
         values = {
-            read.fqn: read.value_from(self._values, self._flat.resizers.get(read.fqn), self._owner)
+            read.fqn: read.build_value(self._values, self._flat.resizers.get(read.fqn), self._owner)
             for read in self._reads.values
         }
         scatter_state(self.original_state_dict, self._flat, values)
@@ -289,23 +294,23 @@ class SPMDLoadPlanner(LoadPlanner):
     def _read_items(self, by_fqn: Mapping[str, list[ChunkRead]]) -> Iterator[ReadItem]:
         for fqn, reads in by_fqn.items():
             for read in reads:
-                item = tensor_read(read, self._landings[fqn].boxes)
+                item = tensor_read_item(read, self._targets[fqn].boxes)
                 self._chunks[_place_of(item)] = read
                 yield item
         for name in dict.fromkeys(name for value in self._reads.values for name in value.stored_names):
-            yield value_read(name)
+            yield value_read_item(name)
 
-    def _read_twins(self, boxes: Mapping[str, Mapping[int, Box]]) -> Iterator[ReadItem]:
+    def _tied_read_items(self, boxes: Mapping[str, Mapping[int, Box]]) -> Iterator[ReadItem]:
         assert self.metadata is not None
         stored = self.metadata.state_dict_metadata
 
         def stored_dtype_of(name: str) -> torch.dtype:
             return stored[name].properties.dtype  # type: ignore[union-attr]  # pieces are tensors'
 
-        twins = twins_of(self._reads.twins, self._reads.pieces, boxes, stored_dtype_of)
-        for piece in self._reads.twins:
-            item = tensor_read(ChunkRead(box=piece.wanted_box, pieces=(piece,)), boxes[piece.fqn])
-            self._twin_reads[_place_of(item)] = twins[piece.stored_fqn], piece
+        copies = build_tied_copies(self._reads.tied_copies, self._reads.pieces, boxes, stored_dtype_of)
+        for piece in self._reads.tied_copies:
+            item = tensor_read_item(ChunkRead(box=piece.wanted_box, pieces=(piece,)), boxes[piece.fqn])
+            self._tied_reads[_place_of(item)] = copies[piece.stored_fqn], piece
             yield item
 
 

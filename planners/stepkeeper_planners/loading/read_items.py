@@ -12,20 +12,20 @@ from typing_extensions import override
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.loading.resharding import ChunkRead
 
-__all__ = ["OwnReads", "tensor_read", "value_read"]
+__all__ = ["LocalReads", "tensor_read_item", "value_read_item"]
 
 _NOTHING = torch.Size((0,))
 
 
-class OwnReads(list[ReadItem]):
+class LocalReads(list[ReadItem]):
     """What one rank reads. No other rank needs it, so on the way to them and back nothing of it is sent."""
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return (OwnReads, ())
+        return (LocalReads, ())
 
 
-def tensor_read(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
+def tensor_read_item(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
     """The item for one read, named after the first local shard that it goes to; `boxes` are those of the shards."""
     first = read.pieces[0]
     local = boxes[first.local_index]
@@ -41,7 +41,7 @@ def tensor_read(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
     )
 
 
-def value_read(name: str) -> ReadItem:
+def value_read_item(name: str) -> ReadItem:
     """The item for a stored value."""
     return ReadItem(
         type=LoadItemType.BYTE_IO,

@@ -7,20 +7,8 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_disjoint
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.geometry.overlaps import common_parts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """A tensor as a checkpoint holds it."""
-
-    dtype: str
-    global_shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
-    data: object = None
-    """Which bytes these are: two names with equal ones were one tensor, others not. None where that isn't known."""
-    place: object = None
-    """Where they lie: two names with equal ones were one tensor, others may have been. None where that isn't known."""
+from stepkeeper_planners.geometry.overlaps import find_intersections
+from stepkeeper_planners.loading.stored_state import StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +42,7 @@ class ChunkRead:
         return self.pieces[0].stored_fqn
 
 
-def pieces_of(
+def plan_tensor_reads(
     layout: TensorLayout, found: StoredTensor, ranks: Ranks, stored_fqn: str | None = None
 ) -> tuple[PieceRead, ...]:
     """Every element of every local box once; copies on this rank are read once too.
@@ -64,7 +52,7 @@ def pieces_of(
     """
     name = layout.fqn if stored_fqn is None else stored_fqn
     local = layout.local_boxes(ranks.rank)
-    found_parts = common_parts(tuple(local.values()), found.boxes)
+    found_parts = find_intersections(tuple(local.values()), found.boxes)
     pieces = tuple(
         PieceRead(
             fqn=layout.fqn,
@@ -86,7 +74,7 @@ def pieces_of(
     return pieces
 
 
-def chunk_reads(pieces: Sequence[PieceRead]) -> tuple[ChunkRead, ...]:
+def group_by_chunk(pieces: Sequence[PieceRead]) -> tuple[ChunkRead, ...]:
     """The pieces by tensor and stored chunk: read at once where together they are a box, else one by one.
 
     A reader that takes a chunk from its file as a whole then takes it once, however many local shards it goes to.

@@ -38,7 +38,7 @@ class LoadRules:
             return False
         return self._exclude is None or not self._exclude.match(fqn)
 
-    def idle_items(self, names: Collection[str]) -> list[str]:
+    def find_unmatched_items(self, names: Collection[str]) -> list[str]:
         """The patterns of `items` that select none of these names: mostly misspelt."""
         return [
             pattern

@@ -9,14 +9,14 @@ import torch
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.loading.landing import converted
+from stepkeeper_planners.loading.read_targets import cast_elements
 from stepkeeper_planners.loading.resharding import PieceRead
 
-__all__ = ["Twin", "check_twins", "twins_of"]
+__all__ = ["TiedCopy", "build_tied_copies", "check_tied_copies"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Twin:
+class TiedCopy:
     """This rank's part of a tensor as another of its names has it, to be held against what was loaded."""
 
     fqn: str
@@ -30,33 +30,33 @@ class Twin:
     stored_dtype: torch.dtype
     _shards: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def resolve(self, piece: PieceRead) -> torch.Tensor:
+    def resolve_memory(self, piece: PieceRead) -> torch.Tensor:
         """Memory for the piece's elements."""
         box = self.boxes[piece.local_index]
         shard = self._shards.get(piece.local_index)
         if shard is None:
             shard = self._shards[piece.local_index] = torch.empty(box.sizes, dtype=self.stored_dtype)
-        return shard[piece.wanted_box.shifted(box.offsets).slices]
+        return shard[piece.wanted_box.relative_to(box.offsets).slices]
 
     def equals(self, tensor: torch.Tensor) -> bool:
         """Whether all of it, as it was read, has the bits of the tensor's local shards."""
         loaded = adapters.local_shards(tensor)
         return all(
-            _bits(converted(self.fqn, shard, tensor.dtype)).equal(_bits(loaded[index]))
+            _bits(cast_elements(self.fqn, shard, tensor.dtype)).equal(_bits(loaded[index]))
             for index, shard in self._shards.items()
         )
 
 
-def twins_of(
+def build_tied_copies(
     pieces: Iterable[PieceRead],
     loaded: Iterable[PieceRead],
     boxes: Mapping[str, Mapping[int, Box]],
     stored_dtype_of: Callable[[str], torch.dtype],
-) -> dict[str, Twin]:
+) -> dict[str, TiedCopy]:
     """One for each stored name of which `pieces` are to be read; `loaded` are those that the tensors get."""
     loaded_from = {piece.fqn: piece.stored_fqn for piece in loaded}
     return {
-        piece.stored_fqn: Twin(
+        piece.stored_fqn: TiedCopy(
             fqn=piece.fqn,
             loaded_fqn=loaded_from[piece.fqn],
             stored_fqn=piece.stored_fqn,
@@ -67,20 +67,22 @@ def twins_of(
     }
 
 
-def check_twins(twins: Iterable[Twin], tensors: Mapping[str, torch.Tensor], *, strict: bool) -> None:
+def check_tied_copies(
+    copies: Iterable[TiedCopy], tensors: Mapping[str, torch.Tensor], *, strict: bool
+) -> None:
     """All tensors were loaded, and what other names have of them is the same; or else a warning said it is not.
 
     Raises:
         LoadMismatchError: `strict`, and it is not.
     """
-    differing = [twin for twin in twins if not twin.equals(tensors[twin.fqn])]
+    differing = [copy for copy in copies if not copy.equals(tensors[copy.fqn])]
     reasons = {
-        twin.stored_fqn: f"{twin.loaded_fqn} and {twin.stored_fqn} are one tensor in the state, and have different "
+        copy.stored_fqn: f"{copy.loaded_fqn} and {copy.stored_fqn} are one tensor in the state, and have different "
         "elements in the checkpoint"
-        for twin in differing
+        for copy in differing
     }
     if reasons and strict:
-        loaded = ", ".join(dict.fromkeys(twin.loaded_fqn for twin in differing))
+        loaded = ", ".join(dict.fromkeys(copy.loaded_fqn for copy in differing))
         advice = (
             f"Untie them in the state, or choose: exclude={tuple(reasons)!r} loads the elements of {loaded}."
         )
@@ -89,8 +91,8 @@ def check_twins(twins: Iterable[Twin], tensors: Mapping[str, torch.Tensor], *, s
             advice=(advice,),
             loaded="its tensors were loaded, its values were not",
         )
-    for twin in differing:
-        warnings.warn(f"{reasons[twin.stored_fqn]}: those of {twin.loaded_fqn} were loaded", stacklevel=2)
+    for copy in differing:
+        warnings.warn(f"{reasons[copy.stored_fqn]}: those of {copy.loaded_fqn} were loaded", stacklevel=2)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

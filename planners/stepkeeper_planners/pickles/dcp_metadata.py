@@ -22,7 +22,7 @@ from stepkeeper_planners.dtypes import all_dtypes
 from stepkeeper_planners.errors import LayoutError, MetadataDecodeError, PickleRefusedError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.pickles.unpickling import Named, Vocabulary, unpickled
+from stepkeeper_planners.pickles.unpickling import GlobalName, Vocabulary, unpickle
 
 __all__ = ["check_metadata", "read_metadata"]
 
@@ -38,7 +38,7 @@ def read_metadata(data: bytes, *, name: str) -> Metadata:
         MetadataDecodeError: the bytes are damaged, or name something that has no place in metadata.
     """
     try:
-        metadata = unpickled(data, _VOCABULARY)
+        metadata = unpickle(data, _VOCABULARY)
     except PickleRefusedError as error:
         raise MetadataDecodeError(f"{name}: this is no metadata of a checkpoint: {error}") from error
     if type(metadata) is not Metadata:
@@ -144,7 +144,7 @@ def _properties(instance: TensorProperties, state: object) -> TensorProperties:
 
 def _member(enum: object, name: object) -> _MEM_FORMAT_ENCODING:
     """Python 3.11's first releases wrote members of an enum as getattr(its class, a name)."""
-    if type(enum) is not Named or enum.name not in _FORMATS or type(name) is not str:
+    if type(enum) is not GlobalName or enum.name not in _FORMATS or type(name) is not str:
         raise PickleRefusedError("it gets an attribute of something; it was not run")
     return _MEM_FORMAT_ENCODING[name]
 

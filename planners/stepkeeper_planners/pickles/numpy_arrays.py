@@ -11,19 +11,19 @@ import numpy as np
 from stepkeeper_planners.errors import PickleRefusedError
 from stepkeeper_planners.pickles.unpickling import Name
 
-__all__ = ["NUMPY_BUILDS", "NUMPY_CALLS", "NUMPY_CONSTANTS", "objection"]
+__all__ = ["NUMPY_BUILDS", "NUMPY_CALLS", "NUMPY_CONSTANTS", "explain_unstorable"]
 
 _PLAIN: Final = re.compile(r"[?biufc](?:1|2|4|8|16|32)|[SUV][0-9]+|[mM]8")
 _UNIT: Final = re.compile(r"[A-Za-zμ]+")
 
 
-def objection(dtype: np.dtype[Any]) -> str | None:
+def explain_unstorable(dtype: np.dtype[Any]) -> str | None:
     """Why an array of this dtype can't be stored; None if it can."""
     if dtype.hasobject or dtype.char == "T":
         return "a numpy array of Python objects can't be stored; use a list"
     # Read anew, the dtype differs if it had anything on it that isn't stored.
     if dtype.metadata is not None or any(
-        objection(field[0]) is not None for field in (dtype.fields or {}).values()
+        explain_unstorable(field[0]) is not None for field in (dtype.fields or {}).values()
     ):
         return "a numpy dtype with metadata can't be stored; view the array as a dtype without"
     return None

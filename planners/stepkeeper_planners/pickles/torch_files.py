@@ -20,9 +20,9 @@ import torch
 from stepkeeper_planners.dtypes import all_dtypes
 from stepkeeper_planners.errors import PickleRefusedError
 from stepkeeper_planners.pickles.numpy_arrays import NUMPY_BUILDS, NUMPY_CALLS, NUMPY_CONSTANTS
-from stepkeeper_planners.pickles.unpickling import Named, Vocabulary, unpickled
+from stepkeeper_planners.pickles.unpickling import GlobalName, Vocabulary, unpickle
 
-__all__ = ["Archive", "read_blob", "vocabulary_of"]
+__all__ = ["TorchArchive", "load_torch_bytes", "torch_vocabulary"]
 
 # What zipfile raises on bytes that are no archive, or a broken one.
 _NO_ARCHIVE: Final = (
@@ -36,17 +36,17 @@ _NO_ARCHIVE: Final = (
 )
 
 
-def read_blob(data: bytes) -> object:
+def load_torch_bytes(data: bytes) -> object:
     """The object that torch.save was given; tensors are on the CPU and want no gradient.
 
     Raises:
         PickleRefusedError: it holds something else than plain data, or is damaged.
     """
-    archive = Archive(io.BytesIO(data), len(data))
-    return unpickled(archive.record("data.pkl"), vocabulary_of(archive))
+    archive = TorchArchive(io.BytesIO(data), len(data))
+    return unpickle(archive.record("data.pkl"), torch_vocabulary(archive))
 
 
-def vocabulary_of(archive: "Archive") -> Vocabulary:
+def torch_vocabulary(archive: "TorchArchive") -> Vocabulary:
     """What a record `data.pkl` may name that stands beside these storages."""
     return Vocabulary(
         constants=_CONSTANTS,
@@ -72,7 +72,7 @@ class _Storage:
     """Its bytes."""
 
 
-class Archive:
+class TorchArchive:
     """A zip file as torch writes it: records as they are, under one folder."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
@@ -207,7 +207,7 @@ def _of_device(data: object, dtype: object, _device: object, _requires_grad: obj
 
 def _with_attributes(make: object, kind: object, arguments: object, _attributes: object) -> object:
     """A tensor to which somebody gave Python attributes. They are no part of it for a checkpoint."""
-    if type(make) is not Named or make.name not in _TENSORS or type(arguments) is not tuple:
+    if type(make) is not GlobalName or make.name not in _TENSORS or type(arguments) is not tuple:
         raise PickleRefusedError("a tensor with attributes isn't made as one")
     if kind is not _TENSOR_CLASS:
         raise PickleRefusedError("it holds a tensor of a class of its own")

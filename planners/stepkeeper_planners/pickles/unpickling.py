@@ -12,20 +12,20 @@ from typing import Any, Final, NoReturn, final
 
 from stepkeeper_planners.errors import PickleRefusedError, UnknownNameError
 
-__all__ = ["Named", "Unknown", "Vocabulary", "unpickled"]
+__all__ = ["GlobalName", "UnknownGlobal", "Vocabulary", "unpickle"]
 
 Name = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class GlobalName:
     """Stands for a function or class of the vocabulary while the pickle is read; nothing can be done with it."""
 
     name: Name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unknown:
+class UnknownGlobal:
     """Stands for what the vocabulary has no place for, and for all that the pickle makes of it."""
 
     name: Name
@@ -37,7 +37,7 @@ class Vocabulary:
 
     constants: Mapping[Name, object] = field(default_factory=dict)
     calls: Mapping[Name, Callable[..., object]] = field(default_factory=dict)
-    """Makers, which check their arguments; a name as an argument comes as `Named`."""
+    """Makers, which check their arguments; a name as an argument comes as `GlobalName`."""
     classes: Mapping[Name, type] = field(default_factory=dict)
     """Of which empty instances may be made."""
     builds: Mapping[type, Callable[[Any, Any], object]] = field(default_factory=dict)
@@ -48,10 +48,10 @@ class Vocabulary:
     """Of keys of dicts, beside plain scalars and tuples of those."""
     persistent: Callable[[object], object] | None = None
     keeps_unknown: bool = False
-    """Other names are not refused; `Unknown` stands for them. Only to find out where they are."""
+    """Other names are not refused; `UnknownGlobal` stands for them. Only to find out where they are."""
 
 
-def unpickled(data: bytes, vocabulary: Vocabulary) -> object:
+def unpickle(data: bytes, vocabulary: Vocabulary) -> object:
     """What the pickle holds.
 
     Raises:
@@ -176,7 +176,7 @@ class _Machine:
 
     def _list(self) -> list[Any]:
         target = self.stack[-1]
-        if type(target) is Unknown:
+        if type(target) is UnknownGlobal:
             return []
         if type(target) is not list:
             self._refuse(f"it appends to a {type(target).__name__}")
@@ -191,7 +191,7 @@ class _Machine:
 
     def _set(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if type(target) is Unknown:
+        if type(target) is UnknownGlobal:
             return
         if type(target) not in (dict, OrderedDict):
             self._refuse(f"it sets an item of a {type(target).__name__}")
@@ -220,19 +220,19 @@ class _Machine:
             if name in words.constants:
                 self._globals[name] = words.constants[name]
             elif name in words.calls or name in words.classes:
-                self._globals[name] = Named(name)
+                self._globals[name] = GlobalName(name)
             elif words.keeps_unknown:
-                self._globals[name] = Unknown(name)
+                self._globals[name] = UnknownGlobal(name)
             else:
                 raise UnknownNameError(f"it names {'.'.join(name)}, which has no place in it; it was not run")
         self.stack.append(self._globals[name])
 
     def call(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
-        if type(function) is Unknown:
+        if type(function) is UnknownGlobal:
             self.stack.append(function)
             return
-        if type(function) is not Named or function.name not in self._vocabulary.calls:
+        if type(function) is not GlobalName or function.name not in self._vocabulary.calls:
             self._refuse(f"it calls a {type(function).__name__}")
         if type(arguments) is not tuple:
             self._refuse("it calls without a tuple of arguments")
@@ -240,10 +240,10 @@ class _Machine:
 
     def instantiate(self) -> None:
         arguments, cls = self.stack.pop(), self.stack.pop()
-        if type(cls) is Unknown:
+        if type(cls) is UnknownGlobal:
             self.stack.append(cls)
             return
-        if type(cls) is not Named or cls.name not in self._vocabulary.classes or arguments != ():
+        if type(cls) is not GlobalName or cls.name not in self._vocabulary.classes or arguments != ():
             self._refuse(f"it makes an instance of a {type(cls).__name__}")
         kind = self._vocabulary.classes[cls.name]
         self._add_instance(object.__new__(kind))
@@ -255,7 +255,7 @@ class _Machine:
 
     def build(self) -> None:
         state, instance = self.stack.pop(), self.stack.pop()
-        if type(instance) is Unknown or type(instance) in self._vocabulary.attributes:
+        if type(instance) is UnknownGlobal or type(instance) in self._vocabulary.attributes:
             self.stack.append(instance)
             return
         if self._open.pop(id(instance), None) is None:

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress
+from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, as_checkpoint_files
+from stepkeeper_planners.formats.checkpoint_reader import CheckpointReader, CheckpointTensor, open_checkpoint
+from stepkeeper_planners.formats.checkpoint_writer import write_checkpoint
 from stepkeeper_planners.formats.destination import new_file
-from stepkeeper_planners.formats.files import CheckpointFiles, files_of
-from stepkeeper_planners.formats.stored import Checkpoint, StoredTensor, open_checkpoint
-from stepkeeper_planners.formats.to_checkpoint import write_checkpoint
+from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter
 from stepkeeper_planners.formats.torch_save.source import open_torch_save
-from stepkeeper_planners.formats.torch_save.writer import LaterTensor, write_torch_save
+from stepkeeper_planners.formats.torch_save.writer import DeferredTensor, write_torch_save
 from stepkeeper_planners.state.nesting import nested
 
 __all__ = ["checkpoint_to_torch_save", "torch_save_to_checkpoint"]
@@ -56,15 +56,17 @@ def checkpoint_to_torch_save(
         ValueDecodeError: a value is damaged, or of a type that isn't read without running it.
         DestinationExistsError: there is something at `dst`.
     """
-    checkpoint = open_checkpoint(files_of(src))
-    firsts = checkpoint.first_of_tied()
+    checkpoint = open_checkpoint(as_checkpoint_files(src))
+    firsts = checkpoint.find_tied()
     total_bytes = sum(checkpoint.tensors[fqn].n_bytes for fqn in set(firsts.values()))
-    meter = Meter(total_bytes=total_bytes, told=progress)
-    later = {fqn: _later(checkpoint, checkpoint.tensors[fqn], meter) for fqn in set(firsts.values())}
-    leaves: dict[str, object] = {fqn: later[first] for fqn, first in firsts.items()}
-    leaves.update({fqn: checkpoint.value(fqn) for fqn in checkpoint.values})
+    meter = ProgressMeter(total_bytes=total_bytes, callback=progress)
+    deferred = {
+        fqn: _defer_tensor(checkpoint, checkpoint.tensors[fqn], meter) for fqn in set(firsts.values())
+    }
+    leaves: dict[str, object] = {fqn: deferred[first] for fqn, first in firsts.items()}
+    leaves.update({fqn: checkpoint.read_value(fqn) for fqn in checkpoint.values})
     where = f"{checkpoint.files.name}/.metadata"
-    tree = nested(_in_order(leaves, checkpoint), checkpoint.paths, where=where)
+    tree = nested(_restore_order(leaves, checkpoint), checkpoint.paths, where=where)
     with new_file(Path(dst), source=checkpoint.files.path, overwrite=overwrite) as file:
         write_torch_save(file, tree)
     return Conversion(
@@ -72,22 +74,24 @@ def checkpoint_to_torch_save(
     )
 
 
-def _later(checkpoint: Checkpoint, tensor: StoredTensor, meter: Meter) -> LaterTensor:
-    def elements() -> Iterator[memoryview]:
-        for piece in checkpoint.elements(tensor.fqn):
+def _defer_tensor(
+    checkpoint: CheckpointReader, tensor: CheckpointTensor, meter: ProgressMeter
+) -> DeferredTensor:
+    def read_elements() -> Iterator[memoryview]:
+        for piece in checkpoint.read_elements(tensor.fqn):
             yield piece
             meter.add(len(piece))
 
-    return LaterTensor(
+    return DeferredTensor(
         dtype=tensor.dtype,
         shape=tensor.shape,
         n_bytes=tensor.n_bytes,
-        elements=elements,
-        turn=tensor.first_place,
+        read_elements=read_elements,
+        write_order=tensor.first_location,
     )
 
 
-def _in_order(leaves: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+def _restore_order(leaves: dict[str, Any], checkpoint: CheckpointReader) -> dict[str, Any]:
     """As the state had them, where the planner data tells; lists are filled in any order."""
     known = {fqn: leaves[fqn] for fqn in checkpoint.paths if fqn in leaves}
     return {**known, **leaves}

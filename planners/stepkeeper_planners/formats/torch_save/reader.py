@@ -28,7 +28,7 @@ from stepkeeper_planners.state.values import encode_value
 
 __all__ = ["TorchSaveReader"]
 
-_PIECE_BYTES: Final = 64 << 20
+_BROADCAST_BYTES: Final = 64 << 20
 """Of a tensor, sent at a time; a rank that needs nothing of it has memory for one."""
 
 
@@ -110,7 +110,7 @@ class TorchSaveReader(StorageReader):
         for name in self._names_needed(by_name):
             items = by_name.get(name, [])
             try:
-                _deliver(items, self._received(name, wanted=bool(items)), planner)
+                _deliver(items, self._receive(name, wanted=bool(items)), planner)
             except Exception as failure:  # the planner's, the state's or the file's, whatever it is
                 error = error or failure
         if error is not None:
@@ -134,7 +134,7 @@ class TorchSaveReader(StorageReader):
                 encode_value(name, value)
         except Exception as error:  # every rank has to hear of it
             return nothing, error
-        return _metadata_of(self._flat), None
+        return _build_metadata(self._flat), None
 
     def _names_needed(self, by_name: dict[str, list[ReadItem]]) -> Sequence[str]:
         """In the order of the file: what any rank asks for."""
@@ -146,7 +146,7 @@ class TorchSaveReader(StorageReader):
             dist.all_reduce(needed, op=dist.ReduceOp.MAX, group=self._group)
         return [name for name, is_needed in zip(names, needed.tolist(), strict=True) if is_needed]
 
-    def _received(self, name: str, *, wanted: bool) -> torch.Tensor | bytes | None:
+    def _receive(self, name: str, *, wanted: bool) -> torch.Tensor | bytes | None:
         """The whole tensor, where it is wanted; or the value.
 
         Ranks: all have taken part in what it takes to send it, whatever is raised on which of them.
@@ -156,7 +156,7 @@ class TorchSaveReader(StorageReader):
         failure: Exception | None = None
         if self._is_first():
             try:
-                own = self._own(name)
+                own = self._read_own(name)
             except Exception as error:  # the others have to hear of it before they wait for what doesn't come
                 failure = error
         if self._world_size() > 1:
@@ -169,16 +169,16 @@ class TorchSaveReader(StorageReader):
         if self._world_size() == 1 or isinstance(own, bytes):
             return own
         assert isinstance(stored, TensorStorageMetadata)
-        return self._sent(own, stored, wanted=wanted)
+        return self._broadcast(own, stored, wanted=wanted)
 
-    def _own(self, name: str) -> torch.Tensor | bytes:
+    def _read_own(self, name: str) -> torch.Tensor | bytes:
         """What the first rank sends."""
         if name in self._flat.values:
             return encode_value(name, self._flat.values[name])
         tensor = self._flat.tensors[self._flat.aliases.get(name, name)]
         return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
-    def _sent(
+    def _broadcast(
         self, own: torch.Tensor | None, stored: TensorStorageMetadata, *, wanted: bool
     ) -> torch.Tensor | None:
         """The first rank's tensor, where it is wanted."""
@@ -192,8 +192,8 @@ class TorchSaveReader(StorageReader):
         n_bytes = Box.whole(tuple(stored.size)).volume * dtype.itemsize
         flat = None if tensor is None or not n_bytes else tensor.reshape(-1).view(torch.uint8)
         device = self._device()
-        for start in range(0, n_bytes, _PIECE_BYTES):
-            end = min(start + _PIECE_BYTES, n_bytes)
+        for start in range(0, n_bytes, _BROADCAST_BYTES):
+            end = min(start + _BROADCAST_BYTES, n_bytes)
             piece = torch.empty(end - start, dtype=torch.uint8) if flat is None else flat[start:end]
             sent = piece.to(device)
             dist.broadcast(sent, group=self._group, group_src=0)
@@ -235,7 +235,7 @@ def _deliver(items: Sequence[ReadItem], data: torch.Tensor | bytes | None, plann
         planner.commit_tensor(item, target)
 
 
-def _metadata_of(flat: FlatState) -> Metadata:
+def _build_metadata(flat: FlatState) -> Metadata:
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for name in flat.paths:
         tensor = flat.tensors.get(flat.aliases.get(name, name))

@@ -10,11 +10,11 @@ import torch
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PickleRefusedError, SourceError
-from stepkeeper_planners.formats.conversion import shown
-from stepkeeper_planners.formats.mapping import mapped
-from stepkeeper_planners.formats.records import ZIP_MAGIC, PlacedArchive
-from stepkeeper_planners.pickles.torch_files import Archive, vocabulary_of
-from stepkeeper_planners.pickles.unpickling import Unknown, unpickled
+from stepkeeper_planners.formats.memory_map import map_file
+from stepkeeper_planners.formats.reporting import printable
+from stepkeeper_planners.formats.seekable_archive import ZIP_MAGIC, SeekableArchive
+from stepkeeper_planners.pickles.torch_files import TorchArchive, torch_vocabulary
+from stepkeeper_planners.pickles.unpickling import UnknownGlobal, unpickle
 
 __all__ = ["open_torch_save"]
 
@@ -39,7 +39,7 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
         try:
             archive = _MappedArchive(path, file)
             _check_records(path, archive)
-            state = _state_of(path, archive)
+            state = _read_state(path, archive)
         except PickleRefusedError as error:
             raise SourceError(
                 f"{path} is damaged or cut off, or torch.save didn't write it: {error}"
@@ -53,17 +53,17 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
 
 
 @final
-class _MappedArchive(PlacedArchive):
+class _MappedArchive(SeekableArchive):
     """Its storages are parts of the file, each by itself, and not read."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         size_bytes = path.stat().st_size
         super().__init__(file, size_bytes)
-        self._whole = mapped(file, size_bytes)
+        self._whole = map_file(file, size_bytes)
 
     @override
     def content(self, name: str) -> torch.Tensor:
-        start, n_bytes = self.place(name)
+        start, n_bytes = self.locate_record(name)
         if not n_bytes:
             return torch.empty(0, dtype=torch.uint8)
         content = torch.frombuffer(self._whole, dtype=torch.uint8, count=n_bytes, offset=start)
@@ -81,26 +81,26 @@ def _check_kind(path: Path, start: bytes) -> None:
         raise SourceError(f"{path} is no torch.save file: it doesn't begin as one")
 
 
-def _check_records(path: Path, archive: Archive) -> None:
+def _check_records(path: Path, archive: TorchArchive) -> None:
     if any(name.endswith("/constants.pkl") for name in archive.names):
         raise SourceError(
             f"{path} is a TorchScript program; save the state_dict() of the module it was made of"
         )
 
 
-def _state_of(path: Path, archive: Archive) -> object:
-    vocabulary, pickled = vocabulary_of(archive), archive.record("data.pkl")
+def _read_state(path: Path, archive: TorchArchive) -> object:
+    vocabulary, pickled = torch_vocabulary(archive), archive.record("data.pkl")
     try:
-        return unpickled(pickled, vocabulary)
+        return unpickle(pickled, vocabulary)
     except PickleRefusedError as error:
         try:
-            found = _strangers(unpickled(pickled, replace(vocabulary, keeps_unknown=True)))
+            found = _find_unknown(unpickle(pickled, replace(vocabulary, keeps_unknown=True)))
         except PickleRefusedError:
             # Where they are only makes the message better.
             found = {}
         if not found and "which has no place in it" not in str(error):
             raise
-        where = "".join(f"; at {shown(key)}: {shown(name)}" for key, name in found.items())
+        where = "".join(f"; at {printable(key)}: {printable(name)}" for key, name in found.items())
         raise SourceError(
             f"{path} holds what is neither a dense tensor nor a plain value ({error}{where}). "
             "Nothing was run. Save the file again without, "
@@ -108,14 +108,14 @@ def _state_of(path: Path, archive: Archive) -> object:
         ) from error
 
 
-def _strangers(tree: object) -> dict[str, str]:
+def _find_unknown(tree: object) -> dict[str, str]:
     """The first of what the vocabulary has no place for, by the keys that lead there; each object is looked at once."""
     found: dict[str, str] = {}
     seen: set[int] = set()
     waiting: list[tuple[str, object]] = [("", tree)]
     while waiting and len(found) < _LISTED:
         key, node = waiting.pop()
-        if isinstance(node, Unknown):
+        if isinstance(node, UnknownGlobal):
             found[key] = ".".join(node.name)
         elif isinstance(node, dict | list | tuple) and id(node) not in seen:
             seen.add(id(node))

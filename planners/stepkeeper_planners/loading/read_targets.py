@@ -12,7 +12,7 @@ from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
 
 
 @dataclass(slots=True, kw_only=True)
-class Landing:
+class ReadTarget:
     """One tensor that is being read, chunk by chunk, in any order."""
 
     fqn: str
@@ -23,41 +23,41 @@ class Landing:
     n_reads: int
     """Those that are still to come."""
     lookup: Callable[[int], torch.Tensor] | None = None
-    """What gives the local shard that is filled, if that isn't always `shard`."""
+    """What gives the local shard that is filled, if that isn't always `local_shard`."""
     _shards: dict[int, torch.Tensor] = field(default_factory=dict)
     _scratch: dict[Box, torch.Tensor] = field(default_factory=dict)
     _n_placed: int = 0
     _diverted: dict[Box, PieceRead] = field(default_factory=dict)
     """What was read into memory of someone else: there the tensor keeps what it has."""
 
-    def resolve(self, read: ChunkRead) -> torch.Tensor:
+    def resolve_memory(self, read: ChunkRead) -> torch.Tensor:
         """Memory for exactly what is read, in the stored dtype: where it belongs already, if that can be."""
         if self.is_direct(read):
             return self._place(read.pieces[0])
-        return self.scratch(read)
+        return self.scratch_memory(read)
 
     def is_direct(self, read: ChunkRead) -> bool:
-        """Whether its elements go from the store to their place, not by way of `scratch`."""
+        """Whether its elements go from the store to their place, not by way of `scratch_memory`."""
         return len(read.pieces) == 1 and self.stored_dtype == self.tensor.dtype
 
-    def scratch(self, read: ChunkRead) -> torch.Tensor:
+    def scratch_memory(self, read: ChunkRead) -> torch.Tensor:
         """Memory for exactly what is read, until it is committed."""
         if read.box not in self._scratch:
             self._scratch[read.box] = torch.empty(read.box.sizes, dtype=self.stored_dtype)
         return self._scratch[read.box]
 
-    def shard(self, local_index: int) -> torch.Tensor:
+    def local_shard(self, local_index: int) -> torch.Tensor:
         """The local shard: the tensor's own memory, or what it is filled with in the end."""
         shard = self._shards.get(local_index)
         if shard is None:
-            own = adapters.in_place(self.tensor)
+            own = adapters.host_memory(self.tensor)
             shard = (
                 torch.empty(self.boxes[local_index].sizes, dtype=self.tensor.dtype) if own is None else own
             )
             self._shards[local_index] = shard
         return shard
 
-    def goes_to(self, read: ChunkRead, tensor: torch.Tensor) -> None:
+    def set_destination(self, read: ChunkRead, tensor: torch.Tensor) -> None:
         """This is where the read goes in the end. If that is no memory from here, nothing of it comes back here."""
         shard, scratch = self._shards.get(read.pieces[0].local_index), self._scratch.get(read.box)
         own = shard if self.is_direct(read) else scratch
@@ -65,7 +65,7 @@ class Landing:
             self._diverted.update((piece.wanted_box, piece) for piece in read.pieces)
             self._scratch.pop(read.box, None)
 
-    def commit(self, read: ChunkRead) -> bool:
+    def commit_read(self, read: ChunkRead) -> bool:
         """What was read is where it belongs; True if the tensor has got all, buffers are let go then.
 
         Raises:
@@ -73,9 +73,9 @@ class Landing:
         """
         scratch = self._scratch.pop(read.box, None)
         if scratch is not None:
-            elements = converted(self.fqn, scratch, self.tensor.dtype)
+            elements = cast_elements(self.fqn, scratch, self.tensor.dtype)
             for piece in read.pieces:
-                part, place = piece.wanted_box.shifted(read.box.offsets), self._place(piece)
+                part, place = piece.wanted_box.relative_to(read.box.offsets), self._place(piece)
                 place.copy_(elements[part.slices])
                 shard = self._shards.get(piece.local_index)
                 if shard is None or not _is_part_of(place, shard):
@@ -84,7 +84,7 @@ class Landing:
         self.n_reads -= 1
         if self.n_reads:
             return False
-        if self._n_placed and adapters.in_place(self.tensor) is None:
+        if self._n_placed and adapters.host_memory(self.tensor) is None:
             self._fill()
         self._shards.clear()
         return True
@@ -95,22 +95,22 @@ class Landing:
             self._shards.setdefault(index, torch.empty(box.sizes, dtype=self.tensor.dtype))
         before = adapters.local_shards(self.tensor) if self._diverted else []
         for piece in self._diverted.values():
-            part = piece.wanted_box.shifted(self.boxes[piece.local_index].offsets).slices
+            part = piece.wanted_box.relative_to(self.boxes[piece.local_index].offsets).slices
             self._shards[piece.local_index][part] = before[piece.local_index][part]
         adapters.fill(self.tensor, self._shards)
 
     def _place(self, piece: PieceRead) -> torch.Tensor:
         """The part of the local shard that the piece fills."""
-        shard = (self.lookup or self.shard)(piece.local_index)
+        shard = (self.lookup or self.local_shard)(piece.local_index)
         box = self.boxes[piece.local_index]
-        return shard[piece.wanted_box.shifted(box.offsets).slices]
+        return shard[piece.wanted_box.relative_to(box.offsets).slices]
 
 
 def _is_part_of(tensor: torch.Tensor, shard: torch.Tensor) -> bool:
     return tensor.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr()
 
 
-def converted(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The same numbers in another dtype; of floats and complex numbers the nearest.
 
     Raises:
@@ -118,20 +118,18 @@ def converted(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Ten
     """
     if elements.dtype == dtype:
         return elements
-    converted = elements.to(dtype)
+    cast = elements.to(dtype)
     if elements.dtype.is_floating_point or elements.dtype.is_complex:
-        fits = bool((_finite(converted) | ~_finite(elements)).all())
+        fits = bool((_finite(cast) | ~_finite(elements)).all())
     else:
         fits = (
-            dtype.is_floating_point
-            or dtype.is_complex
-            or bool((converted.to(elements.dtype) == elements).all())
+            dtype.is_floating_point or dtype.is_complex or bool((cast.to(elements.dtype) == elements).all())
         )
     if not fits:
         raise CastError(
             f"{fqn}: an element stored as {elements.dtype} is beyond {dtype}. Load it as it was stored, or exclude it"
         )
-    return converted
+    return cast
 
 
 def _finite(elements: torch.Tensor) -> torch.Tensor:

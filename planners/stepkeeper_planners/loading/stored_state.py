@@ -1,6 +1,7 @@
 """What a checkpoint's metadata says it holds, as plans of loads look at it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -8,18 +9,37 @@ from typing_extensions import override
 
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.loading.matching import Stored
-from stepkeeper_planners.loading.resharding import StoredTensor
 
-__all__ = ["stored_in"]
+__all__ = ["StoredState", "StoredTensor", "collect_stored_state"]
 
 
-def stored_in(metadata: Metadata) -> Stored:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor as a checkpoint holds it."""
+
+    dtype: str
+    global_shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    data: object = None
+    """Which bytes these are: two names with equal ones were one tensor, others not. None where that isn't known."""
+    place: object = None
+    """Where they lie: two names with equal ones were one tensor, others may have been. None where that isn't known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredState:
+    """What a checkpoint has, by stored name."""
+
+    tensors: Mapping[str, StoredTensor]
+    values: Collection[str] = ()
+
+
+def collect_stored_state(metadata: Metadata) -> StoredState:
     """All names of the checkpoint."""
     entries = metadata.state_dict_metadata
     tensors = {fqn: entry for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
     places = metadata.storage_data if isinstance(metadata.storage_data, Mapping) else {}
-    return Stored(
+    return StoredState(
         tensors=_StoredTensors(tensors, places), values=[fqn for fqn in entries if fqn not in tensors]
     )
 

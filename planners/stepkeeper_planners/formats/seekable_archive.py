@@ -4,9 +4,9 @@ import struct
 from typing import BinaryIO, Final
 
 from stepkeeper_planners.errors import PickleRefusedError
-from stepkeeper_planners.pickles.torch_files import Archive
+from stepkeeper_planners.pickles.torch_files import TorchArchive
 
-__all__ = ["LOCAL_HEADER_BYTES", "ZIP_MAGIC", "PlacedArchive"]
+__all__ = ["LOCAL_HEADER_BYTES", "ZIP_MAGIC", "SeekableArchive"]
 
 ZIP_MAGIC: Final = b"PK\x03\x04"
 """What a record begins with, and so the file."""
@@ -14,14 +14,14 @@ LOCAL_HEADER_BYTES: Final = 30
 """Before a record's name."""
 
 
-class PlacedArchive(Archive):
+class SeekableArchive(TorchArchive):
     """Says where a record's bytes are."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         super().__init__(file, size_bytes)
         self._file, self._size_bytes = file, size_bytes
 
-    def place(self, name: str) -> tuple[int, int]:
+    def locate_record(self, name: str) -> tuple[int, int]:
         """The first byte of a record, and how many it has."""
         entry = self.entry(name)
         self._file.seek(entry.header_offset)

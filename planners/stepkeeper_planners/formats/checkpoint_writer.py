@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PlannerError, SourceError
-from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress, shown
 from stepkeeper_planners.formats.destination import new_folder
+from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter, printable
 from stepkeeper_planners.saving.planner import SPMDSavePlanner
 from stepkeeper_planners.state.tree import gather_state
 
@@ -45,10 +45,10 @@ def write_checkpoint(
         largest = max(flat.tensors, key=lambda name: flat.tensors[name].nbytes)
         raise SourceError(
             f"{source}: its tensors share their elements: written out they have {total_bytes} bytes, more than "
-            f"{_MOST_TIMES} times the file; the largest is {shown(largest)}. Save clones of them"
+            f"{_MOST_TIMES} times the file; the largest is {printable(largest)}. Save clones of them"
         )
     with new_folder(dst, source=source, overwrite=overwrite, replaceable=_is_of_checkpoint) as new:
-        planner = _Planner(Meter(total_bytes=total_bytes, told=progress))
+        planner = _Planner(ProgressMeter(total_bytes=total_bytes, callback=progress))
         try:
             with warnings.catch_warnings():
                 # torch's own words, where there is one process only, and about its own code.
@@ -83,7 +83,7 @@ def _reason(failure: BaseException) -> BaseException:
 class _Planner(SPMDSavePlanner):
     """Tells how far it is."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: ProgressMeter) -> None:
         super().__init__()
         self._meter = meter
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["exchange"]
+__all__ = ["exchange_paths"]
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
@@ -14,7 +14,7 @@ _CANNOT: Final = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 """A file system or a kernel without it: NFS, FUSE."""
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange_paths(one: Path, other: Path) -> bool:
     """What was at each path is at the other one. False: nothing was done, this can't be done here."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:

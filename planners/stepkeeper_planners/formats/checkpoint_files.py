@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.formats.conversion import shown
+from stepkeeper_planners.formats.reporting import printable
 
-__all__ = ["CheckpointFiles", "Folder", "files_of", "opened"]
+__all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "open_source_file"]
 
 _NO_SUCH_FILE: Final = {
     errno.EISDIR,
@@ -50,7 +50,7 @@ class CheckpointFiles(Protocol):
         """
 
 
-class Folder:
+class LocalFolder:
     """A folder on this machine."""
 
     block_bytes = 1
@@ -81,13 +81,13 @@ class Folder:
         return os.fdopen(descriptor, "rb")
 
 
-def files_of(source: str | os.PathLike[str] | CheckpointFiles) -> CheckpointFiles:
+def as_checkpoint_files(source: str | os.PathLike[str] | CheckpointFiles) -> CheckpointFiles:
     """The files themselves, or those of a folder on this machine."""
-    return Folder(Path(source)) if isinstance(source, str | os.PathLike) else source
+    return LocalFolder(Path(source)) if isinstance(source, str | os.PathLike) else source
 
 
 @contextmanager
-def opened(
+def open_source_file(
     files: CheckpointFiles, name: str, what: str, *, missing: str = "is missing; the checkpoint isn't whole"
 ) -> Iterator[io.BufferedReader]:
     """The file that `what`, a name in the source, should be in. `missing` is said where there is none.
@@ -95,7 +95,7 @@ def opened(
     Raises:
         SourceError: there is no such file, or can't be one.
     """
-    where = f"{what}: {shown(f'{files.name}/{name}')}"
+    where = f"{what}: {printable(f'{files.name}/{name}')}"
     try:
         file = files.open(name)
     except ValueError as error:

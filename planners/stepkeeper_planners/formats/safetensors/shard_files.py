@@ -10,18 +10,18 @@ from typing import Final
 import torch
 
 from stepkeeper_planners.errors import UnsupportedValueError
-from stepkeeper_planners.formats.conversion import joined, shown
+from stepkeeper_planners.formats.reporting import join_names, printable
 
 __all__ = [
     "DTYPES",
     "INDEX_NAME",
     "INDEX_SUFFIX",
     "SUFFIX",
-    "Entry",
-    "Shard",
+    "ShardFile",
+    "TensorEntry",
     "build_index",
-    "entry_for",
-    "plan_shards",
+    "make_entry",
+    "plan_shard_files",
 ]
 
 SUFFIX: Final = ".safetensors"
@@ -50,7 +50,7 @@ DTYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TensorEntry:
     """A tensor that goes into a file."""
 
     source: str
@@ -66,11 +66,11 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class ShardFile:
     """One file."""
 
     file_name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     """In the order of their bytes."""
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
@@ -89,22 +89,23 @@ class Shard:
         return struct.pack("<Q", len(text)) + text
 
 
-def entry_for(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Entry:
+def make_entry(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorEntry:
     """The tensor under this name.
 
     Raises:
         UnsupportedValueError: safetensors files have no such dtype, or no such name.
     """
     if dtype not in DTYPES:
+        known = sorted(str(each).removeprefix("torch.") for each in DTYPES)
         raise UnsupportedValueError(
-            f"{shown(source)}: safetensors has no {str(dtype).removeprefix('torch.')}; convert the tensor to one of "
-            f"{joined(sorted(str(known).removeprefix('torch.') for known in DTYPES), len(DTYPES))}, or leave it out"
+            f"{printable(source)}: safetensors has no {str(dtype).removeprefix('torch.')}; convert the tensor to one "
+            f"of {join_names(known, len(known))}, or leave it out"
         )
     if name == "__metadata__" or not _is_unicode(name):
         raise UnsupportedValueError(
-            f"{shown(source)}: no tensor can be named {shown(name)} in a safetensors file; rename it"
+            f"{printable(source)}: no tensor can be named {printable(name)} in a safetensors file; rename it"
         )
-    return Entry(source=source, name=name, dtype=dtype, shape=shape)
+    return TensorEntry(source=source, name=name, dtype=dtype, shape=shape)
 
 
 def _is_unicode(name: str) -> bool:
@@ -116,11 +117,11 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-def plan_shards(
-    entries: Sequence[Entry], max_shard_bytes: int | None, stem: str = "model"
-) -> tuple[Shard, ...]:
+def plan_shard_files(
+    entries: Sequence[TensorEntry], max_shard_bytes: int | None, stem: str = "model"
+) -> tuple[ShardFile, ...]:
     """The files, named as Hugging Face has them. Only one with a single tensor may be larger than asked for."""
-    groups: list[list[Entry]] = []
+    groups: list[list[TensorEntry]] = []
     room_bytes = -1
     for entry in entries:
         if not groups or (max_shard_bytes is not None and entry.n_bytes > room_bytes):
@@ -130,12 +131,12 @@ def plan_shards(
         room_bytes -= entry.n_bytes
     n_files = len(groups)
     return tuple(
-        Shard(file_name=_file_name(stem, number, n_files), entries=_aligned(group))
+        ShardFile(file_name=_file_name(stem, number, n_files), entries=_aligned(group))
         for number, group in enumerate(groups, 1)
     )
 
 
-def build_index(shards: Sequence[Shard]) -> bytes:
+def build_index(shards: Sequence[ShardFile]) -> bytes:
     """The file that says which tensor is in which file."""
     index = {
         "metadata": {"total_size": sum(entry.n_bytes for shard in shards for entry in shard.entries)},
@@ -144,7 +145,7 @@ def build_index(shards: Sequence[Shard]) -> bytes:
     return json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"
 
 
-def _aligned(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+def _aligned(entries: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
     """Wide elements first: each tensor then starts at a multiple of its elements' size."""
     return tuple(sorted(entries, key=lambda entry: -entry.dtype.itemsize))
 

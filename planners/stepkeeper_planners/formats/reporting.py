@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["BUFFER_BYTES", "Conversion", "Meter", "Progress", "joined", "shown"]
+__all__ = ["BUFFER_BYTES", "Conversion", "Progress", "ProgressMeter", "join_names", "printable"]
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of tensors that are done, and those of all tensors."""
@@ -31,27 +31,27 @@ class Conversion:
 
 
 @dataclass(slots=True, kw_only=True)
-class Meter:
+class ProgressMeter:
     """Counts what is done, and tells who asked to be told."""
 
     total_bytes: int
-    told: Progress | None
+    callback: Progress | None
     done_bytes: int = field(default=0, init=False)
 
     def add(self, n_bytes: int) -> None:
         """So many more are done."""
         self.done_bytes += n_bytes
-        if self.told is not None:
-            self.told(self.done_bytes, self.total_bytes)
+        if self.callback is not None:
+            self.callback(self.done_bytes, self.total_bytes)
 
 
-def joined(names: Sequence[str], most: int = 8) -> str:
+def join_names(names: Sequence[str], most: int = 8) -> str:
     """The names for a message, the first of many."""
     rest = len(names) - most
-    return ", ".join(map(shown, names[:most])) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(map(printable, names[:most])) + (f" and {rest} more" if rest > 0 else "")
 
 
-def shown(name: str) -> str:
+def printable(name: str) -> str:
     """The name for a message, whatever characters a file has in it, and however many."""
     if len(name) > _MOST_SHOWN:
         name = f"{name[:_MOST_SHOWN]}…"
