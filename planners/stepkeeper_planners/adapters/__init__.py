@@ -154,9 +154,9 @@ def zeros_sharded_as(tensor: torch.Tensor) -> torch.Tensor:
 def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """The tensor has the sharding of the other one, which is of the same shape; its elements are as before."""
     if tensor.device.type == "xla" == other.device.type:
-        from stepkeeper_planners.adapters import xla
+        from stepkeeper_planners.adapters import xla_sharding
 
-        xla.copy_sharding(tensor, other)
+        xla_sharding.copy_sharding(tensor, other)
 
 
 def start_pending(tensors: Sequence[torch.Tensor]) -> None:

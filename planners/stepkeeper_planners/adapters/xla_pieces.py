@@ -19,14 +19,14 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
 from stepkeeper_planners.adapters.op_sharding import Tiling
-from stepkeeper_planners.adapters.xla import (
+from stepkeeper_planners.adapters.xla import unpadded
+from stepkeeper_planners.adapters.xla_sharding import (
     annotate_tiles,
     deduplicated_tiling,
     describe_as,
     local_devices,
     ordinal,
     tiling_of,
-    unpadded,
     unwrap,
 )
 from stepkeeper_planners.geometry.boxes import Box

@@ -12,7 +12,7 @@ from typing_extensions import Buffer, override
 from stepkeeper_planners.errors import PickleRefusedError, SourceError
 from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, open_source_file
 from stepkeeper_planners.formats.reporting import printable
-from stepkeeper_planners.formats.seekable_archive import SeekableArchive
+from stepkeeper_planners.pickles.torch_archive import SeekableArchive
 from stepkeeper_planners.pickles.torch_files import torch_vocabulary
 from stepkeeper_planners.pickles.unpickling import unpickle
 

@@ -1,70 +1,19 @@
 """What a state asks for, held against what a checkpoint has: what is read for it, and all that differs."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from stepkeeper_planners.dtypes import dtype_of
-from stepkeeper_planners.errors import LayoutError, LoadMismatchError, PerRankError
+from stepkeeper_planners.errors import LayoutError, PerRankError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.loading.differences import Differences, build_mismatch_error
 from stepkeeper_planners.loading.load_request import LoadRequest, Path
 from stepkeeper_planners.loading.resharding import PieceRead, plan_tensor_reads
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_planners.loading.state_reads import StateReads, ValueRead
 from stepkeeper_planners.loading.stored_state import StoredState, StoredTensor
-from stepkeeper_planners.state.per_rank import Resize, names_to_read, parse_stored_name, value_for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueRead:
-    """One value of the state, and what it is made of: one stored one, or of a `PerRank` those of all saved ranks."""
-
-    fqn: str
-    stored_names: tuple[str, ...]
-    within: Path = ()
-    """The keys that lead to it in the stored value."""
-    saved_world_size: int | None = None
-    """Of a `PerRank`, how many ranks saved theirs."""
-
-    def build_value(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
-        """The state's value, from the stored ones by their names.
-
-        Raises:
-            LoadMismatchError: the stored container lacks the key.
-        """
-        if self.saved_world_size is not None:
-            return value_for(resize, self.saved_world_size, [read[name] for name in self.stored_names], ranks)
-        value = read[self.stored_names[0]]
-        for key in self.within:
-            value = self._below(value, key)
-        return value
-
-    def _below(self, value: Any, key: str | int) -> object:
-        if isinstance(value, Mapping):
-            # Names have the keys as text, whatever they were.
-            for own, item in value.items():
-                if str(own) == str(key):
-                    return item
-        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
-            return value[key]
-        raise LoadMismatchError(missing=[self.fqn], loaded="its tensors were loaded, its values were not")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateReads:
-    """What one rank reads to fill its state."""
-
-    pieces: tuple[PieceRead, ...]
-    """In the order of the state's tensors."""
-    values: tuple[ValueRead, ...]
-    skipped: tuple[str, ...]
-    """Names of the state that are in no strict agreement with the checkpoint, and keep what they have."""
-    unread: tuple[str, ...]
-    """Names of the checkpoint that nothing in the state asks for."""
-    tied_copies: tuple[PieceRead, ...] = ()
-    """Of tied tensors, what further names have, where only their elements tell whether it is the same."""
+from stepkeeper_planners.state.per_rank import Resize, names_to_read, parse_stored_name
 
 
 def compare(
@@ -196,7 +145,7 @@ class _Comparison:
         if reason := self._difference(layout, found):
             self._mismatched[name] = reason
             return
-        if any(_differs(found, self._stored.tensors[other]) for other in others):
+        if any(found.differs_from(self._stored.tensors[other]) for other in others):
             self._mismatched[name] = (
                 f"one tensor in the state, under {', '.join(names)}; several in the checkpoint"
             )
@@ -204,7 +153,7 @@ class _Comparison:
         try:
             self._pieces.extend(plan_tensor_reads(layout, found, self._ranks, name))
             for other in others:
-                if not _is_one(found, self._stored.tensors[other]):
+                if not found.is_same_as(self._stored.tensors[other]):
                     self._tied_copies.extend(
                         plan_tensor_reads(layout, self._stored.tensors[other], self._ranks, other)
                     )
@@ -249,7 +198,7 @@ class _Comparison:
             self._missing.append(fqn)
 
     def _per_rank(self) -> None:
-        worlds = _saved_worlds(self._stored_values)
+        worlds = self._stored.saved_world_sizes()
         for fqn, resize in self._request.per_rank.items():
             self._used.add(fqn)
             if not self._selected([fqn]):
@@ -304,28 +253,3 @@ class _Comparison:
             self._mismatched[pattern] = (
                 "asked for with items, and neither the state nor the checkpoint has it"
             )
-
-
-def _differs(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether these are surely two tensors. Without knowing their bytes they may be one that was stored twice."""
-    if (one.global_shape, one.dtype) != (other.global_shape, other.dtype):
-        return True
-    return one.data is not None and other.data is not None and one.data != other.data
-
-
-def _is_one(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether these surely are one tensor, stored once."""
-    return (one.data is not None and one.data == other.data) or (
-        one.place is not None and one.place == other.place
-    )
-
-
-def _saved_worlds(stored_values: Collection[str]) -> dict[str, dict[int, set[int]]]:
-    """For each name that ranks saved their own values of: the world sizes, and the ranks that are there."""
-    worlds: dict[str, dict[int, set[int]]] = {}
-    for name in stored_values:
-        parsed = parse_stored_name(name)
-        if parsed is not None:
-            fqn, rank, world_size = parsed
-            worlds.setdefault(fqn, {}).setdefault(world_size, set()).add(rank)
-    return worlds

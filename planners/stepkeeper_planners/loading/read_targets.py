@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.errors import CastError
 from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.loading.casting import cast_elements
 from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
 
 
@@ -108,30 +108,3 @@ class ReadTarget:
 
 def _is_part_of(tensor: torch.Tensor, shard: torch.Tensor) -> bool:
     return tensor.untyped_storage().data_ptr() == shard.untyped_storage().data_ptr()
-
-
-def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same numbers in another dtype; of floats and complex numbers the nearest.
-
-    Raises:
-        CastError: a number is beyond what the dtype can say.
-    """
-    if elements.dtype == dtype:
-        return elements
-    cast = elements.to(dtype)
-    if elements.dtype.is_floating_point or elements.dtype.is_complex:
-        fits = bool((_finite(cast) | ~_finite(elements)).all())
-    else:
-        fits = (
-            dtype.is_floating_point or dtype.is_complex or bool((cast.to(elements.dtype) == elements).all())
-        )
-    if not fits:
-        raise CastError(
-            f"{fqn}: an element stored as {elements.dtype} is beyond {dtype}. Load it as it was stored, or exclude it"
-        )
-    return cast
-
-
-def _finite(elements: torch.Tensor) -> torch.Tensor:
-    """Which of them are; torch itself can't say it of most dtypes of eight bits."""
-    return (elements.float() if elements.dtype.itemsize == 1 else elements).isfinite()

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.state.per_rank import parse_stored_name
 
 __all__ = ["StoredState", "StoredTensor", "collect_stored_state"]
 
@@ -25,6 +26,18 @@ class StoredTensor:
     place: object = None
     """Where they lie: two names with equal ones were one tensor, others may have been. None where that isn't known."""
 
+    def differs_from(self, other: "StoredTensor") -> bool:
+        """Return whether these are surely two tensors. With unknown data they may be one that was stored twice."""
+        if (self.global_shape, self.dtype) != (other.global_shape, other.dtype):
+            return True
+        return self.data is not None and other.data is not None and self.data != other.data
+
+    def is_same_as(self, other: "StoredTensor") -> bool:
+        """Return whether these are surely one tensor that was stored once."""
+        return (self.data is not None and self.data == other.data) or (
+            self.place is not None and self.place == other.place
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
@@ -32,6 +45,16 @@ class StoredState:
 
     tensors: Mapping[str, StoredTensor]
     values: Collection[str] = ()
+
+    def saved_world_sizes(self) -> dict[str, dict[int, set[int]]]:
+        """Return, for each `PerRank` name, the world sizes that saved it, and which ranks' values each has."""
+        world_sizes: dict[str, dict[int, set[int]]] = {}
+        for name in self.values:
+            parsed = parse_stored_name(name)
+            if parsed is not None:
+                fqn, rank, world_size = parsed
+                world_sizes.setdefault(fqn, {}).setdefault(world_size, set()).add(rank)
+        return world_sizes
 
 
 def collect_stored_state(metadata: Metadata) -> StoredState:

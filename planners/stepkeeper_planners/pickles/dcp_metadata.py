@@ -22,7 +22,8 @@ from stepkeeper_planners.dtypes import all_dtypes
 from stepkeeper_planners.errors import LayoutError, MetadataDecodeError, PickleRefusedError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.pickles.unpickling import GlobalName, Vocabulary, unpickle
+from stepkeeper_planners.pickles.unpickling import unpickle
+from stepkeeper_planners.pickles.vocabulary import GlobalName, Vocabulary
 
 __all__ = ["check_metadata", "read_metadata"]
 

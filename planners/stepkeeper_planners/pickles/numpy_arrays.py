@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from stepkeeper_planners.errors import PickleRefusedError
-from stepkeeper_planners.pickles.unpickling import Name
+from stepkeeper_planners.pickles.vocabulary import Name
 
 __all__ = ["NUMPY_BUILDS", "NUMPY_CALLS", "NUMPY_CONSTANTS", "explain_unstorable"]
 

@@ -18,8 +18,9 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.differences import Findings, build_mismatch_error, intersect_unexpected
 from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
-from stepkeeper_planners.loading.matching import StateReads, compare
+from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.saving.known_plan import WrittenShare
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state

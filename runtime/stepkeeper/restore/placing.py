@@ -19,9 +19,9 @@ from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.load_request import LoadRequest
-from stepkeeper_planners.loading.matching import StateReads
 from stepkeeper_planners.loading.read_targets import ReadTarget
 from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
+from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredTensor
 
 __all__ = ["Bytes", "Piece", "Places", "StoredValue", "stored_tensor"]

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from stepkeeper_planners import SPMDSavePlanner, adapters
-from stepkeeper_planners.adapters import xla
+from stepkeeper_planners.adapters import xla_sharding
 from stepkeeper_planners.geometry.layout import Ranks
 
 ALONE = Ranks(rank=0, world_size=1)
@@ -105,7 +105,7 @@ def training_is_compiled_once(folder: Path) -> None:
 
 def small_copies_are_left_alone() -> None:
     small = partly_replicated(rows=4)
-    assert small.numel() * 4 < 4 * xla.SMALLEST_PART_BYTES
+    assert small.numel() * 4 < 4 * xla_sharding.SMALLEST_PART_BYTES
     assert not adapters.deduplicate_copies({"small": small})
 
 

@@ -314,7 +314,7 @@ class Watching(SPMDLoadPlanner):
 
     @override
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        waiting = [shard for target in self._targets.values() for shard in target._shards.values()]
+        waiting = [shard for target in self._pending.targets.values() for shard in target._shards.values()]
         self.most_bytes = max(self.most_bytes, sum(shard.nbytes for shard in waiting))
         super().commit_tensor(read_item, tensor)
 
@@ -339,7 +339,7 @@ def test_what_lies_in_one_file_waits_for_one_tensor_only(
     dcp_load(state, checkpoint_id=tmp_path, planner=planner, no_dist=True)
     assert all(torch.equal(tensor, torch.arange(1000.0) + 7) for tensor in state.values())
     assert 0 < planner.most_bytes <= most_tensors * 4000
-    assert not planner._targets
+    assert not planner._pending.targets
 
 
 def test_an_empty_state_of_an_empty_checkpoint(tmp_path: Path) -> None:

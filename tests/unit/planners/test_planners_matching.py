@@ -12,9 +12,10 @@ from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.loading.differences import Differences, build_mismatch_error
 from stepkeeper_planners.loading.load_request import LoadRequest
-from stepkeeper_planners.loading.matching import ValueRead, compare, plan_load
+from stepkeeper_planners.loading.matching import compare, plan_load
 from stepkeeper_planners.loading.resharding import group_by_chunk
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_planners.loading.state_reads import ValueRead
 from stepkeeper_planners.loading.stored_state import StoredState, StoredTensor
 
 ALONE = Ranks(rank=0, world_size=1)

@@ -12,9 +12,10 @@ from typing_extensions import override
 from stepkeeper_planners.errors import PickleRefusedError, SourceError
 from stepkeeper_planners.formats.memory_map import map_file
 from stepkeeper_planners.formats.reporting import printable
-from stepkeeper_planners.formats.seekable_archive import ZIP_MAGIC, SeekableArchive
-from stepkeeper_planners.pickles.torch_files import TorchArchive, torch_vocabulary
-from stepkeeper_planners.pickles.unpickling import UnknownGlobal, unpickle
+from stepkeeper_planners.pickles.torch_archive import ZIP_MAGIC, SeekableArchive, TorchArchive
+from stepkeeper_planners.pickles.torch_files import torch_vocabulary
+from stepkeeper_planners.pickles.unpickling import unpickle
+from stepkeeper_planners.pickles.vocabulary import UnknownGlobal
 
 __all__ = ["open_torch_save"]
 

@@ -8,7 +8,7 @@ from isal import isal_zlib
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PickleRefusedError
-from stepkeeper_planners.formats.seekable_archive import LOCAL_HEADER_BYTES, SeekableArchive
+from stepkeeper_planners.pickles.torch_archive import LOCAL_HEADER_BYTES, SeekableArchive
 
 __all__ = ["HeldArchive"]
 

@@ -17,12 +17,13 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.loading.casting import cast_elements
 from stepkeeper_planners.loading.differences import Findings
 from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
-from stepkeeper_planners.loading.matching import StateReads, compare
-from stepkeeper_planners.loading.read_targets import cast_elements
+from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.resharding import PieceRead
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state

@@ -1,0 +1,34 @@
+"""Convert stored elements to the dtype that the state has."""
+
+import torch
+
+from stepkeeper_planners.errors import CastError
+
+__all__ = ["cast_elements"]
+
+
+def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same numbers in another dtype; of floats and complex numbers the nearest.
+
+    Raises:
+        CastError: a number is beyond what the dtype can say.
+    """
+    if elements.dtype == dtype:
+        return elements
+    cast = elements.to(dtype)
+    if elements.dtype.is_floating_point or elements.dtype.is_complex:
+        fits = bool((_finite(cast) | ~_finite(elements)).all())
+    else:
+        fits = (
+            dtype.is_floating_point or dtype.is_complex or bool((cast.to(elements.dtype) == elements).all())
+        )
+    if not fits:
+        raise CastError(
+            f"{fqn}: an element stored as {elements.dtype} is beyond {dtype}. Load it as it was stored, or exclude it"
+        )
+    return cast
+
+
+def _finite(elements: torch.Tensor) -> torch.Tensor:
+    """Which of them are; torch itself can't say it of most dtypes of eight bits."""
+    return (elements.float() if elements.dtype.itemsize == 1 else elements).isfinite()
