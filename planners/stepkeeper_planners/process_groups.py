@@ -1,4 +1,4 @@
-"""The processes that save and load together."""
+"""Find the processes that save and load together, and exchange objects between them."""
 
 import torch.distributed as dist
 
@@ -8,22 +8,22 @@ __all__ = ["all_gather_object", "broadcast_object", "current_ranks", "single_ran
 
 
 def current_ranks(group: dist.ProcessGroup | None = None) -> Ranks:
-    """This process among those of the group, by default of all; alone where there is no group."""
+    """Return this process's rank in the group, or in the default group; rank 0 of 1 if there is no process group."""
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks(rank=0, world_size=1)
     return ranks_in_group(dist.get_rank(group), dist.get_process_group_ranks(group))
 
 
 def single_rank() -> Ranks:
-    """This process, whatever others there are."""
+    """Return this process as rank 0 of 1, even if there are other processes."""
     initialized = dist.is_available() and dist.is_initialized()
     return ranks_in_group(0, [dist.get_rank() if initialized else 0])
 
 
 def broadcast_object(rank: int, value: object, group: dist.ProcessGroup | None = None) -> object:
-    """What that rank of the group gave as `value`.
+    """Return the `value` that the given rank of the group passed.
 
-    Ranks: collective; all of the group call it with the same rank.
+    Ranks: collective; all ranks of the group call it with the same `rank`.
     """
     holder = [value]
     source = rank if group is None else dist.get_global_rank(group, rank)
@@ -32,9 +32,9 @@ def broadcast_object(rank: int, value: object, group: dist.ProcessGroup | None =
 
 
 def all_gather_object(value: object, group: dist.ProcessGroup | None = None) -> list[object]:
-    """What each rank of the group gave as `value`, by rank.
+    """Return the `value` of each rank of the group, by rank.
 
-    Ranks: collective; all of the group call it.
+    Ranks: collective; all ranks of the group call it.
     """
     values: list[object] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)

@@ -1,7 +1,7 @@
-"""Tensors of torch_xla. Shards are described from the sharding's text alone.
+"""Handle tensors of torch_xla. Their shards are described from the sharding's text alone.
 
-torch_xla's own indices of a shard need the data to be there, and fail while a step is still running. It is imported
-here and in `xla_pieces` only.
+torch_xla's own indices of a shard need the data to be there, and fail while a step is still running. torch_xla is
+imported only here, in `xla_sharding` and in `xla_pieces`.
 """
 
 # ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
@@ -27,40 +27,40 @@ from stepkeeper_planners.adapters.xla_sharding import (
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 
-# torch_xla has shards, sharding specs and pending work nowhere but in its extension module.
+# Only torch_xla's extension module has shards and pending work.
 _C: Any = torch_xla._XLAC
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
-    """One chunk for each distinct tile, without padding, with all its copies.
+    """Describe one chunk for each distinct tile, without padding, with all its copies.
 
     Raises:
-        UnsupportedShardingError: MANUAL or unknown sharding, or ranks and devices don't fit together.
+        UnsupportedShardingError: the sharding is MANUAL or unknown, or ranks and devices don't fit together.
     """
     return describe_as(fqn, tensor, tiling_of(unwrap(tensor), fqn), ranks)
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The shards of this process's devices, in their order, on the CPU, contiguous, unpadded.
+    """Return the shards of this process's devices, in their order, on the CPU, contiguous, without padding.
 
     Raises:
-        UnsupportedShardingError: MANUAL or unknown sharding.
+        UnsupportedShardingError: the sharding is MANUAL or unknown.
     """
     bare = unwrap(tensor)
     tiling = tiling_of(bare)
     if tiling is None:
         return [plain.to_plain_cpu(bare)]
     boxes = tiling.device_boxes(tuple(bare.shape))
-    by_device = {device: data for data, device in _transferred(bare)}
-    return [unpadded(by_device[name], boxes[ordinal(name)], bare.dtype) for name in local_devices()]
+    by_device = {device: data for data, device in _transfer_shards(bare)}
+    return [remove_padding(by_device[name], boxes[ordinal(name)], bare.dtype) for name in local_devices()]
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
-    """All local shards have the pieces' elements; a piece serves every local copy of its box.
+    """Fill all local shards from the pieces. A piece serves every local copy of its box.
 
     Raises:
-        ValueError: a piece is lacking, or has another shape or dtype.
-        UnsupportedShardingError: MANUAL or unknown sharding.
+        ValueError: a piece is missing, or has another shape or dtype.
+        UnsupportedShardingError: the sharding is MANUAL or unknown.
     """
     bare = unwrap(tensor)
     tiling = tiling_of(bare)
@@ -79,28 +79,28 @@ def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
             shards.append(shards[first[box]])
             continue
         first[box] = index
-        shards.append(_padded(pieces, index, box, padded_sizes, bare.dtype))
+        shards.append(_add_padding(pieces, index, box, padded_sizes, bare.dtype))
     _C._load_local_shards(bare.detach(), shards, devices)
 
 
 def materialize(tensors: Iterable[torch.Tensor]) -> None:
-    """None of the XLA tensors has a computation pending: if one had, all pending work was started."""
+    """Start all pending work if any of the XLA tensors has a computation pending."""
     bare = [unwrap(tensor) for tensor in tensors if tensor.device.type == "xla"]
     if bare and any(_C._check_tensor_need_materialization(bare)):
-        # A sync moves XLA's random seed on. Training draws the same numbers whether it is saved and restored or not.
+        # A sync advances XLA's random seed; training must draw the same numbers with and without saves and restores.
         seed = xm.get_rng_state()
         torch_xla.sync()
         xm.set_rng_state(seed)
 
 
 def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies on the devices, for tensors that several devices hold the same part of: there no two hold the same.
+    """Clone tensors of which several devices hold the same part, so that no two devices hold the same.
 
-    torch_xla moves the shards of all devices or none. Of these copies that is each element once, and the shards of
-    all processes are of one size. They cost one program, compiled at the first call, and the memory of one copy of the
+    torch_xla moves the shards of all devices or none. Of these clones that is each element once, and the shards of all
+    processes have the same size. They cost one program, compiled at the first call, and the memory of one copy of the
     tensors, spread over the devices. The tensors, their shardings and the programs that use them stay as they were.
 
-    Ranks: all call it with the same tensors, for it runs a program on all devices.
+    Ranks: all ranks call it with the same tensors, because it runs a program on all devices.
     """
     parted = {
         name: parts
@@ -112,7 +112,7 @@ def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def clone_deduplicated(tensor: torch.Tensor, fqn: str = "tensor") -> torch.Tensor | None:
-    """A pending clone in which no two devices hold the same element; None where that is not possible, or no gain."""
+    """Return a pending clone in which no two devices hold the same element; None if that isn't possible, or no gain."""
     if tensor.device.type != "xla":
         return None
     bare = unwrap(tensor)
@@ -125,9 +125,10 @@ def clone_deduplicated(tensor: torch.Tensor, fqn: str = "tensor") -> torch.Tenso
 
 
 def start_pending(tensors: Iterable[torch.Tensor], *, until_running: bool = False) -> None:
-    """What was pending on these tensors was started; with `until_running`, the devices have taken it on.
+    """Start the computations that are pending on these tensors.
 
-    Other than torch_xla.sync() this neither starts the training's pending work nor draws a new random seed.
+    With `until_running`, wait until the devices have taken them on. Unlike torch_xla.sync(), this neither starts the
+    training's pending work nor draws a new random seed.
     """
     bare = [unwrap(tensor) for tensor in tensors if tensor.device.type == "xla"]
     if bare:
@@ -135,45 +136,46 @@ def start_pending(tensors: Iterable[torch.Tensor], *, until_running: bool = Fals
 
 
 def structure(tensor: torch.Tensor) -> object:
-    """The sharding's text."""
+    """Return the sharding's text."""
     text: str = _C._get_xla_sharding_spec(unwrap(tensor))
     return text
 
 
 def identity(tensor: torch.Tensor) -> object:
-    """torch_xla's number of the tensor, which detached aliases share; views have numbers of their own."""
+    """Return torch_xla's number of the tensor. Detached aliases share it; views have numbers of their own."""
     return ("xla", _C._xla_get_tensor_id(unwrap(tensor)))
 
 
 def wrap_sharded(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor wrapped as torch_xla's, if different devices hold different parts."""
+    """Wrap the tensor as torch_xla's XLAShardedTensor if devices hold different parts; else return None."""
     if tiling_of(unwrap(tensor), fqn) is None:
         return None
     sharded: torch.Tensor = wrap_if_sharded(tensor)
     return sharded
 
 
-def _transferred(bare: torch.Tensor) -> list[tuple[torch.Tensor, str]]:
-    """The data of the local shards and their devices."""
+def _transfer_shards(bare: torch.Tensor) -> list[tuple[torch.Tensor, str]]:
+    """Return the data of the local shards, each with its device."""
     shards: list[tuple[torch.Tensor, str]]
     try:
         shards = _C._get_local_shards([bare])[0]
     except RuntimeError:
         # Between a sync and the start of its program the tensor has no buffers, and torch_xla doesn't wait for them.
-        # Waiting only then: it is for the whole device, so a transfer behind the training would wait for each step.
+        # Wait only in that case: it waits for the whole device, so a transfer during training would wait for each step.
         xm.wait_device_ops()
         shards = _C._get_local_shards([bare])[0]
     return shards
 
 
-def unpadded(data: torch.Tensor, box: Box, dtype: torch.dtype) -> torch.Tensor:
+def remove_padding(data: torch.Tensor, box: Box, dtype: torch.dtype) -> torch.Tensor:
+    """Return the box's elements, contiguous, without padding, in this dtype."""
     part = data if data.shape == box.sizes else data[tuple(slice(0, size) for size in box.sizes)]
     part = part.contiguous()
-    # Unsigned integers of 16 bits and more come back as signed ones of the same bits.
+    # torch_xla returns unsigned integers of 16 bits and more as signed ones with the same bits.
     return part if part.dtype == dtype else part.view(dtype)
 
 
-def _padded(
+def _add_padding(
     pieces: Mapping[int, torch.Tensor], index: int, box: Box, sizes: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     if not box.volume:

@@ -1,7 +1,7 @@
-"""Copies of XLA tensors that come out of their program in pieces, each small enough to be moved by itself.
+"""Copy XLA tensors in pieces that come out of their program separately, each small enough to be moved by itself.
 
-torch_xla moves a tensor whole, and holds the GIL for as long as that takes. A tensor that was copied whole could be cut
-by another program only.
+torch_xla moves a tensor whole, and holds the GIL meanwhile. A tensor that was copied whole could be cut only by another
+program.
 """
 
 # ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
@@ -19,7 +19,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
 from stepkeeper_planners.adapters.op_sharding import Tiling
-from stepkeeper_planners.adapters.xla import unpadded
+from stepkeeper_planners.adapters.xla import remove_padding
 from stepkeeper_planners.adapters.xla_sharding import (
     annotate_tiles,
     deduplicated_tiling,
@@ -53,54 +53,55 @@ _LONGEST_WAIT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClonePlan:
-    """How a tensor is copied: no element twice where that can be had, and in pieces along one dimension."""
+    """A plan to copy a tensor: no element twice if possible, and in pieces along one dimension."""
 
     tiling: Tiling | None
-    """Of the copy; None: it isn't told apart by device."""
+    """The copy's tiling; None if all devices hold the same."""
 
     dim: int
     bounds: tuple[int, ...]
     """Where the pieces begin along `dim`, counted in each device's tile, and where the last one ends."""
 
     device_bytes: int
-    """What the copy takes on the devices of this process."""
+    """The memory of the copy on this process's devices."""
 
     moved_bytes: int
-    """What of it is moved to this host."""
+    """How much of it is moved to this host."""
 
     @property
     def n_pieces(self) -> int:
+        """The number of pieces."""
         return len(self.bounds) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePiece:
-    """A tensor on the devices, and which elements of the whole tensor are in it."""
+    """A piece of a tensor on the devices, and which elements of the tensor are in it."""
 
     fqn: str
     tensor: torch.Tensor
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
 
     size_bytes: int
-    """What of it is moved to this host."""
+    """How much of it is moved to this host."""
 
     dim: int = 0
     start: int = 0
-    """The first element along `dim`; where that was cut, the first of each tile."""
+    """The first element along `dim`; if `dim` is tiled, the first of each tile."""
 
     tile: int | None = None
-    """So many elements along `dim` are a tile, which is one element of an additional dimension of the piece."""
+    """The number of elements of a tile along `dim`, if the piece has an additional dimension over the tiles."""
 
 
 HostPart = tuple[Box, torch.Tensor]
-"""Elements on the CPU, and the box of the whole tensor that they are."""
+"""Elements on the CPU, and their box in the whole tensor."""
 
 
 def plan_clone(fqn: str, tensor: torch.Tensor, most_bytes: int) -> ClonePlan:
-    """How `tensor` is cut into pieces of which each moves at most about so many bytes to this host.
+    """Plan to cut `tensor` into pieces, each of which moves about `most_bytes` at most to this host.
 
-    Tilings that aren't even are left in one piece: the compiler would gather what comes out of a program like that.
+    Tilings that aren't even are left in one piece: the compiler would gather what comes out of a program in such tiles.
 
     Raises:
         UnsupportedShardingError: the sharding doesn't say which device holds what.
@@ -132,13 +133,13 @@ def plan_clone(fqn: str, tensor: torch.Tensor, most_bytes: int) -> ClonePlan:
 
 
 def with_fewer_pieces(cut: ClonePlan, most_bytes: int) -> ClonePlan:
-    """The same in fewer pieces, of which each moves at most about so many bytes, or as many as one did before."""
+    """Return the plan with fewer pieces. Each moves about `most_bytes` at most, or as much as one piece did before."""
     n_joined = max(most_bytes * cut.n_pieces // max(cut.moved_bytes, 1), 1)
     return replace(cut, bounds=(*cut.bounds[:-1:n_joined], cut.bounds[-1]))
 
 
 def describe_clone(fqn: str, tensor: torch.Tensor, cut: ClonePlan, ranks: Ranks) -> TensorLayout:
-    """The layout of such a copy. What only devices of this process hold alike is one chunk all the same.
+    """Describe the layout of such a copy. What only this process's devices hold alike is still one chunk.
 
     Raises:
         UnsupportedShardingError: ranks and devices don't fit together.
@@ -151,7 +152,7 @@ def describe_clone(fqn: str, tensor: torch.Tensor, cut: ClonePlan, ranks: Ranks)
 
 
 def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: ClonePlan) -> Iterator[DevicePiece]:
-    """Pending copies on the tensor's devices, together all of it."""
+    """Yield pending copies on the tensor's devices, which together are all of it."""
     bare = unwrap(tensor).detach()
     shape = tuple(bare.shape)
     tiling = cut.tiling
@@ -180,50 +181,52 @@ def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: ClonePlan) -> Iterator[
 
 
 def piece_without_copy(fqn: str, tensor: torch.Tensor, cut: ClonePlan) -> DevicePiece:
-    """The tensor itself as the only piece; its computation has been started."""
+    """Return the tensor itself as the only piece. Its computation must have been started."""
     bare = unwrap(tensor)
     return DevicePiece(fqn=fqn, tensor=bare, shape=tuple(bare.shape), size_bytes=cut.moved_bytes)
 
 
 def is_multi_process_program() -> bool:
-    """Whether the devices of several processes run one program, which all of them have to start."""
+    """Return whether the devices of several processes run one program, which all of them have to start."""
     return bool(xr.process_count() > 1 and xr.is_spmd())
 
 
 def clear_failure() -> None:
-    """A program that failed when it was started, and has been told of, is not told of again by the next one."""
+    """Clear the failure of a program that has been reported, so that the next program doesn't report it again."""
     with suppress(RuntimeError):
         xm.wait_device_ops()
 
 
 def wait_until_computed(pieces: Sequence[DevicePiece]) -> None:
-    """The program that the last of the pieces comes out of has ended. The GIL is not held meanwhile."""
+    """Wait until the program that makes the last of the pieces has ended, without holding the GIL."""
     if not pieces:
         return
     there = threading.Event()
     try:
         _C._on_ready_callback(pieces[-1].tensor, there.set)
     except RuntimeError:
-        # Not handed to the device yet, or failed there: moving will tell.
+        # The device doesn't have it yet, or it failed there: moving it will raise.
         xm.wait_device_ops()
     else:
         there.wait(_LONGEST_WAIT_S)
 
 
 def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, list[HostPart]]]:
-    """For each piece its elements on the CPU, those once that several devices hold. The GIL is held while shards move.
+    """Yield each piece with its elements on the CPU. Elements on several devices come once.
+
+    The GIL is held while shards move.
 
     Raises:
-        RuntimeError: the program that made them failed.
+        RuntimeError: the program that made the pieces failed.
     """
     tilings = [tiling_of(piece.tensor, piece.fqn) for piece in pieces]
     tiled = [index for index, tiling in enumerate(tilings) if tiling is not None]
     whole = [index for index, tiling in enumerate(tilings) if tiling is None]
-    # Of what all devices hold alike one copy is moved, without the GIL.
+    # If all devices hold the same, one copy is moved, without the GIL.
     for index, data in zip(whole, _moved_whole([pieces[index].tensor for index in whole]), strict=True):
         piece = pieces[index]
         box = Box.whole(tuple(piece.tensor.shape))
-        yield piece, list(_parts(piece, [(box, unpadded(data, box, piece.tensor.dtype))]))
+        yield piece, list(_parts(piece, [(box, remove_padding(data, box, piece.tensor.dtype))]))
     for index, shards in zip(tiled, _moved_shards([pieces[index].tensor for index in tiled]), strict=True):
         piece, tiling = pieces[index], tilings[index]
         assert tiling is not None
@@ -232,7 +235,7 @@ def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, l
         for data, device in shards:
             box = boxes[ordinal(device)]
             if box.volume and box not in found:
-                found[box] = unpadded(data, box, piece.tensor.dtype)
+                found[box] = remove_padding(data, box, piece.tensor.dtype)
         yield piece, list(_parts(piece, found.items()))
 
 
@@ -255,7 +258,7 @@ def _moved_shards(tensors: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, 
 
 
 def _parts(piece: DevicePiece, held: Iterable[HostPart]) -> Iterator[HostPart]:
-    """The same elements, by their boxes in the whole tensor."""
+    """Yield the same elements, by their boxes in the whole tensor."""
     dim = piece.dim
     for box, data in held:
         if piece.tile is None and not piece.start:

@@ -1,4 +1,4 @@
-"""Read and set the shardings of torch_xla's tensors, from the sharding's text alone."""
+"""Read and set the shardings of torch_xla's tensors, by the sharding's text alone."""
 
 # ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
 
@@ -28,15 +28,15 @@ __all__ = [
     "unwrap",
 ]
 
-# torch_xla has shardings nowhere but in its extension module.
+# Only torch_xla's extension module has shardings.
 _C: Any = torch_xla._XLAC
 
 SMALLEST_PART_BYTES: Final = 64 * 1024
-"""Copies of less than this per device are moved along: chunks that small cost more than their transfer."""
+"""Copies below this size per device are moved as they are: cutting them costs more than their transfer."""
 
 
 def describe_as(fqn: str, tensor: torch.Tensor, tiling: Tiling | None, ranks: Ranks) -> TensorLayout:
-    """`describe`, for a copy of the tensor that lies in these tiles.
+    """Describe a copy of the tensor that lies in these tiles.
 
     Raises:
         UnsupportedShardingError: ranks and devices don't fit together.
@@ -54,22 +54,31 @@ def describe_as(fqn: str, tensor: torch.Tensor, tiling: Tiling | None, ranks: Ra
 
 
 def unwrap(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor inside an XLAShardedTensor, or the tensor itself."""
     bare: torch.Tensor = tensor.global_tensor if isinstance(tensor, XLAShardedTensor) else tensor
     return bare
 
 
 def tiling_of(bare: torch.Tensor, fqn: str = "tensor") -> Tiling | None:
+    """Return how the tensor is tiled; None if every device holds all of it, or it has no elements.
+
+    Raises:
+        UnsupportedShardingError: the sharding is MANUAL or unknown.
+    """
     tiling = parse_sharding(fqn, _C._get_xla_sharding_spec(bare), bare.dim())
-    # There is nothing to tell apart in an empty tensor: one chunk for each rank.
+    # An empty tensor has no parts: it is one chunk that every rank holds.
     return tiling if bare.numel() else None
 
 
 def deduplicated_tiling(
     bare: torch.Tensor, present: Tiling | None, *, across_processes_only: bool = False
 ) -> Tiling | None:
-    """The tiling of a copy in which no two devices hold the same element; None where it can't be had, or is no gain.
+    """Return the tiling of a copy in which no two devices hold the same element; None if there is none, or no gain.
 
-    With `across_processes_only`, what all devices of a single process hold alike is left as it is.
+    Args:
+        bare: the tensor, unwrapped.
+        present: its tiling.
+        across_processes_only: leave alone what all devices of a single process hold.
     """
     shape = tuple(bare.shape)
     if present is None and bare.numel() and xr.is_spmd():
@@ -87,24 +96,25 @@ def deduplicated_tiling(
 def annotate_tiles(
     pending: torch.Tensor, groups: tuple[tuple[int, ...], ...], counts: tuple[int, ...]
 ) -> None:
-    """The pending tensor comes out of its program in tiles, each on one device."""
+    """Make the pending tensor come out of its program in tiles, each on one device."""
     assignment = np.array(groups).reshape(counts).tolist()
     _C._xla_annotate_custom_sharding(pending, _C.OpSharding(assignment, [], [], int(ShardingType.TILED)))
 
 
 def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """The tensor has the sharding of the other one, if that has one, from the next program on."""
+    """Give the tensor the sharding of `other`, if that has one, from the next program on."""
     bare, wanted = unwrap(tensor), _C._get_xla_op_sharding(unwrap(other))
     if wanted and _C._get_xla_sharding_spec(bare) != _C._get_xla_sharding_spec(unwrap(other)):
         _C._xla_annotate_custom_sharding(bare, wanted)
 
 
 def ordinal(name: str) -> int:
-    """The number in "TPU:5", by which shardings name the device."""
+    """Return the number in "TPU:5", by which shardings name the device."""
     return int(name.rsplit(":", 1)[1])
 
 
 def local_devices() -> list[str]:
+    """Return the names of this process's devices."""
     names: list[str] = _C._xla_get_runtime_devices()
     return names
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder of torch.distributed.checkpoint, read one tensor at a time and each in small pieces."""
+"""Read a checkpoint folder of torch.distributed.checkpoint one tensor at a time, each in small pieces."""
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,49 +24,49 @@ __all__ = ["CheckpointReader", "CheckpointTensor", "open_checkpoint"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Location = tuple[str, int, int]
-"""The file in the folder, the first byte, how many."""
+"""A file in the folder, the first byte in it, and the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointTensor:
-    """A tensor of a checkpoint."""
+    """A tensor in a checkpoint, and where its chunks lie."""
 
     fqn: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     locations: tuple[Location, ...]
-    """For each box."""
+    """Where the chunk of each box lies."""
 
     @property
     def n_bytes(self) -> int:
-        """Of all elements."""
+        """The size of all elements, in bytes."""
         return Box.whole(self.shape).volume * self.dtype.itemsize
 
     @property
     def first_location(self) -> Location:
-        """Of its bytes. Who reads tensors in this order goes through the files."""
+        """The location of its first chunk. Reading tensors in this order goes through each file from front to back."""
         return self.locations[0] if self.locations else ("", 0, 0)
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What is the same of tied tensors."""
+        """A key that is equal for tied tensors."""
         return self.dtype, self.shape, self.boxes, self.locations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReader:
-    """What a checkpoint folder holds; nothing of it but the metadata was read."""
+    """Reads the tensors and values of a checkpoint. Opening it reads nothing but the metadata."""
 
     files: CheckpointFiles
     tensors: dict[str, CheckpointTensor]
     values: dict[str, Location]
-    """Where each value lies that is no tensor."""
+    """Where each value lies that is not a tensor."""
     paths: dict[str, KeyPath]
-    """Name → the keys that lead to it, where the checkpoint knows them; and what `nesting` noted there."""
+    """The keys that lead to each name, if the checkpoint has them, with the marks that `nesting` left there."""
 
     def find_tied(self) -> dict[str, str]:
-        """Name → the first name with the very same bytes in the very same files; itself, for most."""
+        """Return for each name the first name with the very same bytes in the same files; for most, the name itself."""
         firsts: dict[object, str] = {}
         tied: dict[str, str] = {}
         for fqn, tensor in self.tensors.items():
@@ -74,7 +74,7 @@ class CheckpointReader:
         return tied
 
     def read_value(self, fqn: str) -> object:
-        """The value of that name.
+        """Read and decode a value.
 
         Raises:
             SourceError: its file is missing or cut off.
@@ -93,7 +93,7 @@ class CheckpointReader:
             ) from error
 
     def read_elements(self, fqn: str) -> Iterator[memoryview]:
-        """The tensor's bytes in C order, in pieces of a bounded size. A piece is good until the next is asked for.
+        """Read the tensor's bytes in C order, in pieces of bounded size. Each piece is valid until the next one.
 
         Raises:
             SourceError: a file is missing, damaged or cut off.
@@ -121,9 +121,9 @@ class CheckpointReader:
     def _read_rows(
         self, tensor: CheckpointTensor, parts: Sequence[tuple[Box, ChunkLocation]]
     ) -> Iterator[memoryview]:
-        """Rows, along the first dimension: within them a chunk's elements lie together, whatever its box."""
+        """Read rows along the first dimension. Within them a chunk's elements lie together, whatever its box is."""
         n_rows, row_bytes = tensor.shape[0], tensor.n_bytes // tensor.shape[0]
-        # So many that of each chunk as much is used as is fetched.
+        # Enough rows to use every byte that is fetched of each chunk.
         narrowest_bytes = min(elements.n_bytes // box.sizes[0] for box, elements in parts)
         step = min(n_rows, max(BUFFER_BYTES // row_bytes, -(-self.files.block_bytes // narrowest_bytes)))
         item_bytes = tensor.dtype.itemsize
@@ -156,10 +156,10 @@ class CheckpointReader:
 
 
 def open_checkpoint(files: CheckpointFiles) -> CheckpointReader:
-    """The checkpoint in these files; every tensor's chunks cover it, and no bytes stand for two things.
+    """Open a checkpoint. Check that every tensor's chunks cover it, and that no two entries share bytes.
 
     Raises:
-        SourceError: there is none, or it was written in a way that isn't read here.
+        SourceError: there is no checkpoint, or one that was written in a way that isn't read here.
         MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
     """
     metadata = _read_metadata(files)
@@ -196,7 +196,7 @@ def _read_metadata(files: CheckpointFiles) -> Metadata:
 
 
 def _parse_location(files: CheckpointFiles, fqn: str, info: Any) -> Location:
-    """Where the bytes lie, of what torch's FileSystemWriter notes."""
+    """Return where an entry's bytes lie, from what torch's FileSystemWriter notes."""
     if info is None:
         raise SourceError(f"{printable(fqn)}: {files.name}/.metadata doesn't say where its bytes are")
     if getattr(info, "transform_descriptors", None):
@@ -214,10 +214,12 @@ def _parse_location(files: CheckpointFiles, fqn: str, info: Any) -> Location:
 def _check_disjoint(
     files: CheckpointFiles, tensors: Mapping[str, CheckpointTensor], values: Mapping[str, Location]
 ) -> None:
-    """No two entries share bytes, but for tied tensors all of theirs: else a few bytes might become very many.
+    """Check that no two entries share bytes, except tied tensors, which share all of them.
+
+    Else a few bytes might become very many.
 
     Raises:
-        SourceError: it names both, and the file.
+        SourceError: two entries share bytes; it names both, and the file.
     """
     firsts: dict[object, int] = {}
     owners: dict[Location, tuple[object, str]] = {}

@@ -1,4 +1,7 @@
-"""Tensors as torch.distributed.checkpoint stores them: a torch.save file each, one behind another in one file."""
+"""Locate the elements of stored tensors.
+
+torch.distributed.checkpoint stores each chunk as a torch.save file, many of them one behind another in one file.
+"""
 
 import io
 import os
@@ -21,7 +24,7 @@ __all__ = ["ChunkLocation", "FileWindow", "locate_chunk"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLocation:
-    """Where the elements of a chunk lie: in a file, in C order, without gaps."""
+    """The bytes of a file in which the elements of a chunk lie, in C order, without gaps."""
 
     file_name: str
     offset_bytes: int
@@ -29,7 +32,7 @@ class ChunkLocation:
 
 
 class FileWindow(io.RawIOBase):
-    """Part of a file, as a file."""
+    """Part of a file, opened as a file."""
 
     def __init__(self, file: io.BufferedReader, offset_bytes: int, n_bytes: int) -> None:
         self._file, self._start, self._n_bytes, self._position = file, offset_bytes, n_bytes, 0
@@ -70,7 +73,14 @@ def locate_chunk(
     dtype: torch.dtype,
     shape: tuple[int, ...],
 ) -> ChunkLocation:
-    """Where the elements of the chunk lie that is stored at that place: file, first byte, length. None was read.
+    """Locate the elements of a chunk, without reading them.
+
+    Args:
+        files: the checkpoint's files.
+        location: the file, the chunk's first byte in it, and the number of bytes.
+        fqn: the tensor's name, for errors.
+        dtype: the tensor's dtype.
+        shape: the chunk's shape.
 
     Raises:
         SourceError: there is no such tensor there, or its elements are in another order.
@@ -107,7 +117,7 @@ def locate_chunk(
 
 @final
 class _MetaArchive(SeekableArchive):
-    """Its tensors are without elements; where these begin is noted."""
+    """Make tensors without elements, and note where their elements begin."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         super().__init__(file, size_bytes)

@@ -8,10 +8,15 @@ __all__ = ["cast_elements"]
 
 
 def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same numbers in another dtype; of floats and complex numbers the nearest.
+    """Return the same numbers in another dtype; floats and complex numbers are rounded to the nearest.
+
+    Args:
+        fqn: the tensor's name, for the error.
+        elements: the stored elements, of any shape.
+        dtype: the dtype to convert them to.
 
     Raises:
-        CastError: a number is beyond what the dtype can say.
+        CastError: a number is out of the dtype's range.
     """
     if elements.dtype == dtype:
         return elements
@@ -30,5 +35,5 @@ def cast_elements(fqn: str, elements: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def _finite(elements: torch.Tensor) -> torch.Tensor:
-    """Which of them are; torch itself can't say it of most dtypes of eight bits."""
+    """Mark the finite elements. torch can't do this for most 8-bit dtypes, so they are converted first."""
     return (elements.float() if elements.dtype.itemsize == 1 else elements).isfinite()

@@ -1,4 +1,4 @@
-"""What a state asks of a checkpoint, from the state itself."""
+"""Collect the names, layouts and values that a state asks a checkpoint for."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,28 +11,28 @@ from stepkeeper_planners.state.tree import FlatState
 __all__ = ["LoadRequest", "Path", "build_load_request"]
 
 Path = tuple[str | int, ...]
-"""Keys."""
+"""The keys that lead to an entry of the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """What a state asks for, by flat name."""
+    """Everything that a state asks for, by flat name."""
 
     layouts: Sequence[TensorLayout]
     values: Mapping[str, Path] = field(default_factory=dict)
-    """With the keys that lead to each."""
+    """The values that are no tensors, with the keys that lead to each."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Further names of tied tensors → the name of the layout."""
+    """Further names of tied tensors, each with the name of its layout."""
     per_rank: Mapping[str, Resize | None] = field(default_factory=dict)
-    """What each rank has of its own, with what makes it where the world size changed."""
+    """The `PerRank` names, each with the function that converts its values if the world size changed."""
     overlapping: Collection[str] = ()
-    """Tensors of which several elements are one place in memory: they can't be filled."""
+    """Tensors with several elements in one place of memory, which can't be filled."""
     containers: Collection[str] = ()
-    """Names of the state's dicts and lists: older writers store one without tensors as a value."""
+    """The names of the state's dicts and lists. Older writers store one without tensors as a single value."""
 
 
 def build_load_request(flat: FlatState, ranks: Ranks) -> LoadRequest:
-    """All names of the state, with the layouts of its tensors. Nothing is computed or moved.
+    """Describe everything that the state asks for. No tensor is computed or moved.
 
     Raises:
         UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
@@ -50,7 +50,7 @@ def build_load_request(flat: FlatState, ranks: Ranks) -> LoadRequest:
 
 
 def _containers(node: object, name: str) -> Iterator[str]:
-    """The names of all dicts and lists under this one."""
+    """Yield the names of all dicts and lists below this one."""
     entries = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for key, part in entries:
         if isinstance(part, Mapping | list):

@@ -1,4 +1,4 @@
-"""What a state asks for, held against what a checkpoint has: what is read for it, and all that differs."""
+"""Match the names that a state asks for with those that a checkpoint has; list the reads and the differences."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
@@ -23,24 +23,30 @@ def compare(
     rules: LoadRules | None = None,
     owner: Ranks | None = None,
 ) -> tuple[StateReads, Differences]:
-    """What is read, and what keeps it from being loaded; the reads mean nothing if there is such.
+    """Plan the reads of one rank, and list what keeps the checkpoint from being loaded.
 
-    `owner` says whose values of a `PerRank` these are, if that is another than who holds the tensors' parts.
+    Every element of every local box is read exactly once, even if the tensor is tied or this rank has several copies.
 
-    Every element of every local box is read exactly once; tied tensors and copies on this rank are read once too.
+    Args:
+        request: what the state asks for.
+        stored: what the checkpoint has.
+        ranks: the rank that holds the tensors' parts.
+        rules: which names are loaded, and how strictly; None for all names, strictly.
+        owner: the rank whose `PerRank` values are loaded, if it is not `ranks`.
+
+    Returns:
+        The reads, and the differences. The reads mean nothing if there are differences.
     """
-    return _Comparison(
-        request, stored, ranks, LoadRules() if rules is None else rules, owner or ranks
-    ).result()
+    return _Comparison(request, stored, ranks, LoadRules() if rules is None else rules, owner or ranks).run()
 
 
 def plan_load(
     request: LoadRequest, stored: StoredState, ranks: Ranks, rules: LoadRules | None = None
 ) -> StateReads:
-    """As `compare`, for who asks no other rank.
+    """Plan the reads of a rank that doesn't exchange differences with others; see `compare`.
 
     Raises:
-        LoadMismatchError: names are missing or unexpected, or shapes, dtypes or kinds differ; all in one report.
+        LoadMismatchError: names are missing or unexpected, or shapes, dtypes or kinds differ; one report lists all.
     """
     reads, differences = compare(request, stored, ranks, rules)
     if differences:
@@ -49,7 +55,7 @@ def plan_load(
 
 
 class _Comparison:
-    """One comparison, as it goes."""
+    """Carry the state of one comparison."""
 
     def __init__(
         self, request: LoadRequest, stored: StoredState, ranks: Ranks, rules: LoadRules, owner: Ranks
@@ -66,18 +72,18 @@ class _Comparison:
         self._tied_copies: list[PieceRead] = []
         self._values: list[ValueRead] = []
 
-    def result(self) -> tuple[StateReads, Differences]:
+    def run(self) -> tuple[StateReads, Differences]:
         names = {layout.fqn: [layout.fqn] for layout in self._request.layouts}
         for alias, first in self._request.aliases.items():
             names[first].append(alias)
         for layout in self._request.layouts:
-            self._tensor(layout, names[layout.fqn])
+            self._match_tensor(layout, names[layout.fqn])
         for fqn, path in self._request.values.items():
-            if self._selected([fqn]):
-                self._value(fqn, path)
-        self._per_rank()
-        unread = self._unread()
-        self._idle_items()
+            if self._select([fqn]):
+                self._match_value(fqn, path)
+        self._match_per_rank()
+        unread = self._list_unread()
+        self._report_unmatched_items()
         if not self._rules.strict:
             self._skipped += self._missing
         reads = StateReads(
@@ -87,22 +93,22 @@ class _Comparison:
             unread=tuple(unread),
             tied_copies=tuple(self._tied_copies),
         )
-        return reads, self._differences(unread)
+        return reads, self._build_differences(unread)
 
-    def _differences(self, unread: list[str]) -> Differences:
-        # A state that has nothing in common with a checkpoint was not meant to stay as it is.
+    def _build_differences(self, unread: list[str]) -> Differences:
+        # With nothing in common, strict=False would load nothing; nobody means that.
         raised = self._rules.strict or (self._missing and not self._pieces and not self._values)
         return Differences(
             missing=tuple(sorted(self._missing)) if raised else (),
             unexpected=tuple(unread) if raised else (),
             mismatched=self._mismatched,
             castable=tuple(self._castable),
-            asked=tuple(sorted({name.partition(".")[0] for name in self._asked()})),
-            changing=tuple(self._changing(unread)) if raised else (),
+            asked=tuple(sorted({name.partition(".")[0] for name in self._requested_names()})),
+            changing=tuple(self._find_changing(unread)) if raised else (),
         )
 
-    def _changing(self, unread: Collection[str]) -> list[str]:
-        """The top-level names below which state and checkpoint have values of different names, and only values."""
+    def _find_changing(self, unread: Collection[str]) -> list[str]:
+        """Return the top-level names below which both sides have only values, and under different names."""
         if not self._missing or not unread:
             return []
         tensors = {layout.fqn for layout in self._request.layouts} | set(self._request.aliases)
@@ -113,27 +119,27 @@ class _Comparison:
         )
         return sorted((here & there) - with_tensors)
 
-    def _asked(self) -> Iterator[str]:
+    def _requested_names(self) -> Iterator[str]:
         yield from (layout.fqn for layout in self._request.layouts)
         yield from self._request.aliases
         yield from self._request.values
         yield from self._request.per_rank
 
-    def _selected(self, names: Sequence[str]) -> bool:
+    def _select(self, names: Sequence[str]) -> bool:
         if any(map(self._rules.selects, names)):
             return True
         self._skipped.extend(names)
         return False
 
-    def _tensor(self, layout: TensorLayout, names: Sequence[str]) -> None:
-        """A tied tensor is read from the first of its names that the load is about and the checkpoint has."""
+    def _match_tensor(self, layout: TensorLayout, names: Sequence[str]) -> None:
+        """Read a tied tensor from the first of its names that the rules select and the checkpoint has."""
         self._used.update(names)
-        if not self._selected(names):
+        if not self._select(names):
             return
         stored = [name for name in names if name in self._stored.tensors]
         selected = [name for name in stored if self._rules.selects(name)] or stored[:1]
         if not selected:
-            self._no_tensor(names)
+            self._report_missing_tensor(names)
             return
         name, *others = selected
         found = self._stored.tensors[name]
@@ -142,7 +148,7 @@ class _Comparison:
                 "expanded in the state: several of its elements are one place in memory. Load into a clone() of it"
             )
             return
-        if reason := self._difference(layout, found):
+        if reason := self._explain_difference(layout, found):
             self._mismatched[name] = reason
             return
         if any(found.differs_from(self._stored.tensors[other]) for other in others):
@@ -160,14 +166,14 @@ class _Comparison:
         except LayoutError as error:
             self._mismatched[name] = f"the checkpoint is damaged: {error}"
 
-    def _no_tensor(self, names: Sequence[str]) -> None:
+    def _report_missing_tensor(self, names: Sequence[str]) -> None:
         for name in names:
             if name in self._stored_values:
                 self._mismatched[name] = "a plain value in the checkpoint, a tensor in the state"
                 return
         self._missing.append(names[0])
 
-    def _difference(self, layout: TensorLayout, found: StoredTensor) -> str | None:
+    def _explain_difference(self, layout: TensorLayout, found: StoredTensor) -> str | None:
         if found.global_shape != layout.global_shape:
             return f"shape {found.global_shape} in the checkpoint, {layout.global_shape} in the state"
         if found.dtype == layout.dtype:
@@ -182,7 +188,7 @@ class _Comparison:
             return f"{reason}: converted it would lose what only {found.dtype} can say"
         return reason
 
-    def _value(self, fqn: str, path: Path) -> None:
+    def _match_value(self, fqn: str, path: Path) -> None:
         self._used.add(fqn)
         if fqn in self._stored_values:
             self._values.append(ValueRead(fqn=fqn, stored_names=(fqn,)))
@@ -197,14 +203,14 @@ class _Comparison:
                     return
             self._missing.append(fqn)
 
-    def _per_rank(self) -> None:
+    def _match_per_rank(self) -> None:
         worlds = self._stored.saved_world_sizes()
         for fqn, resize in self._request.per_rank.items():
             self._used.add(fqn)
-            if not self._selected([fqn]):
+            if not self._select([fqn]):
                 continue
             if fqn in worlds:
-                self._values_of_ranks(fqn, resize, worlds[fqn])
+                self._match_rank_values(fqn, resize, worlds[fqn])
             elif fqn in self._stored_values or fqn in self._stored.tensors:
                 self._mismatched[fqn] = (
                     "one for all ranks in the checkpoint, PerRank in the state. Load it without PerRank once"
@@ -218,8 +224,8 @@ class _Comparison:
                     "each rank's own in the checkpoint, one for all in the state. Put it into PerRank(value)"
                 )
 
-    def _values_of_ranks(self, fqn: str, resize: Resize | None, worlds: Mapping[int, set[int]]) -> None:
-        """Of the world sizes under which it is stored, this one's goes first."""
+    def _match_rank_values(self, fqn: str, resize: Resize | None, worlds: Mapping[int, set[int]]) -> None:
+        """Read the `PerRank` values of this world size if there are any, else those of the smallest one."""
         world_size = self._owner.world_size if self._owner.world_size in worlds else min(worlds)
         try:
             names = names_to_read(fqn, resize, world_size, self._owner)
@@ -232,23 +238,23 @@ class _Comparison:
             return
         self._values.append(ValueRead(fqn=fqn, stored_names=names, saved_world_size=world_size))
 
-    def _unread(self) -> list[str]:
+    def _list_unread(self) -> list[str]:
         containers = set(self._request.containers)
         return sorted(
             name
             for name in (*self._stored.tensors, *self._stored.values)
-            if name not in self._used and name not in containers and self._expects(name)
+            if name not in self._used and name not in containers and self._is_expected(name)
         )
 
-    def _expects(self, stored_name: str) -> bool:
-        """Whether the load is about it, and it is no rank's own value of something that was looked at."""
+    def _is_expected(self, stored_name: str) -> bool:
+        """Return whether the rules select the name, and it isn't a rank's own value of a name that was matched."""
         parsed = parse_stored_name(stored_name)
         if parsed is not None and stored_name in self._stored_values:
             return parsed[0] not in self._used and self._rules.selects(parsed[0])
         return self._rules.selects(stored_name)
 
-    def _idle_items(self) -> None:
-        known = [*self._asked(), *self._stored.tensors, *self._stored.values]
+    def _report_unmatched_items(self) -> None:
+        known = [*self._requested_names(), *self._stored.tensors, *self._stored.values]
         for pattern in self._rules.find_unmatched_items(known):
             self._mismatched[pattern] = (
                 "asked for with items, and neither the state nor the checkpoint has it"

@@ -88,7 +88,7 @@ class PendingReads:
 
     @property
     def is_done(self) -> bool:
-        """Whether all items are committed."""
+        """True if all items are committed."""
         return not self._n_open
 
     def resolve_tied(self, item: ReadItem) -> torch.Tensor | None:
@@ -135,7 +135,7 @@ class PendingReads:
         return self._close()
 
     def commit_value(self, name: str, value: object) -> bool:
-        """Keep the value that was read; return whether this was the last item of the load."""
+        """Keep the value that was read. Return whether this was the last item of the load."""
         with self._lock:
             self.values[name] = value
         return self._close()

@@ -194,7 +194,7 @@ class SPMDLoadPlanner(LoadPlanner):
         if not self._flat.resizers:
             return plans
         if len(plans) == 1:
-            # Loaded with no_dist: what the other processes do is of no concern.
+            # Loaded with no_dist: the other processes don't matter.
             self._alone = True
             return [self._plan()]
         raise WrongRanksError(
@@ -283,4 +283,4 @@ class SPMDLoadPlanner(LoadPlanner):
 
     def _stored_dtype_of(self, name: str) -> torch.dtype:
         assert self.metadata is not None
-        return self.metadata.state_dict_metadata[name].properties.dtype  # type: ignore[union-attr]  # only for tensors
+        return self.metadata.state_dict_metadata[name].properties.dtype  # type: ignore[union-attr]  # only tensors are asked

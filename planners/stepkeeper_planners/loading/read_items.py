@@ -1,4 +1,4 @@
-"""A plan's read items for torch.distributed.checkpoint: on each rank its own, to others no more than a mark."""
+"""Build the read items of a torch.distributed.checkpoint plan. They stay on their rank; other ranks get none."""
 
 from collections.abc import Mapping
 from operator import sub
@@ -18,7 +18,7 @@ _NOTHING = torch.Size((0,))
 
 
 class LocalReads(list[ReadItem]):
-    """What one rank reads. No other rank needs it, so on the way to them and back nothing of it is sent."""
+    """A rank's read items. No other rank needs them, so they pickle as an empty list and are never sent."""
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
@@ -26,7 +26,12 @@ class LocalReads(list[ReadItem]):
 
 
 def tensor_read_item(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
-    """The item for one read, named after the first local shard that it goes to; `boxes` are those of the shards."""
+    """Build the item for one read, named after the first local shard that it fills.
+
+    Args:
+        read: the read of a stored chunk.
+        boxes: the local boxes of its tensor, by local index.
+    """
     first = read.pieces[0]
     local = boxes[first.local_index]
     return ReadItem(
@@ -42,7 +47,7 @@ def tensor_read_item(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
 
 
 def value_read_item(name: str) -> ReadItem:
-    """The item for a stored value."""
+    """Build the item for a stored value."""
     return ReadItem(
         type=LoadItemType.BYTE_IO,
         dest_index=MetadataIndex(name),

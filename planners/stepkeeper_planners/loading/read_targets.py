@@ -1,4 +1,4 @@
-"""Where the elements of one tensor land as they are read, and how they get into it."""
+"""Fill tensors with the elements that are read, chunk by chunk."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,41 +13,41 @@ from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
 
 @dataclass(slots=True, kw_only=True)
 class ReadTarget:
-    """One tensor that is being read, chunk by chunk, in any order."""
+    """Fill one tensor from reads that arrive in any order."""
 
     fqn: str
     tensor: torch.Tensor
     boxes: Mapping[int, Box]
-    """This rank's parts of it."""
+    """This rank's parts of the tensor, by local index."""
     stored_dtype: torch.dtype
     n_reads: int
-    """Those that are still to come."""
+    """The number of reads that are not committed yet."""
     lookup: Callable[[int], torch.Tensor] | None = None
-    """What gives the local shard that is filled, if that isn't always `local_shard`."""
+    """Returns the local shard to fill, if that isn't always `local_shard`."""
     _shards: dict[int, torch.Tensor] = field(default_factory=dict)
     _scratch: dict[Box, torch.Tensor] = field(default_factory=dict)
     _n_placed: int = 0
     _diverted: dict[Box, PieceRead] = field(default_factory=dict)
-    """What was read into memory of someone else: there the tensor keeps what it has."""
+    """Pieces that were read into a caller's memory. The tensor keeps its old elements there."""
 
     def resolve_memory(self, read: ChunkRead) -> torch.Tensor:
-        """Memory for exactly what is read, in the stored dtype: where it belongs already, if that can be."""
+        """Return memory for exactly what is read, in the stored dtype: part of the tensor itself if possible."""
         if self.is_direct(read):
             return self._place(read.pieces[0])
         return self.scratch_memory(read)
 
     def is_direct(self, read: ChunkRead) -> bool:
-        """Whether its elements go from the store to their place, not by way of `scratch_memory`."""
+        """Return whether the read goes straight to its place, without scratch memory."""
         return len(read.pieces) == 1 and self.stored_dtype == self.tensor.dtype
 
     def scratch_memory(self, read: ChunkRead) -> torch.Tensor:
-        """Memory for exactly what is read, until it is committed."""
+        """Return memory for exactly what is read, kept until the read is committed."""
         if read.box not in self._scratch:
             self._scratch[read.box] = torch.empty(read.box.sizes, dtype=self.stored_dtype)
         return self._scratch[read.box]
 
     def local_shard(self, local_index: int) -> torch.Tensor:
-        """The local shard: the tensor's own memory, or what it is filled with in the end."""
+        """Return the local shard: the tensor's own memory, or a buffer that it is filled with at the end."""
         shard = self._shards.get(local_index)
         if shard is None:
             own = adapters.host_memory(self.tensor)
@@ -58,7 +58,7 @@ class ReadTarget:
         return shard
 
     def set_destination(self, read: ChunkRead, tensor: torch.Tensor) -> None:
-        """This is where the read goes in the end. If that is no memory from here, nothing of it comes back here."""
+        """Note that the read goes to `tensor`. If that is a caller's own memory, the state's tensor doesn't get it."""
         shard, scratch = self._shards.get(read.pieces[0].local_index), self._scratch.get(read.box)
         own = shard if self.is_direct(read) else scratch
         if own is None or not _is_part_of(tensor, own):
@@ -66,7 +66,10 @@ class ReadTarget:
             self._scratch.pop(read.box, None)
 
     def commit_read(self, read: ChunkRead) -> bool:
-        """What was read is where it belongs; True if the tensor has got all, buffers are let go then.
+        """Copy what was read to its place, and fill the tensor with its last read.
+
+        Returns:
+            Whether the tensor has all its elements now. Its buffers are freed then.
 
         Raises:
             CastError: elements don't fit the tensor's dtype.
@@ -91,7 +94,7 @@ class ReadTarget:
 
     def _fill(self) -> None:
         for index, box in self.boxes.items():
-            # Without elements nothing is read.
+            # Boxes without elements are never read.
             self._shards.setdefault(index, torch.empty(box.sizes, dtype=self.tensor.dtype))
         before = adapters.local_shards(self.tensor) if self._diverted else []
         for piece in self._diverted.values():
@@ -100,7 +103,7 @@ class ReadTarget:
         adapters.fill(self.tensor, self._shards)
 
     def _place(self, piece: PieceRead) -> torch.Tensor:
-        """The part of the local shard that the piece fills."""
+        """Return the part of the local shard that the piece fills."""
         shard = (self.lookup or self.local_shard)(piece.local_index)
         box = self.boxes[piece.local_index]
         return shard[piece.wanted_box.relative_to(box.offsets).slices]

@@ -15,17 +15,25 @@ __all__ = ["StateReads", "ValueRead"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRead:
-    """One value of the state, and what it is made of: one stored one, or of a `PerRank` those of all saved ranks."""
+    """One value of the state, and the stored values that it is made of.
+
+    That is one stored value, or for a `PerRank` those of all ranks that saved it.
+    """
 
     fqn: str
     stored_names: tuple[str, ...]
     within: Path = ()
-    """The keys that lead to it in the stored value."""
+    """The keys that lead to it inside the stored value."""
     saved_world_size: int | None = None
-    """Of a `PerRank`, how many ranks saved theirs."""
+    """How many ranks saved theirs, if it is a `PerRank`."""
 
     def build_value(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
-        """The state's value, from the stored ones by their names.
+        """Build the state's value from the stored values.
+
+        Args:
+            read: the stored values that were read, by name.
+            resize: converts `PerRank` values if the world size changed.
+            ranks: the rank that gets the value.
 
         Raises:
             LoadMismatchError: the stored container lacks the key.
@@ -39,7 +47,7 @@ class ValueRead:
 
     def _below(self, value: Any, key: str | int) -> object:
         if isinstance(value, Mapping):
-            # Names have the keys as text, whatever they were.
+            # Names hold keys as text, whatever type they were.
             for own, item in value.items():
                 if str(own) == str(key):
                     return item
@@ -50,14 +58,14 @@ class ValueRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateReads:
-    """What one rank reads to fill its state."""
+    """Everything that one rank reads to fill its state."""
 
     pieces: tuple[PieceRead, ...]
-    """In the order of the state's tensors."""
+    """The reads of tensors, in the order of the state's tensors."""
     values: tuple[ValueRead, ...]
     skipped: tuple[str, ...]
-    """Names of the state that are in no strict agreement with the checkpoint, and keep what they have."""
+    """Names of the state that were not selected or not found; they keep their old content."""
     unread: tuple[str, ...]
     """Names of the checkpoint that nothing in the state asks for."""
     tied_copies: tuple[PieceRead, ...] = ()
-    """Of tied tensors, what further names have, where only their elements tell whether it is the same."""
+    """Reads of a tied tensor's further names, if only their elements tell whether they are the same tensor."""

@@ -1,4 +1,4 @@
-"""What a checkpoint's metadata says it holds, as plans of loads look at it."""
+"""Describe what a checkpoint holds, from its metadata."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ __all__ = ["StoredState", "StoredTensor", "collect_stored_state"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor as a checkpoint holds it."""
+    """A tensor in a checkpoint, and the boxes of its chunks."""
 
     dtype: str
     global_shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     data: object = None
-    """Which bytes these are: two names with equal ones were one tensor, others not. None where that isn't known."""
+    """Identifies the bytes: names with equal data were one tensor, all others were not. None if unknown."""
     place: object = None
-    """Where they lie: two names with equal ones were one tensor, others may have been. None where that isn't known."""
+    """Identifies where the bytes lie: names with an equal place were one tensor, others may be. None if unknown."""
 
     def differs_from(self, other: "StoredTensor") -> bool:
         """Return whether these are surely two tensors. With unknown data they may be one that was stored twice."""
@@ -41,7 +41,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """What a checkpoint has, by stored name."""
+    """Everything that a checkpoint has, by stored name."""
 
     tensors: Mapping[str, StoredTensor]
     values: Collection[str] = ()
@@ -58,7 +58,7 @@ class StoredState:
 
 
 def collect_stored_state(metadata: Metadata) -> StoredState:
-    """All names of the checkpoint."""
+    """Describe all tensors and values of the checkpoint."""
     entries = metadata.state_dict_metadata
     tensors = {fqn: entry for fqn, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
     places = metadata.storage_data if isinstance(metadata.storage_data, Mapping) else {}
@@ -68,7 +68,7 @@ def collect_stored_state(metadata: Metadata) -> StoredState:
 
 
 class _StoredTensors(Mapping[str, StoredTensor]):
-    """The checkpoint's tensors; boxes are made for those that are looked at."""
+    """The checkpoint's tensors. Their boxes are made when a tensor is first looked up."""
 
     def __init__(
         self, tensors: dict[str, TensorStorageMetadata], places: Mapping[MetadataIndex, Any]

@@ -1,4 +1,4 @@
-"""One tensor in the state, stored under several names with bytes of their own: whether these are the same."""
+"""Check that names of one tied tensor, stored with bytes of their own each, have the same elements."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -17,21 +17,21 @@ __all__ = ["TiedCopy", "build_tied_copies", "check_tied_copies"]
 
 @dataclass(slots=True, kw_only=True)
 class TiedCopy:
-    """This rank's part of a tensor as another of its names has it, to be held against what was loaded."""
+    """This rank's part of a tensor as one of its other names stores it, to compare with what was loaded."""
 
     fqn: str
     """The tensor in the state."""
     loaded_fqn: str
-    """The stored name that it is loaded from."""
+    """The stored name that the tensor is loaded from."""
     stored_fqn: str
-    """The other one."""
+    """The other stored name, which is compared."""
     boxes: Mapping[int, Box]
-    """This rank's parts of it."""
+    """This rank's parts of the tensor, by local index."""
     stored_dtype: torch.dtype
     _shards: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def resolve_memory(self, piece: PieceRead) -> torch.Tensor:
-        """Memory for the piece's elements."""
+        """Return memory for the piece's elements."""
         box = self.boxes[piece.local_index]
         shard = self._shards.get(piece.local_index)
         if shard is None:
@@ -39,7 +39,7 @@ class TiedCopy:
         return shard[piece.wanted_box.relative_to(box.offsets).slices]
 
     def equals(self, tensor: torch.Tensor) -> bool:
-        """Whether all of it, as it was read, has the bits of the tensor's local shards."""
+        """Return whether all that was read equals the tensor's local shards, bit for bit."""
         loaded = adapters.local_shards(tensor)
         return all(
             _bits(cast_elements(self.fqn, shard, tensor.dtype)).equal(_bits(loaded[index]))
@@ -53,7 +53,14 @@ def build_tied_copies(
     boxes: Mapping[str, Mapping[int, Box]],
     stored_dtype_of: Callable[[str], torch.dtype],
 ) -> dict[str, TiedCopy]:
-    """One for each stored name of which `pieces` are to be read; `loaded` are those that the tensors get."""
+    """Return a copy to compare for each stored name in `pieces`.
+
+    Args:
+        pieces: the reads of further names.
+        loaded: the reads that fill the tensors.
+        boxes: the local boxes of each tensor, by local index.
+        stored_dtype_of: returns the dtype of a tensor by its stored name.
+    """
     loaded_from = {piece.fqn: piece.stored_fqn for piece in loaded}
     return {
         piece.stored_fqn: TiedCopy(
@@ -70,10 +77,10 @@ def build_tied_copies(
 def check_tied_copies(
     copies: Iterable[TiedCopy], tensors: Mapping[str, torch.Tensor], *, strict: bool
 ) -> None:
-    """All tensors were loaded, and what other names have of them is the same; or else a warning said it is not.
+    """Compare the copies with the loaded tensors; warn if elements differ and `strict` is False.
 
     Raises:
-        LoadMismatchError: `strict`, and it is not.
+        LoadMismatchError: `strict`, and elements differ.
     """
     differing = [copy for copy in copies if not copy.equals(tensors[copy.fqn])]
     reasons = {

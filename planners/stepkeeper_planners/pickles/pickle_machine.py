@@ -1,4 +1,4 @@
-"""Keep the stack and the memo of a pickle that is being read, and carry out its opcodes."""
+"""Carry out a pickle's opcodes on a stack and a memo, without running anything that the pickle names."""
 
 import pickle
 from collections import OrderedDict
@@ -15,36 +15,37 @@ _MARK: Final = object()
 
 @final
 class PickleMachine:
-    """The stack and the memo of one reading."""
+    """Keep the stack and the memo of one pickle while it is read."""
 
     def __init__(self, data: bytes, vocabulary: Vocabulary) -> None:
         self.data = data
-        self.at = 0
+        self.position = 0
         self._vocabulary = vocabulary
         self._keys = _KEY_TYPES | vocabulary.key_types
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self._globals: dict[Name, object] = {}
         self.unbuilt: dict[int, object] = {}
-        """Instances that still have to get their state, by id."""
+        """Instances that have no state yet, by id."""
         self._replaced: dict[int, tuple[object, object]] = {}
-        """Instances that gave way to another object. Both are kept: an id must not be used again."""
+        """Instances that were replaced by another object. Both stay alive: an id must not be used again."""
 
     def refuse(self, reason: str) -> NoReturn:
-        raise PickleRefusedError(f"{reason} (byte {self.at})")
+        """Raise PickleRefusedError with this reason and the position in the pickle."""
+        raise PickleRefusedError(f"{reason} (byte {self.position})")
 
     def _take(self, n_bytes: int) -> bytes:
-        end = self.at + n_bytes
+        end = self.position + n_bytes
         if n_bytes < 0 or end > len(self.data):
             self.refuse("it ends too early")
-        taken = self.data[self.at : end]
-        self.at = end
+        taken = self.data[self.position : end]
+        self.position = end
         return taken
 
     def _line(self) -> str:
-        end = self.data.index(b"\n", self.at)
-        line = self.data[self.at : end]
-        self.at = end + 1
+        end = self.data.index(b"\n", self.position)
+        line = self.data[self.position : end]
+        self.position = end + 1
         return line.decode()
 
     def _since_mark(self) -> list[Any]:
@@ -109,7 +110,7 @@ class PickleMachine:
             self.refuse(f"it sets an item of a {type(target).__name__}")
         keys = items[::2]
         for key in keys:
-            # Hashing what is nested without end would end the process.
+            # Hashing an endlessly nested key would crash the process.
             if type(key) not in self._keys and not (
                 type(key) is tuple and all(type(part) in self._keys for part in key)
             ):

@@ -14,11 +14,11 @@ from stepkeeper_planners.errors import PickleRefusedError
 __all__ = ["LOCAL_HEADER_BYTES", "ZIP_MAGIC", "SeekableArchive", "Storage", "StorageKind", "TorchArchive"]
 
 ZIP_MAGIC: Final = b"PK\x03\x04"
-"""What a record begins with, and so the file."""
+"""The first bytes of a record, and so of the file."""
 LOCAL_HEADER_BYTES: Final = 30
-"""Before a record's name."""
+"""The size of what comes before a record's name."""
 
-# What zipfile raises on bytes that are no archive, or a broken one.
+# zipfile raises these on bytes that are no archive, or a broken one.
 _NO_ARCHIVE: Final = (
     zipfile.BadZipFile,
     zlib.error,
@@ -32,7 +32,7 @@ _NO_ARCHIVE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StorageKind:
-    """The class of a storage: which elements its bytes are."""
+    """A storage's class: it tells which elements the bytes are."""
 
     dtype: torch.dtype
 
@@ -45,7 +45,7 @@ class Storage:
 
 
 class TorchArchive:
-    """A zip file as torch writes it: records as they are, under one folder."""
+    """Read the records of a zip file that torch wrote: uncompressed, in one folder."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._storages: dict[str, tuple[StorageKind, Storage]] = {}
@@ -57,7 +57,7 @@ class TorchArchive:
         self.names = frozenset(entry.filename for entry in entries)
         if len(self.names) != len(entries):
             raise PickleRefusedError("two records of it have one name")
-        # Compressed, or lying over each other, few bytes might become very many.
+        # If records were compressed or overlapped, a few bytes might become very many.
         if any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries):
             raise PickleRefusedError("a record of it is compressed or encrypted")
         if sum(entry.file_size for entry in entries) > size_bytes:
@@ -70,21 +70,21 @@ class TorchArchive:
             raise PickleRefusedError(f"it was written by a machine that isn't {sys.byteorder}-endian")
 
     def record(self, name: str) -> bytes:
-        """The bytes of a record."""
+        """Read the bytes of a record."""
         try:
             return self._zip.read(self.root + name)
         except _NO_ARCHIVE as error:
             raise PickleRefusedError(f"record {name} can't be read ({error})") from error
 
     def entry(self, name: str) -> zipfile.ZipInfo:
-        """Where a record is."""
+        """Return the zip entry of a record."""
         try:
             return self._zip.getinfo(self.root + name)
         except KeyError as error:
             raise PickleRefusedError(f"record {name} is missing") from error
 
     def content(self, name: str) -> torch.Tensor:
-        """The bytes of a record, as a tensor."""
+        """Read the bytes of a record into a tensor."""
         read = self.record(name)
         return (
             torch.frombuffer(bytearray(read), dtype=torch.uint8)
@@ -93,7 +93,7 @@ class TorchArchive:
         )
 
     def storage(self, identity: object) -> Storage:
-        """What a pickle refers to by this identity. Each record is read once."""
+        """Return the storage that a pickle refers to by this persistent id. Each record is read once."""
         if type(identity) is not tuple or len(identity) != 5 or identity[0] != "storage":
             raise PickleRefusedError("it refers to something that is no storage")
         _, kind, key, _, length = identity
@@ -109,14 +109,14 @@ class TorchArchive:
 
 
 class SeekableArchive(TorchArchive):
-    """Says where a record's bytes are."""
+    """Locate records in the file, without reading them."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         super().__init__(file, size_bytes)
         self._file, self._size_bytes = file, size_bytes
 
     def locate_record(self, name: str) -> tuple[int, int]:
-        """The first byte of a record, and how many it has."""
+        """Return the offset of a record's first byte, and the number of its bytes."""
         entry = self.entry(name)
         self._file.seek(entry.header_offset)
         header = self._file.read(LOCAL_HEADER_BYTES)

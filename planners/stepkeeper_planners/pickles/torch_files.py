@@ -1,7 +1,7 @@
-"""What torch.save wrote, read back without torch.load: plain data and dense CPU tensors, nothing else.
+"""Read what torch.save wrote without torch.load: plain data and dense CPU tensors, nothing else.
 
-torch.load(weights_only=True) runs no code either, but believes what a blob says of sizes and places, and accepts
-whatever some other module of the process has added to its list.
+torch.load(weights_only=True) runs no code either. But it believes the sizes and offsets in the file, and it accepts
+whatever another module of the process has added to its list.
 """
 
 import io
@@ -22,29 +22,29 @@ __all__ = ["load_torch_bytes", "torch_vocabulary"]
 
 
 def load_torch_bytes(data: bytes) -> object:
-    """The object that torch.save was given; tensors are on the CPU and want no gradient.
+    """Read the object that torch.save was given. Tensors are on the CPU and need no gradient.
 
     Raises:
-        PickleRefusedError: it holds something else than plain data, or is damaged.
+        PickleRefusedError: the bytes hold something other than plain data, or are damaged.
     """
     archive = TorchArchive(io.BytesIO(data), len(data))
     return unpickle(archive.record("data.pkl"), torch_vocabulary(archive))
 
 
 def torch_vocabulary(archive: TorchArchive) -> Vocabulary:
-    """What a record `data.pkl` may name that stands beside these storages."""
+    """Return what the pickle in `archive`'s record "data.pkl" may name."""
     return Vocabulary(
         constants=_CONSTANTS,
         calls=_CALLS,
         builds=NUMPY_BUILDS,
-        # nn.Module.state_dict() puts versions of its modules there, which no load of a checkpoint looks at.
+        # nn.Module.state_dict() keeps its modules' versions there; no load of a checkpoint uses them.
         attributes=frozenset({OrderedDict}),
         persistent=archive.storage,
     )
 
 
 def _encoded(text: object, encoding: object) -> bytes:
-    """Bytes, as pickles of protocol 2 have them."""
+    """Make bytes, which pickles of protocol 2 hold as encoded text."""
     if type(text) is not str or encoding != "latin1":
         raise PickleRefusedError("it encodes something else than bytes")
     return text.encode("latin1")

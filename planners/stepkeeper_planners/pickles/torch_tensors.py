@@ -1,4 +1,4 @@
-"""Make dense CPU tensors of the calls that stand for them in a torch.save pickle."""
+"""Make dense CPU tensors from the calls that stand for them in a torch.save pickle."""
 
 from collections.abc import Callable
 from math import prod
@@ -15,26 +15,26 @@ __all__ = ["TENSOR_CLASS", "TENSOR_MAKERS", "make_with_attributes"]
 
 
 def _tensor(storage: object, offset: object, sizes: object, strides: object, *rest: object) -> torch.Tensor:
-    """`rest`: whether it wants a gradient, its hooks, perhaps what it has beside its elements."""
+    """Make a tensor. `rest` is requires_grad, the hooks, and perhaps marks of a lazy conjugate or negation."""
     if type(storage) is not Storage or not 2 <= len(rest) <= 3:
         raise PickleRefusedError("a tensor has no storage, or something beside its elements")
-    return _marked(_view(storage, storage.dtype, offset, (sizes, strides)), rest[2:])
+    return _apply_marks(_view(storage, storage.dtype, offset, (sizes, strides)), rest[2:])
 
 
 def _typed_tensor(
     storage: object, offset: object, sizes: object, strides: object, *rest: object
 ) -> torch.Tensor:
-    """As above, with the dtype as the third of `rest`."""
+    """Make a tensor, with its dtype as the third of `rest`; see `_tensor`."""
     if type(storage) is not Storage or not 3 <= len(rest) <= 4:
         raise PickleRefusedError("a tensor has no storage, or something beside its elements")
     dtype = rest[2]
     if type(dtype) is not torch.dtype or dtype in _UNREAD:
         raise PickleRefusedError(f"a tensor has dtype {dtype}")
-    return _marked(_view(storage, dtype, offset, (sizes, strides)), rest[3:])
+    return _apply_marks(_view(storage, dtype, offset, (sizes, strides)), rest[3:])
 
 
-def _marked(tensor: torch.Tensor, marks: tuple[object, ...]) -> torch.Tensor:
-    """Conjugated or negated, where that is noted instead of done."""
+def _apply_marks(tensor: torch.Tensor, marks: tuple[object, ...]) -> torch.Tensor:
+    """Apply a conjugate or negation that is stored as a mark."""
     for mark in marks:
         if not mark:
             continue
@@ -46,7 +46,7 @@ def _marked(tensor: torch.Tensor, marks: tuple[object, ...]) -> torch.Tensor:
 
 
 def _view(storage: Storage, dtype: torch.dtype, offset: Any, shape: tuple[Any, Any]) -> torch.Tensor:
-    """The elements at that place of the storage, if they are there: torch would make the storage longer."""
+    """Return the elements at this offset of the storage, checked: torch would enlarge a storage that is too short."""
     sizes, strides = shape
     if (
         type(sizes) is not tuple
@@ -74,8 +74,8 @@ def _parameter(data: object, _requires_grad: object, _hooks: object, *_attribute
     return data
 
 
-def _of_device(data: object, dtype: object, _device: object, _requires_grad: object) -> torch.Tensor:
-    """A tensor of an accelerator that torch.save writes from the host, as XLA's."""
+def _device_tensor(data: object, dtype: object, _device: object, _requires_grad: object) -> torch.Tensor:
+    """Make the tensor of an accelerator that torch.save writes from the host, such as XLA's."""
     if type(data) is np.ndarray:
         data = torch.from_numpy(data)
     if type(data) is not torch.Tensor or type(dtype) is not torch.dtype or dtype in _UNREAD:
@@ -84,7 +84,7 @@ def _of_device(data: object, dtype: object, _device: object, _requires_grad: obj
 
 
 def make_with_attributes(make: object, kind: object, arguments: object, _attributes: object) -> object:
-    """A tensor to which somebody gave Python attributes. They are no part of it for a checkpoint."""
+    """Make a tensor that has Python attributes. A checkpoint doesn't keep them."""
     if type(make) is not GlobalName or make.name not in TENSOR_MAKERS or type(arguments) is not tuple:
         raise PickleRefusedError("a tensor with attributes isn't made as one")
     if kind is not TENSOR_CLASS:
@@ -98,7 +98,7 @@ TENSOR_MAKERS: Final[dict[tuple[str, str], Callable[..., torch.Tensor]]] = {
     ("torch._utils", "_rebuild_tensor_v3"): _typed_tensor,
     ("torch._utils", "_rebuild_parameter"): _parameter,
     ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
-    ("torch._utils", "_rebuild_device_tensor_from_numpy"): _of_device,
-    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): _of_device,
+    ("torch._utils", "_rebuild_device_tensor_from_numpy"): _device_tensor,
+    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): _device_tensor,
 }
 _UNREAD: Final = {torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4}

@@ -1,6 +1,6 @@
-"""Reading a pickle without running it: names in it stay names, and a vocabulary says what each of them may make.
+"""Read a pickle without running it. Names in it stay names, and a vocabulary says what each of them may make.
 
-Only what stands in memory is ever looked at or kept: lengths that a pickle claims are no reason to allocate.
+Only bytes that are in memory are looked at and kept: no memory is allocated for a length that a pickle claims.
 """
 
 import pickle
@@ -14,7 +14,7 @@ from stepkeeper_planners.pickles.vocabulary import Vocabulary
 
 __all__ = ["unpickle"]
 
-# What the makers and Python's own containers raise on nonsense.
+# The makers and Python's own containers raise these on nonsense.
 _NONSENSE: Final = (
     LookupError,
     TypeError,
@@ -27,7 +27,11 @@ _NONSENSE: Final = (
 
 
 def unpickle(data: bytes, vocabulary: Vocabulary) -> object:
-    """What the pickle holds.
+    """Read the object that the pickle holds.
+
+    Args:
+        data: the pickle.
+        vocabulary: what it may name.
 
     Raises:
         PickleRefusedError: it names something else, needs an opcode that data has no use for, or is damaged.
@@ -38,7 +42,7 @@ def unpickle(data: bytes, vocabulary: Vocabulary) -> object:
     except PickleRefusedError:
         raise
     except _NONSENSE as error:
-        if machine.at >= len(data):
+        if machine.position >= len(data):
             raise PickleRefusedError("it ends too early") from error
         raise PickleRefusedError(f"it is damaged ({type(error).__name__}: {error})") from error
 
@@ -46,10 +50,10 @@ def unpickle(data: bytes, vocabulary: Vocabulary) -> object:
 def _run(machine: PickleMachine) -> object:
     methods, data, stop = _METHODS, machine.data, pickle.STOP[0]
     while True:
-        if machine.at >= len(data):
+        if machine.position >= len(data):
             machine.refuse("it ends too early")
-        code = data[machine.at]
-        machine.at += 1
+        code = data[machine.position]
+        machine.position += 1
         if code == stop:
             break
         method = methods.get(code)
@@ -83,13 +87,13 @@ def _small_tuple(length: int) -> Method:
 
 
 def _reading(form: struct.Struct, then: Callable[[PickleMachine, Any], None]) -> Method:
-    """Reads a number, and does something with it. There are millions of these in large metadata."""
+    """Return a method that reads a number and passes it to `then`. Large metadata holds millions of these."""
     unpack, size = form.unpack_from, form.size
 
     def read(machine: PickleMachine) -> None:
-        at = machine.at
-        (number,) = unpack(machine.data, at)
-        machine.at = at + size
+        position = machine.position
+        (number,) = unpack(machine.data, position)
+        machine.position = position + size
         then(machine, number)
 
     return read

@@ -1,4 +1,4 @@
-"""List the names that a pickle may hold, and what each of them makes."""
+"""Define what a pickle may name, and what each name makes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,33 +11,33 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
-    """Stands for a function or class of the vocabulary while the pickle is read; nothing can be done with it."""
+    """Stands for a function or class of the vocabulary while the pickle is read; it can't do anything."""
 
     name: Name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnknownGlobal:
-    """Stands for what the vocabulary has no place for, and for all that the pickle makes of it."""
+    """Stands for a name that the vocabulary lacks, and for everything that the pickle makes of it."""
 
     name: Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """All that a pickle may name."""
+    """Everything that a pickle may name."""
 
     constants: Mapping[Name, object] = field(default_factory=dict)
     calls: Mapping[Name, Callable[..., object]] = field(default_factory=dict)
-    """Makers, which check their arguments; a name as an argument comes as `GlobalName`."""
+    """Functions that make objects, and check their arguments. A name among the arguments comes as `GlobalName`."""
     classes: Mapping[Name, type] = field(default_factory=dict)
-    """Of which empty instances may be made."""
+    """Classes of which empty instances may be made."""
     builds: Mapping[type, Callable[[Any, Any], object]] = field(default_factory=dict)
-    """Instance and state → what stands in its place from then on. Each instance is built exactly once."""
+    """By class: takes an instance and its state, returns what replaces it. Each instance is built exactly once."""
     attributes: frozenset[type] = frozenset()
-    """Of which instances may get attributes, which are passed over."""
+    """Classes whose instances may get attributes, which are ignored."""
     key_types: frozenset[type] = frozenset()
-    """Of keys of dicts, beside plain scalars and tuples of those."""
+    """Types of dict keys, in addition to plain scalars and tuples of these."""
     persistent: Callable[[object], object] | None = None
     keeps_unknown: bool = False
-    """Other names are not refused; `UnknownGlobal` stands for them. Only to find out where they are."""
+    """Let `UnknownGlobal` stand for other names instead of refusing them. Only for finding out where they are."""

@@ -1,4 +1,4 @@
-"""safetensors files, as Hugging Face lays them out, as checkpoints, and checkpoints as such files."""
+"""Convert safetensors files in Hugging Face's layout to checkpoints, and checkpoints to such files."""
 
 import os
 from collections import Counter
@@ -30,10 +30,10 @@ from stepkeeper_planners.formats.safetensors.source import open_safetensors
 __all__ = ["RenameFunction", "checkpoint_to_safetensors", "safetensors_to_checkpoint"]
 
 RenameFunction = Callable[[str], str | None]
-"""A tensor's name there, of its name here; None leaves it out."""
+"""Returns a tensor's name in the result for its name in the source; None leaves the tensor out."""
 
 _MOST_NAMES: Final = 64
-"""Of a tied tensor: layers that share their weights are fewer."""
+"""How many names a tied tensor may have; layers that share weights have fewer."""
 _METADATA: Final = {"format": "pt"}
 
 
@@ -46,16 +46,29 @@ def safetensors_to_checkpoint(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """The folder `dst` is a checkpoint with the tensors of `src`: a file, a folder of files, or an index of files.
+    """Convert safetensors files to the checkpoint folder `dst`.
 
-    With the prefix "model" the tensor "a.weight" becomes what {"model": model.state_dict()} has as "model.a.weight".
-    Names are changed by `rename` first. Memory for about one tensor is needed; the files are mapped.
+    The files are mapped; memory for about one tensor is needed.
+
+    Args:
+        src: a file, a folder of files, or an index of files ("model.safetensors.index.json").
+        dst: the checkpoint folder to write.
+        prefix: put this before each name: with "model", the tensor "a.weight" gets the name that
+            {"model": model.state_dict()} has for it, "model.a.weight".
+        rename: changes each name, before the prefix is added; None from it leaves the tensor out.
+        overwrite: replace an existing checkpoint at `dst`.
+        progress: called with the bytes of tensors that are done, and those of all tensors.
+
+    Returns:
+        The files that were written, and the tensors by their names in `src`.
 
     Raises:
         FileNotFoundError: there is no `src`.
         SourceError: a file is damaged, cut off or missing, or the index names what isn't there.
-        DuplicateNameError: two tensors get one name.
+        DuplicateNameError: two tensors get the same name.
         DestinationExistsError: there is something at `dst`.
+
+    Ranks: one process, outside of a process group of several.
     """
     tensors = open_safetensors(Path(src))
     names = _rename_all(tensors, rename)
@@ -86,19 +99,33 @@ def checkpoint_to_safetensors(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """`dst` has the tensors of the checkpoint folder `src`: one file if it ends in .safetensors, else a folder.
+    """Convert the tensors of a checkpoint to safetensors files.
 
-    With the prefix "model" only "model.…" is written, without "model."; then names are changed by `rename`. A folder
-    gets files of at most `max_shard_bytes` (of tensors; one tensor may be more), and an index where there are several.
-    Tied tensors stand under each of their names. Memory for a few small buffers is needed. In place of a folder on
-    this machine `src` may be whatever reads its files.
+    Memory for a few small buffers is needed. A tied tensor is written under each of its names.
+
+    Args:
+        src: the checkpoint folder, or an object that reads its files.
+        dst: one file if it ends in ".safetensors", else a folder.
+        prefix: convert only the names below this one, and remove it: with "model", "model.a" becomes "a".
+        rename: changes each name, after the prefix is removed; None from it leaves the tensor out.
+        values: what to do with values that are no tensors, which the format can't hold: raise, or leave them out.
+        max_shard_bytes: the size of a file's tensors, at most; one larger tensor gets a file of its own. A folder of
+            several files also gets an index.
+        overwrite: replace existing safetensors files at `dst`.
+        progress: called with the bytes of tensors that are done, and those of all tensors.
+
+    Returns:
+        The files that were written, the tensors, and what was left out, by their names in `src`.
 
     Raises:
-        SourceError: `src` is no checkpoint, a file of it is missing or damaged, or it has no such tensors.
+        SourceError: `src` is no checkpoint, one of its files is missing or damaged, or it has no such tensors.
         MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
-        UnsupportedValueError: there is a value that is no tensor, which the format lacks; or a dtype that it lacks.
-        DuplicateNameError: two tensors get one name.
+        UnsupportedValueError: there are values that are no tensors, or a tensor has a dtype or name that the format
+            lacks.
+        DuplicateNameError: two tensors get the same name.
         DestinationExistsError: there is something at `dst`.
+
+    Ranks: one process.
     """
     checkpoint, target = open_checkpoint(as_checkpoint_files(src)), Path(dst)
     names = _rename_all(checkpoint.tensors, lambda fqn: _select_name(fqn, prefix, rename))
@@ -136,7 +163,7 @@ def _select_name(fqn: str, prefix: str, rename: RenameFunction | None) -> str | 
 
 
 def _rename_all(names: Iterable[str], rename: RenameFunction | None) -> dict[str, str]:
-    """Source → new name, of those that are not left out."""
+    """Return the new name of each source name that is not left out."""
     renamed: dict[str, str] = {}
     sources: dict[str, str] = {}
     for source in names:
@@ -162,7 +189,7 @@ def _refuse_values(checkpoint: CheckpointReader, prefix: str) -> None:
 
 
 def _refuse_too_many_names(checkpoint: CheckpointReader, names: Iterable[str]) -> None:
-    """A tied tensor is written once for each of its names: few bytes must not become very many."""
+    """Refuse a tied tensor with very many names: it is written once for each, so few bytes would become very many."""
     firsts = checkpoint.find_tied()
     for first, n_names in Counter(firsts[fqn] for fqn in names).items():
         if n_names > _MOST_NAMES:

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked before anything relies on it. Pure."""
+"""Parse the header of a safetensors file, and check it before anything relies on it. Pure."""
 
 import json
 from collections import Counter
@@ -17,10 +17,10 @@ from stepkeeper_planners.formats.safetensors.shard_files import DTYPES
 __all__ = ["MAX_HEADER_BYTES", "DuplicateKeys", "HeaderEntry", "parse_header", "parse_json"]
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""As the format's own library has it."""
+"""The limit that the format's own library has."""
 
 _MOST_DIMENSIONS: Final = 64
-"""torch has no more."""
+"""torch's limit."""
 _MOST_BYTES: Final = 2**63 - 1
 _BY_NAME: Final = {name: dtype for dtype, name in DTYPES.items()}
 _KEYS: Final = {"dtype", "shape", "data_offsets"}
@@ -28,18 +28,18 @@ _KEYS: Final = {"dtype", "shape", "data_offsets"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderEntry:
-    """A tensor of the file."""
+    """A tensor in the file, as the header describes it."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
-    """Its first byte, behind the header."""
+    """The offset of its first byte, counted from the end of the header."""
     end: int
 
 
 class DuplicateKeys(dict[str, Any]):
-    """An object in which a name stands twice: readers differ in which of the two they take."""
+    """A JSON object in which a name stands twice. Readers differ in which of the two they take."""
 
     def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -47,10 +47,10 @@ class DuplicateKeys(dict[str, Any]):
 
 
 def parse_json(text: bytes) -> Any:
-    """What the text says; an object with a name that stands there twice is `DuplicateKeys`.
+    """Parse the text; an object with a name that stands twice becomes `DuplicateKeys`.
 
     Raises:
-        ValueError, RecursionError: it is no JSON.
+        ValueError, RecursionError: the text is no JSON.
     """
     return json.loads(text.decode(), object_pairs_hook=_object)
 
@@ -61,10 +61,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_header(text: bytes, data_bytes: int, *, where: str) -> list[HeaderEntry]:
-    """The tensors of a file with this header and so many bytes behind it, in the order of their bytes.
+    """Parse a header, and return the file's tensors in the order of their bytes.
+
+    Args:
+        text: the header's bytes.
+        data_bytes: the number of bytes behind the header.
+        where: the file, for errors.
 
     Raises:
-        SourceError: the header is damaged or hostile; it names the file, `where`, and the tensor.
+        SourceError: the header is damaged or hostile; it names the file and the tensor.
     """
     try:
         header = parse_json(text)
@@ -121,7 +126,7 @@ def _are_lengths(value: Any) -> bool:
 
 
 def _find_misplaced(entries: Sequence[HeaderEntry], data_bytes: int) -> Iterator[str]:
-    """What is wrong with where they lie: each byte behind the header belongs to one tensor."""
+    """Yield what is wrong with the tensors' offsets: each byte behind the header must belong to one tensor."""
     full = [stored for stored in entries if stored.start != stored.end]
     for stored in entries:
         if stored.end > data_bytes:

@@ -1,4 +1,4 @@
-"""How safetensors files lie in bytes, and how many tensors go into how many of them. Pure."""
+"""Lay out safetensors files in bytes, and divide tensors among several files. Pure."""
 
 import json
 import struct
@@ -51,30 +51,30 @@ DTYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """A tensor that goes into a file."""
+    """A tensor that is written to a file."""
 
     source: str
-    """Its name where it comes from."""
+    """Its name in the source."""
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @property
     def n_bytes(self) -> int:
-        """Of all elements."""
+        """The size of all elements, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFile:
-    """One file."""
+    """One file of the result."""
 
     file_name: str
     entries: tuple[TensorEntry, ...]
-    """In the order of their bytes."""
+    """Its tensors, in the order of their bytes."""
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """What stands before the tensors' bytes."""
+        """Build the bytes that come before the tensors' bytes."""
         described: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
         offset_bytes = 0
         for entry in self.entries:
@@ -90,10 +90,10 @@ class ShardFile:
 
 
 def make_entry(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorEntry:
-    """The tensor under this name.
+    """Build the entry for a tensor under its new name.
 
     Raises:
-        UnsupportedValueError: safetensors files have no such dtype, or no such name.
+        UnsupportedValueError: the format has no such dtype, or no such name.
     """
     if dtype not in DTYPES:
         known = sorted(str(each).removeprefix("torch.") for each in DTYPES)
@@ -109,7 +109,7 @@ def make_entry(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...
 
 
 def _is_unicode(name: str) -> bool:
-    """Not with half a character, which Python's strings may have in them."""
+    """Return whether the name can be encoded. Python's strings may hold half a character."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -120,7 +120,13 @@ def _is_unicode(name: str) -> bool:
 def plan_shard_files(
     entries: Sequence[TensorEntry], max_shard_bytes: int | None, stem: str = "model"
 ) -> tuple[ShardFile, ...]:
-    """The files, named as Hugging Face has them. Only one with a single tensor may be larger than asked for."""
+    """Divide the tensors among files with Hugging Face's names.
+
+    Args:
+        entries: the tensors, in order.
+        max_shard_bytes: the size of a file, at most; only a file of a single tensor may be larger. None for one file.
+        stem: the beginning of the files' names.
+    """
     groups: list[list[TensorEntry]] = []
     room_bytes = -1
     for entry in entries:
@@ -137,7 +143,7 @@ def plan_shard_files(
 
 
 def build_index(shards: Sequence[ShardFile]) -> bytes:
-    """The file that says which tensor is in which file."""
+    """Build the index file, which says which tensor is in which file."""
     index = {
         "metadata": {"total_size": sum(entry.n_bytes for shard in shards for entry in shard.entries)},
         "weight_map": {entry.name: shard.file_name for shard in shards for entry in shard.entries},
@@ -146,7 +152,7 @@ def build_index(shards: Sequence[ShardFile]) -> bytes:
 
 
 def _aligned(entries: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
-    """Wide elements first: each tensor then starts at a multiple of its elements' size."""
+    """Sort wide elements first, so that each tensor starts at a multiple of its elements' size."""
     return tuple(sorted(entries, key=lambda entry: -entry.dtype.itemsize))
 
 

@@ -1,4 +1,4 @@
-"""Opening safetensors files, as Hugging Face lays them out: no tensor is read before it is used."""
+"""Open safetensors files in Hugging Face's layout. A tensor is read only when it is used."""
 
 import mmap
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ _MOST_INDEX_BYTES: Final = MAX_HEADER_BYTES
 
 
 def open_safetensors(src: Path) -> dict[str, torch.Tensor]:
-    """All tensors by name, as views of the files: one file, all of a folder, or those that an index names.
+    """Map all tensors by name: those of one file, of all files of a folder, or of the files that an index names.
 
     Raises:
         FileNotFoundError: there is no `src`.
-        SourceError: a file is damaged, cut off or missing, or the index says otherwise than the files.
+        SourceError: a file is damaged, cut off or missing, or the index and the files disagree.
     """
     index = _find_index(src)
     weight_map = None if index is None else _read_weight_map(index)
@@ -62,7 +62,7 @@ def _find_index(src: Path) -> Path | None:
 def _list_files(
     src: Path, index: Path | None, weight_map: Mapping[str, str] | None
 ) -> list[tuple[Path, str]]:
-    """Each file, and what should be in it, for errors."""
+    """Return each file, with a name of what should be in it, for errors."""
     if index is not None and weight_map is not None:
         firsts: dict[str, str] = {}
         for name, file_name in weight_map.items():
@@ -99,7 +99,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _check_index(index: Path, weight_map: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """Each tensor is where the index says, and it is said of each."""
+    """Check that the index and the files name the same tensors, each in the same file."""
     advice = "if the files are right, convert them without the index"
     if weight_map.keys() != found.keys():
         differing = sorted(weight_map.keys() ^ found.keys())

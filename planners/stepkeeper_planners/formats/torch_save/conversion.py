@@ -1,4 +1,4 @@
-"""torch.save files as checkpoints, and checkpoints as torch.save files."""
+"""Convert torch.save files to checkpoints, and checkpoints to torch.save files."""
 
 import os
 from collections.abc import Iterator
@@ -24,15 +24,26 @@ def torch_save_to_checkpoint(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """The folder `dst` is a checkpoint of torch.distributed.checkpoint with what the torch.save file `src` holds.
+    """Convert a torch.save file to a checkpoint folder of torch.distributed.checkpoint.
 
-    Nothing in the file is run. Memory for about one tensor is needed; the file is mapped.
+    Nothing in the file is run. The file is mapped; memory for about one tensor is needed.
+
+    Args:
+        src: the torch.save file.
+        dst: the checkpoint folder to write.
+        overwrite: replace an existing checkpoint at `dst`.
+        progress: called with the bytes of tensors that are done, and those of all tensors.
+
+    Returns:
+        The files that were written, and the tensors by their flat names.
 
     Raises:
         FileNotFoundError: there is no `src`.
         SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
-        UnsupportedValueError: a value is of a type that isn't stored.
+        UnsupportedValueError: a value has a type that isn't stored.
         DestinationExistsError: there is something at `dst`.
+
+    Ranks: one process, outside of a process group of several.
     """
     state = open_torch_save(Path(src))
     return write_checkpoint(state, Path(dst), source=Path(src), overwrite=overwrite, progress=progress)
@@ -45,16 +56,26 @@ def checkpoint_to_torch_save(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """The file `dst` is what torch.save makes of the state in the checkpoint folder `src`, all tensors on the CPU.
+    """Convert a checkpoint to the file that torch.save makes of its state, with all tensors on the CPU.
 
-    Nothing in the checkpoint is run. Memory for a few small buffers is needed, and for the values. In place of a folder
-    on this machine `src` may be whatever reads its files.
+    Nothing in the checkpoint is run. Memory for the values and a few small buffers is needed.
+
+    Args:
+        src: the checkpoint folder, or an object that reads its files.
+        dst: the file to write.
+        overwrite: replace an existing file at `dst`.
+        progress: called with the bytes of tensors that are done, and those of all tensors.
+
+    Returns:
+        The file that was written, and the tensors by their flat names.
 
     Raises:
-        SourceError: `src` is no checkpoint, or a file of it is missing, damaged or cut off.
+        SourceError: `src` is no checkpoint, or one of its files is missing, damaged or cut off.
         MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
-        ValueDecodeError: a value is damaged, or of a type that isn't read without running it.
+        ValueDecodeError: a value is damaged, or has a type that isn't read without running it.
         DestinationExistsError: there is something at `dst`.
+
+    Ranks: one process.
     """
     checkpoint = open_checkpoint(as_checkpoint_files(src))
     firsts = checkpoint.find_tied()
@@ -92,6 +113,6 @@ def _defer_tensor(
 
 
 def _restore_order(leaves: dict[str, Any], checkpoint: CheckpointReader) -> dict[str, Any]:
-    """As the state had them, where the planner data tells; lists are filled in any order."""
+    """Sort the entries as the state had them, if the planner data tells. Lists may be filled in any order."""
     known = {fqn: leaves[fqn] for fqn in checkpoint.paths if fqn in leaves}
     return {**known, **leaves}

@@ -1,4 +1,4 @@
-"""Opening a torch.save file: nothing in it is run, and no tensor is read before it is used."""
+"""Open a torch.save file. Nothing in it is run, and a tensor is read only when it is used."""
 
 import pickle
 from collections.abc import Iterator, Mapping
@@ -20,16 +20,16 @@ from stepkeeper_planners.pickles.vocabulary import UnknownGlobal
 __all__ = ["open_torch_save"]
 
 _LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
-"""What files of torch before 1.6 begin with."""
+"""The first bytes of files of torch before 1.6."""
 _ALIGNMENT_BYTES: Final = 16
-"""Of the widest elements."""
+"""The size of the widest elements."""
 _LISTED: Final = 8
 
 
 def open_torch_save(path: Path) -> dict[Any, Any]:
-    """The state in the file. Its tensors are views of the file, read where they are used.
+    """Map the state in the file. Its tensors are views of the file, read when they are used.
 
-    What the file says of sizes and places is checked against what is there before anything relies on it.
+    Sizes and offsets in the file are checked against its content before anything relies on them.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -55,7 +55,7 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
 
 @final
 class _MappedArchive(SeekableArchive):
-    """Its storages are parts of the file, each by itself, and not read."""
+    """Map each storage as a part of the file, without reading it."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         size_bytes = path.stat().st_size
@@ -68,7 +68,7 @@ class _MappedArchive(SeekableArchive):
         if not n_bytes:
             return torch.empty(0, dtype=torch.uint8)
         content = torch.frombuffer(self._whole, dtype=torch.uint8, count=n_bytes, offset=start)
-        # torch.save puts them where any elements can be used in place, another program may not.
+        # torch.save aligns storages for any dtype; another program may not.
         return content if content.data_ptr() % _ALIGNMENT_BYTES == 0 else content.clone()
 
 
@@ -97,7 +97,7 @@ def _read_state(path: Path, archive: TorchArchive) -> object:
         try:
             found = _find_unknown(unpickle(pickled, replace(vocabulary, keeps_unknown=True)))
         except PickleRefusedError:
-            # Where they are only makes the message better.
+            # Their positions only improve the message.
             found = {}
         if not found and "which has no place in it" not in str(error):
             raise
@@ -110,7 +110,7 @@ def _read_state(path: Path, archive: TorchArchive) -> object:
 
 
 def _find_unknown(tree: object) -> dict[str, str]:
-    """The first of what the vocabulary has no place for, by the keys that lead there; each object is looked at once."""
+    """Return the first objects that the vocabulary doesn't know, by their keys. Each object is visited once."""
     found: dict[str, str] = {}
     seen: set[int] = set()
     waiting: list[tuple[str, object]] = [("", tree)]

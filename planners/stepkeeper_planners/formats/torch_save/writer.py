@@ -1,4 +1,4 @@
-"""A torch.save file, written in one pass: the tree first, then tensor by tensor."""
+"""Write a torch.save file in one pass: the tree first, then tensor by tensor."""
 
 import pickle
 import struct
@@ -17,7 +17,7 @@ __all__ = ["DeferredTensor", "write_torch_save"]
 
 _ALIGNMENT_BYTES: Final = 64
 _PROTOCOL: Final = 2
-"""Of pickle; the only one that torch.load(weights_only=True) takes."""
+"""The only pickle protocol that torch.load(weights_only=True) takes."""
 _FORMAT_VERSION: Final = b"3\n"
 _ZIP64_EXTRA_BYTES: Final = 20
 _LOCAL_HEADER_BYTES: Final = 30
@@ -25,19 +25,19 @@ _LOCAL_HEADER_BYTES: Final = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeferredTensor:
-    """Stands in a tree for a tensor whose elements come deferred. The same object twice: tied tensors."""
+    """Stands in a tree for a tensor whose elements are written later. The same object twice means tied tensors."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     n_bytes: int
     read_elements: Callable[[], Iterable[memoryview]]
-    """All bytes in C order, piece by piece."""
+    """Returns all bytes in C order, in pieces."""
     write_order: tuple[str, int, int] = ("", 0, 0)
-    """By which it is asked for them: after all that are less."""
+    """Elements are asked for in ascending order of this key."""
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of a tensor of this dtype, as this torch has it: how it is made, of which storage and more.
+        # This is how this torch version pickles a tensor of this dtype.
         reduced: Any = torch.empty(0, dtype=self.dtype).__reduce_ex__(_PROTOCOL)  # type: ignore[no-untyped-call]
         rebuild, (storage, _, _, _, *rest) = reduced
         return rebuild, (_DeferredStorage(self, storage), 0, self.shape, _c_strides(self.shape), *rest)
@@ -51,7 +51,7 @@ class _DeferredStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StorageContent:
-    """What a storage holds; `owner` keeps its identity from being used again."""
+    """The bytes of a storage. `owner` stays alive, so that its id isn't used again."""
 
     owner: object
     n_bytes: int
@@ -60,7 +60,7 @@ class _StorageContent:
 
 
 def write_torch_save(file: BinaryIO, tree: object) -> None:
-    """The file is what torch.save(tree) makes, with every LaterTensor a tensor."""
+    """Write the file that torch.save(tree) makes, with a tensor in place of every DeferredTensor."""
     pickled = BytesIO()
     pickler = _Pickler(pickled, protocol=_PROTOCOL)
     pickler.dump(tree)
@@ -73,7 +73,7 @@ def write_torch_save(file: BinaryIO, tree: object) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Keeps the storages out of the pickle, as torch.save does."""
+    """Keep the storages out of the pickle, as torch.save does."""
 
     def __init__(self, file: BytesIO, *, protocol: int) -> None:
         super().__init__(file, protocol=protocol)
@@ -103,7 +103,7 @@ class _Pickler(pickle.Pickler):
             self.contents.append(content)
         kind, n_items = torch.UntypedStorage, content.n_bytes
         if isinstance(sample, torch.TypedStorage):
-            # The name under which torch.save has it.
+            # torch.save uses this name for the storage's class.
             kind = getattr(torch, sample._pickle_storage_type())  # type: ignore[no-untyped-call]  # noqa: SLF001
             n_items = content.n_bytes // sample.dtype.itemsize
         return ("storage", kind, self._keys[identity], "cpu", n_items)
@@ -112,7 +112,7 @@ class _Pickler(pickle.Pickler):
 def _write_record(
     file: BinaryIO, archive: zipfile.ZipFile, name: str, n_bytes: int, pieces: Iterable[memoryview]
 ) -> None:
-    """Starts at a multiple of 64 bytes, as torch has it, so that it can be mapped as any dtype."""
+    """Start the record's bytes at a multiple of 64, as torch does, so that they can be mapped as any dtype."""
     info = zipfile.ZipInfo(f"archive/{name}")
     info.file_size = n_bytes
     before = file.tell() + _LOCAL_HEADER_BYTES + len(info.filename) + _ZIP64_EXTRA_BYTES + 4
