@@ -165,7 +165,7 @@ def _device_copy_s(training: Training) -> float:
     for _ in range(3):
         clones = [tensor.detach().clone() for tensor in training.state.values()]
         began_s = time.perf_counter()
-        adapters.start(clones)
+        adapters.start_pending(clones)
         xm.wait_device_ops()
         times_s.append(time.perf_counter() - began_s)
         del clones

@@ -69,7 +69,7 @@ def test_every_element_is_written_once_from_a_shard_that_holds_it(
             written[write.fqn][write.box.slices] += 1
             shard = held[write.fqn, Owner(rank=rank, local_index=write.local_index)]
             assert shard.contains(write.box)
-            assert write.shard_box == write.box.shifted(shard.offsets)
+            assert write.shard_box == write.box.relative_to(shard.offsets)
             boxes.setdefault(write.fqn, []).append(write.box)
     for layout in layouts:
         assert (written[layout.fqn] == 1).all()

@@ -116,7 +116,7 @@ def test_eight_times_the_boxes_are_eight_times_the_work_and_a_logarithm(
         for n_boxes in (1_000, 8_000):
             search = OverlapSearch(tiling(n_boxes)[1])
             assert search.found is None
-            yield len(tiling(n_boxes)[1]), search.n_looked_at
+            yield len(tiling(n_boxes)[1]), search.n_visited
 
     (n_few, few), (n_many, many) = looked_at()
     # n log^2 n grows 8 * (13 / 10)^2 = 13.5 times, n squared 64 times.

@@ -21,7 +21,9 @@ from stepkeeper.restore.placing import Bytes, Places, stored_tensor
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
-from stepkeeper_planners.loading.matching import Stored, Wanted, compare
+from stepkeeper_planners.loading.load_request import LoadRequest
+from stepkeeper_planners.loading.matching import compare
+from stepkeeper_planners.loading.stored_state import StoredState
 
 BLOCK = 64
 """Small, so that everything is cut everywhere."""
@@ -204,9 +206,11 @@ def asked(
     contents: Contents, layouts: list[TensorLayout], ranks: Ranks
 ) -> tuple[Places, dict[str, torch.Tensor]]:
     mine = [layout for layout in layouts if layout.local_boxes(ranks.rank)]
-    wanted = Wanted(layouts=mine)
+    wanted = LoadRequest(layouts=mine)
     reads, differences = compare(
-        wanted, Stored(tensors={fqn: stored_tensor(each) for fqn, each in contents.tensors.items()}), ranks
+        wanted,
+        StoredState(tensors={fqn: stored_tensor(each) for fqn, each in contents.tensors.items()}),
+        ranks,
     )
     assert not differences.missing
     assert not differences.mismatched

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from stepkeeper_planners.errors import LayoutError, ranks_text
+from stepkeeper_planners.errors import LayoutError, format_ranks
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Owner, TensorLayout
 from stepkeeper_planners.geometry.overlaps import find_overlap
@@ -47,7 +47,7 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], o
     check_disjoint(fqn, [boxes[number] for number in full], [owners[n] for n in full] if owners else ())
     covered = sum(box.volume for box in boxes)
     if covered != whole.volume:
-        held = f", of {ranks_text(_ranks(owner for each in owners for owner in each))}," if owners else ""
+        held = f", of {format_ranks(_ranks(owner for each in owners for owner in each))}," if owners else ""
         raise LayoutError(
             f"{fqn}: the chunks{held} hold {covered} of {whole.volume} elements of shape {global_shape}; the one at "
             f"{_left_out(whole, boxes)} is in none"
@@ -69,7 +69,7 @@ def check_disjoint(fqn: str, boxes: Sequence[Box], owners: _Owners = ()) -> None
 
 
 def _named(number: int, boxes: Sequence[Box], owners: _Owners) -> str:
-    held = f" (on {ranks_text(_ranks(owners[number]))})" if owners else ""
+    held = f" (on {format_ranks(_ranks(owners[number]))})" if owners else ""
     return f"chunk {boxes[number]}{held}"
 
 

@@ -17,7 +17,7 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_layout
 from stepkeeper_planners.geometry.layout import Chunk, Ranks, TensorLayout
-from stepkeeper_planners.geometry.mesh_slices import on_one_slice
+from stepkeeper_planners.geometry.mesh_slices import keep_one_slice
 from stepkeeper_planners.saving.balance import Group, level_shares
 from stepkeeper_planners.saving.cutting import Cutter, cut_like_a_ribbon
 
@@ -171,7 +171,7 @@ def assign(
     for layout in layouts:
         check_layout(layout)
     # Ranks may have the same state in dicts of another order, and must find the same.
-    ordered = sorted(on_one_slice(layouts), key=lambda layout: layout.fqn)
+    ordered = sorted(keep_one_slice(layouts), key=lambda layout: layout.fqn)
     works, holders = _all_work(ordered, world_size)
     fixed = [0] * world_size
     for work in works:
@@ -224,7 +224,7 @@ def _write(piece: _Piece) -> TensorWrite:
         global_shape=layout.global_shape,
         box=piece.box,
         local_index=min(owner.local_index for owner in chunk.owners if owner.rank == piece.rank),
-        shard_box=piece.box.shifted(chunk.box.offsets),
+        shard_box=piece.box.relative_to(chunk.box.offsets),
     )
 
 

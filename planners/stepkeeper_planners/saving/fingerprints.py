@@ -153,10 +153,10 @@ def _form(layout: TensorLayout, known: dict[int, bytes]) -> bytes:
     form = blake2b(digest_size=_DIGEST_BYTES)
     form.update(repr((layout.dtype, layout.global_shape, layout.complete)).encode())
     if layout.complete:
-        if layout.siblings:
-            siblings = known.get(id(layout.siblings))
+        if layout.mesh_slices:
+            siblings = known.get(id(layout.mesh_slices))
             if siblings is None:
-                siblings = known[id(layout.siblings)] = _hashed(repr(layout.siblings).encode())
+                siblings = known[id(layout.mesh_slices)] = _hashed(repr(layout.mesh_slices).encode())
             form.update(siblings)
         for chunk in layout.chunks:
             owners = known.get(id(chunk.owners))

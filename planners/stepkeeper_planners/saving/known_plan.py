@@ -95,7 +95,7 @@ def _writes(layout: TensorLayout, shards: Mapping[int, Box], boxes: Iterable[Box
                 global_shape=layout.global_shape,
                 box=box,
                 local_index=index,
-                shard_box=box.shifted(shards[index].offsets),
+                shard_box=box.relative_to(shards[index].offsets),
             )
 
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.process_groups import alone, current_ranks, gathered, shared_by
+from stepkeeper_planners.process_groups import all_gather_object, broadcast_object, current_ranks, single_rank
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
 from stepkeeper_planners.saving.fingerprints import (
     digest_value,
@@ -106,10 +106,10 @@ class SPMDSavePlanner(SavePlanner):
         adapters.materialize(tensors)
         named = {**tensors, **{name: tensors[first] for name, first in self._flat.aliases.items()}}
         self.mappings = dict(self._flat.paths)
-        self.sharded_state_dict = adapters.sharded_among(named)
+        self.sharded_state_dict = adapters.select_sharded(named)
         rest = {k: t for k, t in named.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
-        self._outgoing = Outgoing(tensors, adapters.without_copies(tensors))
+        self._outgoing = Outgoing(tensors, adapters.deduplicate_copies(tensors))
 
     @override
     def create_local_plan(self) -> SavePlan:
@@ -136,7 +136,7 @@ class SPMDSavePlanner(SavePlanner):
         """
         if len(all_plans) == 1 != self._ranks.world_size:
             # Saved with no_dist: what the other processes do is of no concern.
-            self._describe(alone())
+            self._describe(single_rank())
             proposals = [self._proposal()]
         else:
             proposals = checked_proposals([plan.planner_data for plan in all_plans], self._ranks.world_size)
@@ -304,18 +304,18 @@ class SPMDSavePlanner(SavePlanner):
         me, base_ranks = self._ranks.rank, groups[0]
         base = cast(
             "Mapping[str, bytes]",
-            shared_by(base_ranks[0], self._digests if me == base_ranks[0] else None, self._group),
+            broadcast_object(base_ranks[0], self._digests if me == base_ranks[0] else None, self._group),
         )
         own = next((ranks for ranks in groups[1:] if ranks[0] == me), None)
         mine = None if own is None else deviation(own, self._digests, base, self._flat, self._layouts)
-        others = [each for each in gathered(mine, self._group) if isinstance(each, Deviation)]
+        others = [each for each in all_gather_object(mine, self._group) if isinstance(each, Deviation)]
         names = names_to_unite(base, others)
         if names is None:
             compared = [(each.ranks, each.applied_to(base)) for each in others[: _COMPARED - 1]]
             n_unseen = sum(len(each.ranks) for each in others[_COMPARED - 1 :])
             raise name_differences([(base_ranks, base), *compared], n_unseen)
         held = holding(names, self._flat, self._layouts) if me == base_ranks[0] else None
-        shared = cast("Holding", shared_by(base_ranks[0], held, self._group))
+        shared = cast("Holding", broadcast_object(base_ranks[0], held, self._group))
         self._united = unite(names, base_ranks, shared, others)
         self._layouts.update((layout.fqn, layout) for layout in self._united.layouts)
         self._assign()

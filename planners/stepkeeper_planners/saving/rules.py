@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
-from stepkeeper_planners.errors import ReleasesDifferError, ranks_text
+from stepkeeper_planners.errors import ReleasesDifferError, format_ranks
 from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, BALANCE
 
 __all__ = ["check_rules", "planning_rules"]
@@ -27,7 +27,7 @@ def check_rules(rules: Sequence[str]) -> None:
     for rank, text in enumerate(rules):
         ranks_of.setdefault(text, []).append(rank)
     if len(ranks_of) > 1:
-        said = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in ranks_of.items())
+        said = "; ".join(f"{format_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
         raise ReleasesDifferError(
             "the ranks divide a save in different ways, so nothing was written: run one release of stepkeeper on all. "
             f"{said[0].upper()}{said[1:]}"

@@ -44,8 +44,8 @@ class SPMDStager(AsyncStager):
 
     def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of the tensors by the same names, made where they are. For subclasses to make them elsewhere."""
-        copies = {fqn: adapters.clone_to_move(fqn, tensor) for fqn, tensor in tensors.items()}
-        adapters.start(tuple(copies.values()))
+        copies = {fqn: adapters.clone_for_transfer(fqn, tensor) for fqn, tensor in tensors.items()}
+        adapters.start_pending(tuple(copies.values()))
         return copies
 
     @override

@@ -76,11 +76,11 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
             if not all(_is_of_torch(real) for real, _ in pairs):
                 check_unchanged(stand_ins, before)
                 # What is left pending on copies of the parameters would get into the training's next program.
-                adapters.start([*stand_ins.values()])
+                adapters.start_pending([*stand_ins.values()])
         parameters = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
         made = [each for pair in pairs for each in _made(pair, parameters)]
         _check_made(made, pairs)
-        adapters.start([tensor for _, _, entry in made for tensor in _tensors(entry)])
+        adapters.start_pending([tensor for _, _, entry in made for tensor in _tensors(entry)])
         _check_copies(made)
     for real, owner, entry in made:
         real.state[owner] = entry
@@ -141,11 +141,11 @@ def _is_of_torch(optimizer: Optimizer) -> bool:
 
 def _stand_in_for(parameter: torch.Tensor, *, has_values: bool) -> torch.Tensor:
     values = parameter.detach().clone() if has_values else torch.zeros_like(parameter.detach())
-    adapters.place_as(values, parameter)
+    adapters.copy_sharding(values, parameter)
     stand_in = torch.nn.Parameter(values, requires_grad=False)
     vars(stand_in).update(vars(parameter))
     if parameter.requires_grad:
-        stand_in.grad = adapters.zeros_placed_as(parameter)
+        stand_in.grad = adapters.zeros_sharded_as(parameter)
     return stand_in
 
 
@@ -199,7 +199,7 @@ def _made(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
             entry |= _before_a_step(real, owner, entry)
         for tensor in _tensors(entry):
             if tensor.shape == getattr(owner, "shape", None):
-                adapters.place_as(tensor, owner)
+                adapters.copy_sharding(tensor, owner)
         found.append((real, owner, entry))
     return found
 

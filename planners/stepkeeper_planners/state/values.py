@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from stepkeeper_planners.errors import PickleRefusedError, UnsupportedValueError, ValueDecodeError
-from stepkeeper_planners.pickles.numpy_arrays import objection
-from stepkeeper_planners.pickles.torch_files import read_blob
+from stepkeeper_planners.pickles.numpy_arrays import explain_unstorable
+from stepkeeper_planners.pickles.torch_files import load_torch_bytes
 
 __all__ = ["content_bytes", "decode_value", "encode_value"]
 
@@ -72,7 +72,7 @@ def decode_value(fqn: str, data: bytes) -> object:
         ValueDecodeError: the bytes are damaged, or hold a type that isn't on the list.
     """
     try:
-        value = read_blob(data)
+        value = load_torch_bytes(data)
         _check(fqn, value)
     except PickleRefusedError as error:
         raise ValueDecodeError(
@@ -186,7 +186,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
 def _check_data(name: str, value: object) -> None:
     """Exact types: a subclass would come back as its base, or need its class run to come back at all."""
     if type(value) is np.ndarray or (isinstance(value, np.generic) and type(value) is value.dtype.type):
-        reason = objection(value.dtype)
+        reason = explain_unstorable(value.dtype)
         if reason is None and value.dtype.itemsize == 0 and value.ndim and value.size:
             reason = "a numpy array of items without bytes can't be stored"
     elif type(value) in (torch.Tensor, torch.nn.Parameter):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from stepkeeper.errors import GangError, StepkeeperError
-from stepkeeper_planners.geometry.layout import Ranks, ranks_among
+from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
 
 __all__ = ["Gang", "SoloGang", "StoreGang", "open_gang", "world_size_of"]
 
@@ -124,7 +124,7 @@ class StoreGang:
         self._base = store
         self._rank = rank
         self._world_size = world_size
-        self._ranks = ranks_among(rank, range(world_size) if members is None else members)
+        self._ranks = ranks_in_group(rank, range(world_size) if members is None else members)
         self._clients = threading.local()
         self._cloning = threading.Lock()
         self._aborted = threading.Event()

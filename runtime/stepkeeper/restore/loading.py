@@ -16,10 +16,12 @@ from stepkeeper.storage import Store
 from stepkeeper.storage.base import CopiedStore
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.differences import Findings, mismatch, unexpected_everywhere
-from stepkeeper_planners.loading.matching import StateReads, Stored, Wanted, compare
-from stepkeeper_planners.loading.requests import wanted_of
+from stepkeeper_planners.loading.differences import Findings, build_mismatch_error, intersect_unexpected
+from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
+from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_planners.loading.state_reads import StateReads
+from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.saving.known_plan import WrittenShare
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
 from stepkeeper_planners.state.values import decode_value
@@ -46,7 +48,7 @@ class Loading:
         self._store, self._record, self._state, self._ranks = store, record, state, ranks
         self._exchange, self._rules = exchange, rules
         self._flat = FlatState(tensors={}, values={})
-        self._wanted = Wanted(layouts=())
+        self._request = LoadRequest(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._contents = Contents.of(())
         self._places = Places()
@@ -91,22 +93,22 @@ class Loading:
         )
         self._contents = contents = Contents.of(manifests)
         self._flat = gather_state(self._state)
-        self._wanted = wanted_of(self._flat, self._ranks)
+        self._request = build_load_request(self._flat, self._ranks)
         tensors = {fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()}
         self._reads, differences = compare(
-            self._wanted,
-            Stored(tensors=tensors, values=tuple(contents.values)),
+            self._request,
+            StoredState(tensors=tensors, values=tuple(contents.values)),
             self._ranks,
             self._rules,
         )
         check_refilled(self._half_filled, self.names)
         if not differences.missing and not differences.mismatched:
             # Else nobody goes on. What this rank doesn't ask for, another one may.
-            self._places = Places.of(contents, self._reads, self._wanted, self._flat.tensors, self._ranks)
+            self._places = Places.of(contents, self._reads, self._request, self._flat.tensors, self._ranks)
             self._filling = Filling(CheckpointReader(self._store, manifests), contents.table, self._places)
         if not differences:
             return {}
-        findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
+        findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)
         return {"findings": findings_said(findings)}
 
     def share(self, name: str) -> None:
@@ -145,7 +147,7 @@ class Loading:
         read = {name: decode_value(name, blob.data.tobytes()) for name, blob in blobs.items()}
         resizers = self._flat.resizers
         loaded = {
-            each.fqn: each.value_from(read, resizers.get(each.fqn), self._ranks)
+            each.fqn: each.build_value(read, resizers.get(each.fqn), self._ranks)
             for each in self._reads.values
         }
         scatter_state(self._state, self._flat, loaded)
@@ -165,5 +167,5 @@ class Compared(Protocol):
 def agreed_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
     """One report of where the ranks' states don't fit; names that only some ranks ask for are no reason."""
     found = [said_findings(each["findings"]) if "findings" in each else None for each in said]
-    differences = unexpected_everywhere(found, loading.stored_names)
-    return mismatch(differences) if any(differences) else None
+    differences = intersect_unexpected(found, loading.stored_names)
+    return build_mismatch_error(differences) if any(differences) else None

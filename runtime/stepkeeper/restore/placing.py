@@ -18,9 +18,11 @@ from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.landing import Landing
-from stepkeeper_planners.loading.matching import StateReads, Wanted
-from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead, StoredTensor
+from stepkeeper_planners.loading.load_request import LoadRequest
+from stepkeeper_planners.loading.read_targets import ReadTarget
+from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
+from stepkeeper_planners.loading.state_reads import StateReads
+from stepkeeper_planners.loading.stored_state import StoredTensor
 
 __all__ = ["Bytes", "Piece", "Places", "StoredValue", "stored_tensor"]
 
@@ -137,13 +139,13 @@ class Places:
         cls,
         contents: Contents,
         reads: StateReads,
-        wanted: Wanted,
+        request: LoadRequest,
         state: Mapping[str, torch.Tensor],
         ranks: Ranks,
     ) -> Self:
         """For what this rank reads into its tensors, which are `state`, and into its values."""
         places = cls()
-        for piece in _pieces(reads, wanted, contents.tensors, state, ranks):
+        for piece in _pieces(reads, request, contents.tensors, state, ranks):
             places.add_piece(piece, contents.table)
         for name in dict.fromkeys(name for read in reads.values for name in read.stored_names):
             places.add_value(contents.values[name], contents.table)
@@ -168,7 +170,7 @@ class Places:
 
 def _pieces(
     reads: StateReads,
-    wanted: Wanted,
+    request: LoadRequest,
     tensors: Mapping[str, TensorRecord],
     state: Mapping[str, torch.Tensor],
     ranks: Ranks,
@@ -176,25 +178,25 @@ def _pieces(
     by_fqn: dict[str, list[PieceRead]] = {}
     for read in reads.pieces:
         by_fqn.setdefault(read.fqn, []).append(read)
-    layouts = {layout.fqn: layout for layout in wanted.layouts}
+    layouts = {layout.fqn: layout for layout in request.layouts}
     for fqn, mine in by_fqn.items():
         stored = tensors[mine[0].stored_fqn]
-        landing = Landing(
+        target = ReadTarget(
             fqn=fqn,
             tensor=state[fqn],
             boxes=layouts[fqn].local_boxes(ranks.rank),
             stored_dtype=dtype_of(stored.dtype),
             n_reads=len(mine),
         )
-        yield from _pieces_of(landing, stored, mine)
+        yield from _pieces_of(target, stored, mine)
 
 
-def _pieces_of(landing: Landing, stored: TensorRecord, reads: Sequence[PieceRead]) -> Iterator[Piece]:
+def _pieces_of(target: ReadTarget, stored: TensorRecord, reads: Sequence[PieceRead]) -> Iterator[Piece]:
     lock = threading.Lock()
-    itemsize = landing.stored_dtype.itemsize
+    itemsize = target.stored_dtype.itemsize
     for read in reads:
         chunk = stored.chunks[read.stored_index]
-        cut = read.wanted_box.shifted(read.stored_box.offsets)
+        cut = read.wanted_box.relative_to(read.stored_box.offsets)
         array = Array(
             sizes=(*chunk.sizes, itemsize), offsets=(*cut.offsets, 0), lengths=(*cut.sizes, itemsize)
         )
@@ -203,8 +205,8 @@ def _pieces_of(landing: Landing, stored: TensorRecord, reads: Sequence[PieceRead
             path=chunk.path,
             start=chunk.offset_bytes + chunk.data_offset_bytes,
             array=array,
-            resolve=partial(landing.resolve, whole),
-            commit=partial(landing.commit, whole),
+            resolve=partial(target.resolve_memory, whole),
+            commit=partial(target.commit_read, whole),
             n_lacking=array.n_bytes,
             lock=lock,
         )

@@ -103,14 +103,14 @@ def refused(folder: Path) -> None:
 def unsendable(folder: Path) -> None:
     """What the first rank can't send is an error on all; the tensors behind it arrive."""
     reader = TorchSaveReader()
-    send = reader._own
+    send = reader._read_own
 
     def own(name: str) -> Tensor | bytes:
         if name == "plain":
             raise MemoryError("no room to lay it out")
         return send(name)
 
-    reader._own = own  # type: ignore[method-assign]  # as where memory ends
+    reader._read_own = own  # type: ignore[method-assign]  # as where memory ends
     state = {"plain": torch.zeros(3, 4), "scalar": torch.tensor(0)}
     reasons = reasons_of(state, folder / "state.pt", reader, SPMDLoadPlanner(strict=False))
     assert [type(reason) for reason in reasons] == [MemoryError] * dist.get_world_size()

@@ -177,7 +177,7 @@ def sharded_by_the_compiler() -> None:
     torch_xla.sync()
     left.add_((a @ a).sum(0) + torch.arange(8).to("xla"))
     adapters.materialize({"left": left})
-    assert adapters.sharded_among({"t": left})
+    assert adapters.select_sharded({"t": left})
     check(left, torch.arange(8.0) + 64)
 
 

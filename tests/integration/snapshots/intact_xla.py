@@ -54,11 +54,11 @@ def note_ways() -> None:
 
 
 def refused_once(*_: object, **__: object) -> None:
-    xla.start = start
+    xla.start_pending = start
     raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
 
 
-start = xla.start
+start = xla.start_pending
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
     budgets = {"all": None, "half": total_bytes // 2, "none": 0}
     said = {name: saved_and_restored(folder / name, budget) for name, budget in budgets.items()}
     said["all, before the loop's own sync"] = saved_and_restored(folder / "pending", None, sync=False)
-    xla.start = refused_once
+    xla.start_pending = refused_once
     said["learned"] = saved_and_restored(folder / "learned", None)
     print(json.dumps(said), flush=True)
 

@@ -69,7 +69,7 @@ def copies_are_not_moved(xc: ModuleType, _folder: Path) -> str:
     if xc is theirs:
         _sharded_cpu_state_dict({"w": tensor})
     else:
-        adapters.local_shards(adapters.without_copies({"w": tensor})["w"])
+        adapters.local_shards(adapters.deduplicate_copies({"w": tensor})["w"])
     return str(met.metric_data("InboundData")[1] / (tensor.numel() * tensor.itemsize))
 
 

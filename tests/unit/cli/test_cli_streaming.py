@@ -23,7 +23,7 @@ from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store, open_store
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper_planners import formats
-from stepkeeper_planners.formats import stored
+from stepkeeper_planners.formats import checkpoint_reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 
@@ -36,8 +36,8 @@ STATE = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in (reading, module, stored):
-        name = "BUFFER_BYTES" if each is stored else "BLOCK_BYTES"
+    for each in (reading, module, checkpoint_reader):
+        name = "BUFFER_BYTES" if each is checkpoint_reader else "BLOCK_BYTES"
         monkeypatch.setattr(each, name, BLOCK_BYTES)
     monkeypatch.setattr("stepkeeper.checkpoint.writing.BLOCK_BYTES", BLOCK_BYTES)
     monkeypatch.setattr(CommitFiles, "block_bytes", BLOCK_BYTES)

@@ -38,7 +38,7 @@ def test_a_dtensor_is_where_its_placements_say(mesh: DeviceMesh) -> None:
     layout = adapters.describe("w", tensor, RANKS)
     assert (layout.dtype, layout.global_shape, layout.complete) == ("float32", (3, 4), True)
     assert owners(layout) == {(0, 0): [0, 2], (0, 2): [1, 3]}
-    assert adapters.sharded_among({"w": tensor, "v": torch.ones(2)}) == {"w": tensor}
+    assert adapters.select_sharded({"w": tensor, "v": torch.ones(2)}) == {"w": tensor}
     (shard,) = adapters.local_shards(tensor)
     assert type(shard) is torch.Tensor
     adapters.fill(tensor, {0: torch.full((3, 2), 5.0)})

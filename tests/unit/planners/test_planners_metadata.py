@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageIn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from stepkeeper_planners import SafeFileSystemReader, SafeFsspecReader
 from stepkeeper_planners.errors import MetadataDecodeError
-from stepkeeper_planners.loading.safe_readers import SafeFileSystemReader, SafeFsspecReader
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 
 

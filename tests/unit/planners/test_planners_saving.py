@@ -157,7 +157,7 @@ def test_copies_on_devices_are_let_go_tensor_by_tensor(monkeypatch: pytest.Monke
     def alive() -> list[int]:
         return [index for index, copy in enumerate(made) if copy() is not None]
 
-    monkeypatch.setattr(adapters, "without_copies", copies)
+    monkeypatch.setattr(adapters, "deduplicate_copies", copies)
     state = {"a": torch.ones(500), "b": torch.ones(400), "kept": torch.ones(3)}
     gang = Gang(monkeypatch, state, state)
     plans = gang.finish()

@@ -5,7 +5,7 @@ import pytest
 from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
-from stepkeeper_planners.loading.differences import Differences, Findings, unexpected_everywhere
+from stepkeeper_planners.loading.differences import Differences, Findings, intersect_unexpected
 from stepkeeper_planners.saving.assignment import assign
 from stepkeeper_planners.saving.fingerprints import digest_value, name_digests
 from stepkeeper_planners.saving.joining import join_layouts, part_of
@@ -115,11 +115,11 @@ def test_a_part_that_is_the_whole_shares_its_chunks() -> None:
 
 def test_only_what_no_rank_asks_for_is_unexpected() -> None:
     stored = ["a", "b", "c"]
-    first = Findings.of(Differences(unexpected=("b", "c")), stored, short=False)
-    second = Findings.of(Differences(unexpected=("a", "c"), missing=("x",)), stored, short=True)
-    assert unexpected_everywhere([first, second], stored) == [
+    first = Findings.from_differences(Differences(unexpected=("b", "c")), stored, short=False)
+    second = Findings.from_differences(Differences(unexpected=("a", "c"), missing=("x",)), stored, short=True)
+    assert intersect_unexpected([first, second], stored) == [
         Differences(unexpected=("c",)),
         Differences(unexpected=("c",), missing=("x",)),
     ]
-    alone = unexpected_everywhere([first, None], stored)
+    alone = intersect_unexpected([first, None], stored)
     assert not any(alone)

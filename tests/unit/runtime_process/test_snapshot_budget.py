@@ -55,7 +55,7 @@ class Devices(device.DeviceCopies):
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = SimpleNamespace(is_one_program_of_many=lambda: False)
+    alone = SimpleNamespace(is_multi_process_program=lambda: False)
     monkeypatch.setattr(adapters, "xla_pieces", alone, raising=False)
 
 
@@ -99,7 +99,7 @@ def test_one_process_of_many_does_not_learn_alone_what_its_devices_have_room_for
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The others would start another program."""
-    many = SimpleNamespace(is_one_program_of_many=lambda: True)
+    many = SimpleNamespace(is_multi_process_program=lambda: True)
     monkeypatch.setattr(adapters, "xla_pieces", many, raising=False)
     devices = Devices(None, 450 * MIB)
     with pytest.raises(SaveError, match="device_budget_bytes, the same on all ranks") as raised:

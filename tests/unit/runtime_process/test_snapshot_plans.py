@@ -109,7 +109,7 @@ def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
 
 
 def test_copies_of_which_nothing_came_fail_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = SimpleNamespace(wait_until_there=lambda pieces: None, move=lambda batch: iter(()))
+    nothing = SimpleNamespace(wait_until_computed=lambda pieces: None, move_to_host=lambda batch: iter(()))
     monkeypatch.setattr(adapters, "xla_pieces", nothing, raising=False)
     plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
     region = Region()
@@ -176,7 +176,9 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     monkeypatch.setattr(
         adapters,
         "xla_pieces",
-        SimpleNamespace(wait_until_there=lambda _: None, move=move, is_one_program_of_many=lambda: False),
+        SimpleNamespace(
+            wait_until_computed=lambda _: None, move_to_host=move, is_multi_process_program=lambda: False
+        ),
         raising=False,
     )
     plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))

@@ -8,13 +8,13 @@ from isal import isal_zlib
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PickleRefusedError
-from stepkeeper_planners.formats.records import LOCAL_HEADER_BYTES, PlacedArchive
+from stepkeeper_planners.pickles.torch_archive import LOCAL_HEADER_BYTES, SeekableArchive
 
 __all__ = ["HeldArchive"]
 
 
 @final
-class HeldArchive(PlacedArchive):
+class HeldArchive(SeekableArchive):
     """Many may be looked at by as many threads: checksums are computed without the GIL."""
 
     def __init__(self, data: bytes) -> None:
@@ -27,7 +27,7 @@ class HeldArchive(PlacedArchive):
         for path in sorted(self.names):
             name = path.removeprefix(self.root)
             try:
-                start, n_bytes = self.place(name)
+                start, n_bytes = self.locate_record(name)
             except PickleRefusedError as error:
                 return str(error)
             entry, known = self.entry(name), path.encode()
@@ -40,7 +40,7 @@ class HeldArchive(PlacedArchive):
 
     @override
     def content(self, name: str) -> torch.Tensor:
-        start, n_bytes = self.place(name)
+        start, n_bytes = self.locate_record(name)
         held = self._data[start : start + n_bytes]
         # Its own memory, which may be written to.
         return (

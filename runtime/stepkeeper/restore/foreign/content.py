@@ -30,10 +30,10 @@ from stepkeeper_planners.errors import (
     ValueDecodeError,
 )
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.loading.resharding import StoredTensor
+from stepkeeper_planners.loading.stored_state import StoredTensor
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
-from stepkeeper_planners.pickles.torch_files import vocabulary_of
-from stepkeeper_planners.pickles.unpickling import unpickled
+from stepkeeper_planners.pickles.torch_files import torch_vocabulary
+from stepkeeper_planners.pickles.unpickling import unpickle
 from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["LegacyContent", "open_content"]
@@ -114,7 +114,7 @@ class LegacyContent:
         if (damage := archive.damage()) is not None:
             raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {damage}")
         try:
-            tensor = unpickled(archive.record("data.pkl"), vocabulary_of(archive))
+            tensor = unpickle(archive.record("data.pkl"), torch_vocabulary(archive))
         except PickleRefusedError as error:
             # The checksums of its records are right: so it was written.
             raise RestoreError(self._unread(fqn, str(error))) from error

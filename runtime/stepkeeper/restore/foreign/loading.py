@@ -17,13 +17,15 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.loading.casting import cast_elements
 from stepkeeper_planners.loading.differences import Findings
-from stepkeeper_planners.loading.landing import converted
-from stepkeeper_planners.loading.matching import StateReads, Stored, Wanted, compare
-from stepkeeper_planners.loading.requests import wanted_of
+from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
+from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.resharding import PieceRead
 from stepkeeper_planners.loading.selection import LoadRules
-from stepkeeper_planners.loading.tied_tensors import check_twins, twins_of
+from stepkeeper_planners.loading.state_reads import StateReads
+from stepkeeper_planners.loading.stored_state import StoredState
+from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
 
 __all__ = ["COPIES", "LegacyLoading", "read_ahead"]
@@ -80,7 +82,7 @@ class LegacyLoading:
         self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
         self._rules = rules
         self._flat = FlatState(tensors={}, values={})
-        self._wanted = Wanted(layouts=())
+        self._request = LoadRequest(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._content: LegacyContent | None = None
         self._values: dict[str, object] = {}
@@ -107,9 +109,9 @@ class LegacyLoading:
         """
         self._content = open_content(self._store, self._folder)
         self._flat = gather_state(self._state)
-        self._wanted = wanted_of(self._flat, self._ranks)
-        stored = Stored(tensors=self._content.tensors, values=self._content.values)
-        self._reads, differences = compare(self._wanted, stored, self._ranks, self._rules)
+        self._request = build_load_request(self._flat, self._ranks)
+        stored = StoredState(tensors=self._content.tensors, values=self._content.values)
+        self._reads, differences = compare(self._request, stored, self._ranks, self._rules)
         check_refilled(self._half_filled, self.names)
         self._content.check_kinds(
             dict.fromkeys((piece.stored_fqn, piece.stored_index) for piece in self._reads.pieces),
@@ -117,7 +119,7 @@ class LegacyLoading:
         )
         if not differences:
             return {}
-        findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
+        findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)
         return {"findings": findings_said(findings)}
 
     def fill(self) -> dict[str, Any]:
@@ -139,27 +141,29 @@ class LegacyLoading:
             lambda load: _read_shards(content, load),
             lambda load, shards: adapters.fill(tensors[load.layout.fqn], shards),
         )
-        self._check_twins(self._content)
+        self._check_tied_copies(self._content)
         names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
         self._values = {name: self._content.value(name) for name in names}
         return {}
 
-    def _check_twins(self, content: LegacyContent) -> None:
+    def _check_tied_copies(self, content: LegacyContent) -> None:
         reads = self._reads
-        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in self._wanted.layouts}
-        twins = twins_of(reads.twins, reads.pieces, boxes, lambda name: dtype_of(content.tensors[name].dtype))
-        for piece in reads.twins:
-            part = piece.wanted_box.shifted(piece.stored_box.offsets)
+        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in self._request.layouts}
+        copies = build_tied_copies(
+            reads.tied_copies, reads.pieces, boxes, lambda name: dtype_of(content.tensors[name].dtype)
+        )
+        for piece in reads.tied_copies:
+            part = piece.wanted_box.relative_to(piece.stored_box.offsets)
             chunk = content.chunk(piece.stored_fqn, piece.stored_index)
-            twins[piece.stored_fqn].resolve(piece).copy_(chunk[part.slices])
+            copies[piece.stored_fqn].resolve_memory(piece).copy_(chunk[part.slices])
         strict = self._rules is None or self._rules.strict
-        check_twins(twins.values(), self._flat.tensors, strict=strict)
+        check_tied_copies(copies.values(), self._flat.tensors, strict=strict)
 
     def give(self) -> dict[str, Any]:
         """The values are in the state, and every Stateful got its part by load_state_dict()."""
         resizers = self._flat.resizers
         loaded = {
-            each.fqn: each.value_from(self._values, resizers.get(each.fqn), self._ranks)
+            each.fqn: each.build_value(self._values, resizers.get(each.fqn), self._ranks)
             for each in self._reads.values
         }
         scatter_state(self._state, self._flat, loaded)
@@ -172,7 +176,7 @@ class LegacyLoading:
         by_fqn: dict[str, list[PieceRead]] = {}
         for piece in self._reads.pieces:
             by_fqn.setdefault(piece.fqn, []).append(piece)
-        for layout in self._wanted.layouts:
+        for layout in self._request.layouts:
             if pieces := by_fqn.get(layout.fqn):
                 boxes = layout.local_boxes(self._ranks.rank)
                 yield _Load(
@@ -226,7 +230,9 @@ def _read_shards(content: LegacyContent, load: _Load) -> Shards:
         chunk = content.chunk(pieces[0].stored_fqn, number)
         for piece in pieces:
             wanted = piece.wanted_box
-            target = shards[piece.local_index][wanted.shifted(load.boxes[piece.local_index].offsets).slices]
-            part = chunk[wanted.shifted(piece.stored_box.offsets).slices]
-            target.copy_(converted(load.layout.fqn, part, dtype))
+            target = shards[piece.local_index][
+                wanted.relative_to(load.boxes[piece.local_index].offsets).slices
+            ]
+            part = chunk[wanted.relative_to(piece.stored_box.offsets).slices]
+            target.copy_(cast_elements(load.layout.fqn, part, dtype))
     return shards

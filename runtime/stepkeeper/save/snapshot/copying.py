@@ -29,7 +29,7 @@ def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, r
     sources = [tensors[fqn] for _, fqn in plan.whole]
     destinations = [places[index] for index, _ in plan.whole]
     for fqn, mine in plan.parts.items():
-        own = adapters.in_place(tensors[fqn])
+        own = adapters.host_memory(tensors[fqn])
         shards = [own] if own is not None else adapters.local_shards(tensors[fqn])
         for index, write in mine:
             shard = shards[write.local_index]

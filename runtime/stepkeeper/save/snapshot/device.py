@@ -15,7 +15,7 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
-    from stepkeeper_planners.adapters.xla_pieces import Cut, Part, Piece
+    from stepkeeper_planners.adapters.xla_pieces import ClonePlan, DevicePiece, HostPart
 
 __all__ = [
     "DeviceCopies",
@@ -39,31 +39,31 @@ _SMALLEST_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _LONGEST_TRANSFER_S: Final = 3600.0
 
 
-def cuts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, "Cut"]:
+def cuts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
     """How each of the XLA tensors is copied. Nothing is pending on them."""
     mine = {fqn: tensor for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
     if not mine:
         return {}
     from stepkeeper_planners.adapters import xla_pieces
 
-    return {fqn: xla_pieces.cut_of(fqn, tensor, _PIECE_BYTES) for fqn, tensor in mine.items()}
+    return {fqn: xla_pieces.plan_clone(fqn, tensor, _PIECE_BYTES) for fqn, tensor in mine.items()}
 
 
-def describe_cut(fqn: str, tensor: torch.Tensor, cut: "Cut", ranks: Ranks) -> TensorLayout:
+def describe_cut(fqn: str, tensor: torch.Tensor, cut: "ClonePlan", ranks: Ranks) -> TensorLayout:
     """Where the parts of such a copy lie."""
     from stepkeeper_planners.adapters import xla_pieces
 
-    return xla_pieces.describe_cut(fqn, tensor, cut, ranks)
+    return xla_pieces.describe_clone(fqn, tensor, cut, ranks)
 
 
-def to_copy(cuts: Mapping[str, "Cut"], needed: Container[str]) -> list[str]:
+def to_copy(cuts: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
     """The XLA tensors that are copied, of which this rank writes those that are `needed`."""
     if not cuts:
         return []
     from stepkeeper_planners.adapters import xla_pieces
 
     # A program that runs on the devices of several processes must be the same in all of them.
-    everything = xla_pieces.is_one_program_of_many()
+    everything = xla_pieces.is_multi_process_program()
     return [fqn for fqn in cuts if everything or fqn in needed]
 
 
@@ -88,11 +88,11 @@ class DeviceCopies:
     def make(
         self,
         tensors: Mapping[str, torch.Tensor],
-        cuts: Mapping[str, "Cut"],
+        cuts: Mapping[str, "ClonePlan"],
         fqns: Sequence[str],
         *,
         timeout_s: float | None = None,
-    ) -> tuple[list["Piece"], list[str]]:
+    ) -> tuple[list["DevicePiece"], list[str]]:
         """Copies of those tensors of which the devices can have one, on their way; and the other ones' names.
 
         They count against the budget until `left` is told of them: where there is one, earlier ones are waited for.
@@ -126,7 +126,7 @@ class DeviceCopies:
             self._n_out -= 1
             self._changed.notify_all()
 
-    def refused(self, error: RuntimeError, cuts: Mapping[str, "Cut"], fqns: Iterable[str]) -> None:
+    def refused(self, error: RuntimeError, cuts: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> None:
         """The copies of these were not made after all: if for lack of room, fewer are tried from now on.
 
         Raises:
@@ -152,8 +152,8 @@ class DeviceCopies:
                 raise SaveError(still) if timeout_s is None else TimeoutError(still)
 
     def _dispatched(
-        self, tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "Cut"], fqns: Sequence[str]
-    ) -> list["Piece"]:
+        self, tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+    ) -> list["DevicePiece"]:
         if not fqns:
             return []
         from stepkeeper_planners.adapters import xla, xla_pieces
@@ -161,9 +161,9 @@ class DeviceCopies:
         pieces = [piece for fqn in fqns for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], cuts[fqn])]
         try:
             # Otherwise a refusal would come up in whatever the training asks of the devices next.
-            xla.start([piece.tensor for piece in pieces], until_running=True)
+            xla.start_pending([piece.tensor for piece in pieces], until_running=True)
         except RuntimeError:
-            xla_pieces.forget_failure()
+            xla_pieces.clear_failure()
             raise
         return pieces
 
@@ -181,7 +181,7 @@ class DeviceCopies:
                 f"the devices have no room for a copy of {tried_bytes} bytes of the state ({error}): give "
                 "CheckpointManager a smaller device_budget_bytes"
             ) from error
-        if xla_pieces.is_one_program_of_many():
+        if xla_pieces.is_multi_process_program():
             raise SaveError(
                 f"the devices have no room for a copy of the state ({error}): give CheckpointManager "
                 "device_budget_bytes, the same on all ranks: what it leaves over is copied to the host while training "
@@ -200,23 +200,23 @@ class DeviceCopies:
 
 
 def moved(
-    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "Cut"], fqns: Sequence[str]
-) -> Iterator[list[tuple[str, list["Part"]]]]:
+    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+) -> Iterator[list[tuple[str, list["HostPart"]]]]:
     """The elements of these tensors on the host, a piece at a time: without copies on the devices but of that piece."""
     if not fqns:
         return
     from stepkeeper_planners.adapters import xla_pieces
 
     small = [fqn for fqn in fqns if cuts[fqn].n_pieces == 1]
-    for batch in batches([xla_pieces.as_it_is(fqn, tensors[fqn], cuts[fqn]) for fqn in small]):
-        yield [(piece.fqn, parts) for piece, parts in xla_pieces.move(batch)]
+    for batch in batches([xla_pieces.piece_without_copy(fqn, tensors[fqn], cuts[fqn]) for fqn in small]):
+        yield [(piece.fqn, parts) for piece, parts in xla_pieces.move_to_host(batch)]
     for piece in _one_by_one(tensors, cuts, fqns):
-        xla_pieces.wait_until_there([piece])
-        yield [(each.fqn, parts) for each, parts in xla_pieces.move([piece])]
+        xla_pieces.wait_until_computed([piece])
+        yield [(each.fqn, parts) for each, parts in xla_pieces.move_to_host([piece])]
 
 
 def compile_moves(
-    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "Cut"], fqns: Sequence[str]
+    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> None:
     """`moved` with these arguments compiles nothing any more."""
     for _ in _one_by_one(tensors, cuts, fqns):
@@ -224,8 +224,8 @@ def compile_moves(
 
 
 def _one_by_one(
-    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "Cut"], fqns: Sequence[str]
-) -> Iterator["Piece"]:
+    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+) -> Iterator["DevicePiece"]:
     """The pieces of large tensors, each copied when its turn comes."""
     large = [fqn for fqn in fqns if cuts[fqn].n_pieces > 1]
     if not large:
@@ -233,15 +233,15 @@ def _one_by_one(
     from stepkeeper_planners.adapters import xla, xla_pieces
 
     for fqn in large:
-        cut = xla_pieces.coarser(cuts[fqn], _WAITED_PIECE_BYTES)
+        cut = xla_pieces.with_fewer_pieces(cuts[fqn], _WAITED_PIECE_BYTES)
         for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], cut):
-            xla.start([piece.tensor])
+            xla.start_pending([piece.tensor])
             yield piece
 
 
-def batches(pieces: Sequence["Piece"]) -> Iterator[list["Piece"]]:
+def batches(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"]]:
     """What is moved together: what is large by itself."""
-    batch: list[Piece] = []
+    batch: list[DevicePiece] = []
     size_bytes = 0
     for piece in pieces:
         if batch and size_bytes + piece.size_bytes > _PIECE_BYTES:
@@ -254,7 +254,7 @@ def batches(pieces: Sequence["Piece"]) -> Iterator[list["Piece"]]:
 
 
 def _within(
-    limit_bytes: int | None, cuts: Mapping[str, "Cut"], fqns: Sequence[str]
+    limit_bytes: int | None, cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Those that a copy is made of, and the others. Large ones first: it is these that take long to move."""
     if limit_bytes is None:
@@ -267,7 +267,7 @@ def _within(
     return [fqn for fqn in fqns if fqn in chosen], [fqn for fqn in fqns if fqn not in chosen]
 
 
-def _device_bytes(cuts: Mapping[str, "Cut"], fqns: Iterable[str]) -> int:
+def _device_bytes(cuts: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> int:
     return sum(cuts[fqn].device_bytes for fqn in fqns)
 
 

@@ -23,7 +23,7 @@ from stepkeeper_planners.state.values import content_bytes
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
-    from stepkeeper_planners.adapters.xla_pieces import Cut
+    from stepkeeper_planners.adapters.xla_pieces import ClonePlan
 
 __all__ = ["Mine", "Planner", "SnapshotPlan", "laid_out_behind"]
 
@@ -46,7 +46,7 @@ class SnapshotPlan:
     tensor_bytes: int
     """Of the region, for `orders`."""
 
-    cuts: Mapping[str, "Cut"]
+    cuts: Mapping[str, "ClonePlan"]
     """How each XLA tensor is copied on its devices."""
 
     ordinary: frozenset[str]

@@ -24,7 +24,7 @@ from stepkeeper_planners.state.values import encode_value
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
-    from stepkeeper_planners.adapters.xla_pieces import Part, Piece
+    from stepkeeper_planners.adapters.xla_pieces import DevicePiece, HostPart
 
 __all__ = ["Snapshot", "Snapshots"]
 
@@ -42,7 +42,7 @@ class Snapshot:
     summary: StateSummary
     """What of the state all ranks must have alike."""
 
-    on_device: list["Piece"] = field(default_factory=list)
+    on_device: list["DevicePiece"] = field(default_factory=list)
     """Copies of XLA tensors: nothing that happens to the state changes them."""
 
     copied: tuple[str, ...] = ()
@@ -64,16 +64,16 @@ class Snapshot:
         """
         if not self.copied:
             return
-        batches: list[list[Piece]] = []
+        batches: list[list[DevicePiece]] = []
         try:
             from stepkeeper_planners.adapters import xla_pieces
 
             arrivals = _Arrivals(self.plan, region, self.copied)
             batches += list(device.batches(self.on_device))[::-1]
-            xla_pieces.wait_until_there(self.on_device)
+            xla_pieces.wait_until_computed(self.on_device)
             self.on_device.clear()
             while batches:
-                arrivals.put((piece.fqn, parts) for piece, parts in xla_pieces.move(batches.pop()))
+                arrivals.put((piece.fqn, parts) for piece, parts in xla_pieces.move_to_host(batches.pop()))
             arrivals.check()
         except RuntimeError as error:
             self.copies.refused(error, self.plan.cuts, self.copied)
@@ -200,7 +200,7 @@ class _Arrivals:
         self._region = region
         self._missing = {fqn: sum(write.box.volume for _, write in plan.mine.get(fqn, ())) for fqn in fqns}
 
-    def put(self, moved: Iterable[tuple[str, list["Part"]]]) -> None:
+    def put(self, moved: Iterable[tuple[str, list["HostPart"]]]) -> None:
         """What this rank writes of these elements is in the region."""
         places = self._region.places(self._plan.orders)
         destinations: list[torch.Tensor] = []
@@ -237,4 +237,4 @@ class _Arrivals:
 
 
 def _within(common: Box, box: Box) -> tuple[slice, ...]:
-    return common.shifted(box.offsets).slices
+    return common.relative_to(box.offsets).slices

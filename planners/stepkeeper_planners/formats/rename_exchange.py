@@ -1,4 +1,4 @@
-"""Two names of one folder changed for each other in one step, where the file system can do that."""
+"""Exchange two paths in one step, if the file system can do it."""
 
 import ctypes
 import errno
@@ -6,16 +6,16 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["exchange"]
+__all__ = ["exchange_paths"]
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _CANNOT: Final = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
-"""A file system or a kernel without it: NFS, FUSE."""
+"""The error codes of file systems and kernels that can't do it, such as NFS and FUSE."""
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """What was at each path is at the other one. False: nothing was done, this can't be done here."""
+def exchange_paths(one: Path, other: Path) -> bool:
+    """Exchange what is at the two paths. Return False, with nothing done, if it can't be done here."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

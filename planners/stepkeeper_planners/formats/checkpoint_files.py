@@ -1,4 +1,4 @@
-"""The files of a checkpoint: in a folder on this machine, or wherever else somebody can read them."""
+"""Open the files of a checkpoint: in a folder on this machine, or wherever a caller can read them."""
 
 import errno
 import io
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.formats.conversion import shown
+from stepkeeper_planners.formats.reporting import printable
 
-__all__ = ["CheckpointFiles", "Folder", "files_of", "opened"]
+__all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "open_source_file"]
 
 _NO_SUCH_FILE: Final = {
     errno.EISDIR,
@@ -21,37 +21,45 @@ _NO_SUCH_FILE: Final = {
     errno.EINVAL,
     errno.EILSEQ,
 }
-"""What a system says of a name that is no file's. Anything else is no fault of the source."""
+"""The error codes for a name that can't be a file's. Any other error is not the source's fault."""
 
 
 class CheckpointFiles(Protocol):
-    """Where a checkpoint's files are."""
+    """Gives access to the files of a checkpoint that isn't in a folder on this machine."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The checkpoint's name, for messages."""
 
     @property
     def path(self) -> Path | None:
-        """The folder, where they are on this machine: a result never replaces it."""
+        """The folder, if the files are on this machine: a result never replaces it."""
 
     @property
     def block_bytes(self) -> int:
-        """How much is fetched at least, however little is read; it is kept for the next read."""
+        """How many bytes are fetched at least for any read. They are kept for the next read."""
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
-        """The first byte of the elements of the chunk that begins there, where that is known without reading it."""
+        """Return where the elements of a chunk begin in its file, if that is known without reading it.
+
+        Args:
+            name: the file's name.
+            offset_bytes: where the chunk begins in the file.
+
+        Returns:
+            The offset of the first element's first byte; None if it isn't known.
+        """
 
     def open(self, name: str) -> io.BufferedReader:
-        """The file of that name, to be read at any place.
+        """Open a file for reading at any offset.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
         """
 
 
-class Folder:
-    """A folder on this machine."""
+class LocalFolder:
+    """Opens the files of a checkpoint in a folder on this machine."""
 
     block_bytes = 1
 
@@ -60,14 +68,14 @@ class Folder:
 
     @property
     def name(self) -> str:
-        """Its path."""
+        """The folder's path."""
         return str(self.path)
 
     def elements_at(self, name: str, offset_bytes: int) -> None:
-        """Not known."""
+        """Return None: it isn't known."""
 
     def open(self, name: str) -> io.BufferedReader:
-        """The file of that name in it. A pipe, which might never be written to, or a device is none."""
+        """Open a file in the folder. A device, or a pipe, which might never be written to, is refused."""
         descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             mode = os.fstat(descriptor).st_mode
@@ -81,21 +89,27 @@ class Folder:
         return os.fdopen(descriptor, "rb")
 
 
-def files_of(source: str | os.PathLike[str] | CheckpointFiles) -> CheckpointFiles:
-    """The files themselves, or those of a folder on this machine."""
-    return Folder(Path(source)) if isinstance(source, str | os.PathLike) else source
+def as_checkpoint_files(source: str | os.PathLike[str] | CheckpointFiles) -> CheckpointFiles:
+    """Return the source itself, or the files of a folder on this machine."""
+    return LocalFolder(Path(source)) if isinstance(source, str | os.PathLike) else source
 
 
 @contextmanager
-def opened(
+def open_source_file(
     files: CheckpointFiles, name: str, what: str, *, missing: str = "is missing; the checkpoint isn't whole"
 ) -> Iterator[io.BufferedReader]:
-    """The file that `what`, a name in the source, should be in. `missing` is said where there is none.
+    """Open a file of the source.
+
+    Args:
+        files: the source.
+        name: the file's name.
+        what: the name in the source that should be in the file, for errors.
+        missing: the words for the error if there is no such file.
 
     Raises:
-        SourceError: there is no such file, or can't be one.
+        SourceError: there is no such file, or there can't be one of this name.
     """
-    where = f"{what}: {shown(f'{files.name}/{name}')}"
+    where = f"{what}: {printable(f'{files.name}/{name}')}"
     try:
         file = files.open(name)
     except ValueError as error:

@@ -1,18 +1,18 @@
-"""A file as memory that is read where it is used."""
+"""Map a file into memory."""
 
 import mmap
 from typing import BinaryIO, Final
 
-__all__ = ["mapped"]
+__all__ = ["map_file"]
 
 # Python names it since 3.13.
 _NO_RESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-def mapped(file: BinaryIO, size_bytes: int) -> mmap.mmap:
-    """The file's bytes. What is written there stays in this process.
+def map_file(file: BinaryIO, size_bytes: int) -> mmap.mmap:
+    """Map the file, privately: what is written to the memory stays in this process.
 
-    No memory is set aside for what might be written, so that a file may be larger than the memory.
+    No memory is reserved for writes, so the file may be larger than the memory.
     """
     return mmap.mmap(
         file.fileno(),

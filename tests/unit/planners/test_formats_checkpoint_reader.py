@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper_planners.formats import stored
-from stepkeeper_planners.formats.files import Folder
+from stepkeeper_planners.formats import checkpoint_reader
+from stepkeeper_planners.formats.checkpoint_files import LocalFolder
 from stepkeeper_planners.geometry.boxes import Box
 
 pytestmark = pytest.mark.filterwarnings(
@@ -81,8 +81,10 @@ def test_chunks_are_put_together(
 ) -> None:
     tensor = torch.arange(105).reshape(7, 5, 3).to(dtype)
     save({"w": tensor}, storage_writer=FileSystemWriter(tmp_path), planner=InParts(cuts), no_dist=True)
-    monkeypatch.setattr(stored, "BUFFER_BYTES", buffer_bytes)
-    pieces = [bytes(piece) for piece in stored.open_checkpoint(Folder(tmp_path)).elements("w")]
+    monkeypatch.setattr(checkpoint_reader, "BUFFER_BYTES", buffer_bytes)
+    pieces = [
+        bytes(piece) for piece in checkpoint_reader.open_checkpoint(LocalFolder(tmp_path)).read_elements("w")
+    ]
     assert b"".join(pieces) == tensor.numpy().tobytes()
     row_bytes = 5 * 3 * dtype.itemsize
     assert max(map(len, pieces)) <= max(buffer_bytes, row_bytes)

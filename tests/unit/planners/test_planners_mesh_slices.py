@@ -4,7 +4,7 @@ from random import Random
 
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
-from stepkeeper_planners.geometry.mesh_slices import slices_beside
+from stepkeeper_planners.geometry.mesh_slices import list_mesh_slices
 from stepkeeper_planners.saving.assignment import assign
 
 SLICES = ((0, 1), (2, 3))
@@ -21,14 +21,14 @@ def on_slices(fqn: str, n_rows: int, *holders: tuple[int, ...]) -> TensorLayout:
         for i, ranks in enumerate(holders)
     )
     return TensorLayout(
-        fqn=fqn, dtype="float32", global_shape=(size * len(holders),), chunks=chunks, siblings=SLICES
+        fqn=fqn, dtype="float32", global_shape=(size * len(holders),), chunks=chunks, mesh_slices=SLICES
     )
 
 
 def test_slices_are_the_columns_of_a_mesh() -> None:
-    assert slices_beside((0, 2, 1, 3), 2) == SLICES
-    assert slices_beside((0, 1), 1) == ()
-    assert slices_beside((4, 6, 5, 7), 2, (7, 6, 5, 4)) == ((0, 1), (2, 3))
+    assert list_mesh_slices((0, 2, 1, 3), 2) == SLICES
+    assert list_mesh_slices((0, 1), 1) == ()
+    assert list_mesh_slices((4, 6, 5, 7), 2, (7, 6, 5, 4)) == ((0, 1), (2, 3))
 
 
 def test_no_tensor_is_mixed_of_slices_and_slices_take_turns() -> None:

@@ -1,4 +1,4 @@
-"""How safetensors files lie in bytes, and how many tensors go into how many of them. Pure."""
+"""Lay out safetensors files in bytes, and divide tensors among several files. Pure."""
 
 import json
 import struct
@@ -10,18 +10,18 @@ from typing import Final
 import torch
 
 from stepkeeper_planners.errors import UnsupportedValueError
-from stepkeeper_planners.formats.conversion import joined, shown
+from stepkeeper_planners.formats.reporting import join_names, printable
 
 __all__ = [
     "DTYPES",
     "INDEX_NAME",
     "INDEX_SUFFIX",
     "SUFFIX",
-    "Entry",
-    "Shard",
+    "ShardFile",
+    "TensorEntry",
     "build_index",
-    "entry_for",
-    "plan_shards",
+    "make_entry",
+    "plan_shard_files",
 ]
 
 SUFFIX: Final = ".safetensors"
@@ -50,31 +50,31 @@ DTYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A tensor that goes into a file."""
+class TensorEntry:
+    """A tensor that is written to a file."""
 
     source: str
-    """Its name where it comes from."""
+    """Its name in the source."""
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @property
     def n_bytes(self) -> int:
-        """Of all elements."""
+        """The size of all elements, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
-    """One file."""
+class ShardFile:
+    """One file of the result."""
 
     file_name: str
-    entries: tuple[Entry, ...]
-    """In the order of their bytes."""
+    entries: tuple[TensorEntry, ...]
+    """Its tensors, in the order of their bytes."""
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
-        """What stands before the tensors' bytes."""
+        """Build the bytes that come before the tensors' bytes."""
         described: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
         offset_bytes = 0
         for entry in self.entries:
@@ -89,26 +89,27 @@ class Shard:
         return struct.pack("<Q", len(text)) + text
 
 
-def entry_for(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Entry:
-    """The tensor under this name.
+def make_entry(source: str, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorEntry:
+    """Build the entry for a tensor under its new name.
 
     Raises:
-        UnsupportedValueError: safetensors files have no such dtype, or no such name.
+        UnsupportedValueError: the format has no such dtype, or no such name.
     """
     if dtype not in DTYPES:
+        known = sorted(str(each).removeprefix("torch.") for each in DTYPES)
         raise UnsupportedValueError(
-            f"{shown(source)}: safetensors has no {str(dtype).removeprefix('torch.')}; convert the tensor to one of "
-            f"{joined(sorted(str(known).removeprefix('torch.') for known in DTYPES), len(DTYPES))}, or leave it out"
+            f"{printable(source)}: safetensors has no {str(dtype).removeprefix('torch.')}; convert the tensor to one "
+            f"of {join_names(known, len(known))}, or leave it out"
         )
     if name == "__metadata__" or not _is_unicode(name):
         raise UnsupportedValueError(
-            f"{shown(source)}: no tensor can be named {shown(name)} in a safetensors file; rename it"
+            f"{printable(source)}: no tensor can be named {printable(name)} in a safetensors file; rename it"
         )
-    return Entry(source=source, name=name, dtype=dtype, shape=shape)
+    return TensorEntry(source=source, name=name, dtype=dtype, shape=shape)
 
 
 def _is_unicode(name: str) -> bool:
-    """Not with half a character, which Python's strings may have in them."""
+    """Return whether the name can be encoded. Python's strings may hold half a character."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -116,11 +117,17 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-def plan_shards(
-    entries: Sequence[Entry], max_shard_bytes: int | None, stem: str = "model"
-) -> tuple[Shard, ...]:
-    """The files, named as Hugging Face has them. Only one with a single tensor may be larger than asked for."""
-    groups: list[list[Entry]] = []
+def plan_shard_files(
+    entries: Sequence[TensorEntry], max_shard_bytes: int | None, stem: str = "model"
+) -> tuple[ShardFile, ...]:
+    """Divide the tensors among files with Hugging Face's names.
+
+    Args:
+        entries: the tensors, in order.
+        max_shard_bytes: the size of a file, at most; only a file of a single tensor may be larger. None for one file.
+        stem: the beginning of the files' names.
+    """
+    groups: list[list[TensorEntry]] = []
     room_bytes = -1
     for entry in entries:
         if not groups or (max_shard_bytes is not None and entry.n_bytes > room_bytes):
@@ -130,13 +137,13 @@ def plan_shards(
         room_bytes -= entry.n_bytes
     n_files = len(groups)
     return tuple(
-        Shard(file_name=_file_name(stem, number, n_files), entries=_aligned(group))
+        ShardFile(file_name=_file_name(stem, number, n_files), entries=_aligned(group))
         for number, group in enumerate(groups, 1)
     )
 
 
-def build_index(shards: Sequence[Shard]) -> bytes:
-    """The file that says which tensor is in which file."""
+def build_index(shards: Sequence[ShardFile]) -> bytes:
+    """Build the index file, which says which tensor is in which file."""
     index = {
         "metadata": {"total_size": sum(entry.n_bytes for shard in shards for entry in shard.entries)},
         "weight_map": {entry.name: shard.file_name for shard in shards for entry in shard.entries},
@@ -144,8 +151,8 @@ def build_index(shards: Sequence[Shard]) -> bytes:
     return json.dumps(index, ensure_ascii=False, indent=2).encode() + b"\n"
 
 
-def _aligned(entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Wide elements first: each tensor then starts at a multiple of its elements' size."""
+def _aligned(entries: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
+    """Sort wide elements first, so that each tensor starts at a multiple of its elements' size."""
     return tuple(sorted(entries, key=lambda entry: -entry.dtype.itemsize))
 
 

@@ -1,4 +1,4 @@
-"""A state, in memory or mapped from a file, as a checkpoint folder."""
+"""Write a state, in memory or mapped from a file, as a checkpoint folder."""
 
 import io
 import warnings
@@ -15,24 +15,33 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PlannerError, SourceError
-from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress, shown
 from stepkeeper_planners.formats.destination import new_folder
+from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter, printable
 from stepkeeper_planners.saving.planner import SPMDSavePlanner
 from stepkeeper_planners.state.tree import gather_state
 
 __all__ = ["write_checkpoint"]
 
 _MOST_TIMES: Final = 16
-"""As many bytes as the source: views of one buffer are fewer."""
+"""How many times the source's size a result may have. Tensors that are views of one buffer stay below that."""
 
 
 def write_checkpoint(
     state: Mapping[str, Any], dst: Path, *, source: Path, overwrite: bool, progress: Progress | None
 ) -> Conversion:
-    """The folder `dst` is a checkpoint with this state; each tensor was read as it was written.
+    """Write the state as the checkpoint folder `dst`. Each tensor is read when it is written.
+
+    Args:
+        state: the tensors and values, nested.
+        dst: the folder to write.
+        source: the file or folder that the state comes from.
+        overwrite: whether an existing checkpoint at `dst` is replaced.
+        progress: called with the bytes that are done and those of all tensors.
 
     Raises:
-        SourceError: tensors of a file lie over each other, so that it would become very many times as large.
+        PlannerError: this process is one of several in a process group.
+        SourceError: tensors of a file share elements, so that the result would be very many times as large.
+        DestinationExistsError: there is something at `dst` that is not replaced.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise PlannerError(
@@ -45,13 +54,13 @@ def write_checkpoint(
         largest = max(flat.tensors, key=lambda name: flat.tensors[name].nbytes)
         raise SourceError(
             f"{source}: its tensors share their elements: written out they have {total_bytes} bytes, more than "
-            f"{_MOST_TIMES} times the file; the largest is {shown(largest)}. Save clones of them"
+            f"{_MOST_TIMES} times the file; the largest is {printable(largest)}. Save clones of them"
         )
     with new_folder(dst, source=source, overwrite=overwrite, replaceable=_is_of_checkpoint) as new:
-        planner = _Planner(Meter(total_bytes=total_bytes, told=progress))
+        planner = _Planner(ProgressMeter(total_bytes=total_bytes, callback=progress))
         try:
             with warnings.catch_warnings():
-                # torch's own words, where there is one process only, and about its own code.
+                # torch warns if there is one process only, and about its own code.
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
                 save({**state}, storage_writer=FileSystemWriter(new), planner=planner, no_dist=True)
@@ -66,12 +75,12 @@ def write_checkpoint(
 
 
 def _is_of_checkpoint(path: Path) -> bool:
-    """A file of a finished one."""
+    """Return whether this is a file of a finished checkpoint."""
     return path.with_name(".metadata").is_file() and (path.name == ".metadata" or path.suffix == ".distcp")
 
 
 def _reason(failure: BaseException) -> BaseException:
-    """What a caller expects: of a write that failed torch only says that it wasn't where it wanted to be."""
+    """Return the error that a caller expects. For a failed write, torch only says that its position is wrong."""
     reason: BaseException | None = failure
     while type(failure) is RuntimeError and reason is not None:
         if isinstance(reason, OSError):
@@ -81,15 +90,15 @@ def _reason(failure: BaseException) -> BaseException:
 
 
 class _Planner(SPMDSavePlanner):
-    """Tells how far it is."""
+    """Report each tensor to the meter as it is written."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: ProgressMeter) -> None:
         super().__init__()
         self._meter = meter
 
     @override
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """As ever."""
+        """Return the item's data, and count it."""
         data = super().resolve_data(write_item)
         if isinstance(data, torch.Tensor):
             self._meter.add(data.nbytes)
