@@ -19,7 +19,7 @@ from stepkeeper.restore import Restorer
 from stepkeeper.retention.deletable import metrics_of
 from stepkeeper.retention.pins import Pin, hold, remove_pin
 from stepkeeper.storage import Store, open_store
-from stepkeeper.training.environment import opening_of, uri_of
+from stepkeeper.training.environment import build_open_request, root_uri
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["FollowedCommit", "Follower", "follow"]
@@ -102,11 +102,11 @@ class Follower:
     ) -> None:
         if not poll_s > 0:
             raise ValueError(f"poll_s is longer than 0 s, not {poll_s}")
-        self._store = open_store(uri_of(uri))
+        self._store = open_store(root_uri(uri))
         self._log = Log(self._store)
         gang = SoloGang()
         # Not a process of its own: one is started only by who writes.
-        idle = Companion(opening_of(None, gang, self._store.uri, None), lambda _directive: None)
+        idle = Companion(build_open_request(None, gang, self._store.uri, None), lambda _directive: None)
         self._restorer = Restorer(self._store, idle, gang)
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
@@ -127,10 +127,10 @@ class Follower:
             StorageError: the store refuses.
 
         """
-        self._let_go()
+        self._release_current()
         waited_s = 0.0
         while not self._closed.is_set():
-            found = self._found()
+            found = self._find_next()
             if found is not None:
                 self._current = found
                 return found
@@ -146,7 +146,7 @@ class Follower:
     def close(self) -> None:
         """No commit comes any more, and the last one may be deleted. Whoever waits for the next one goes on."""
         self._closed.set()
-        self._let_go()
+        self._release_current()
 
     def __enter__(self) -> Self:
         return self
@@ -157,17 +157,19 @@ class Follower:
         self.close()
         self._store.close()
 
-    def _let_go(self) -> None:
+    def _release_current(self) -> None:
         current, self._current = self._current, None
         if current is not None:
             current.close()
 
-    def _found(self) -> FollowedCommit | None:
+    def _find_next(self) -> FollowedCommit | None:
         try:
             state = self._log.refresh() if self._log.state.tail >= 0 else self._log.open()
-            if self._next_of(state) is None:
+            if self._next_commit(state) is None:
                 return None
-            pin, record = hold(self._log, self._store, self._chosen, holder=self._holder, reason="follow")
+            pin, record = hold(
+                self._log, self._store, self._choose_next, holder=self._holder, reason="follow"
+            )
         except TransientStorageError as error:
             _log.warning("%s gave no answer, it is asked again: %s", self._store.uri, error)
             return None
@@ -177,13 +179,13 @@ class Follower:
         self._seen = record.slot
         return FollowedCommit(self._store, self._restorer, record, pin)
 
-    def _chosen(self, state: LogState) -> CommitRecord:
-        record = self._next_of(state)
+    def _choose_next(self, state: LogState) -> CommitRecord:
+        record = self._next_commit(state)
         if record is None:
             raise RestoreError(f"{self._store.uri}: what was new is gone")
         return record
 
-    def _next_of(self, state: LogState) -> CommitRecord | None:
+    def _next_commit(self, state: LogState) -> CommitRecord | None:
         """Of what is new on HEAD's line the newest, or the oldest where every one is wanted."""
         new = [record for record in state.line if record.slot > self._seen]
         if not new:

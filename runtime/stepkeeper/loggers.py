@@ -15,7 +15,7 @@ def logger(name: str) -> logging.Logger:
     `step` is the one that the record is about, where `extra` says that; else None.
     """
     named = logging.getLogger(name)
-    named.addFilter(_say_whose)
+    named.addFilter(_add_identity)
     return named
 
 
@@ -28,15 +28,15 @@ def identify(*, rank: int, attempt: str | None) -> None:
         _identity.update(attempt=attempt, rank=rank)
 
 
-def _say_whose(record: logging.LogRecord) -> bool:
+def _add_identity(record: logging.LogRecord) -> bool:
     for name, value in ({"step": None} | _identity).items():
         record.__dict__.setdefault(name, value)
     if record.__dict__["rank"] is None:
-        record.__dict__["rank"] = _rank_in_group()
+        record.__dict__["rank"] = _process_group_rank()
     return True
 
 
-def _rank_in_group() -> int | None:
+def _process_group_rank() -> int | None:
     """Where no manager was made; None where there is no process group either."""
     group = sys.modules.get("torch.distributed")
     is_there = group is not None and group.is_available() and group.is_initialized()

@@ -16,11 +16,11 @@ from stepkeeper.training.shutdown import Leaving
 from stepkeeper.training.step_controller import Stepping, checked_step
 from stepkeeper_planners.loading.selection import LoadRules
 
-__all__ = ["DropIn", "Given"]
+__all__ = ["TorchXlaApi", "TorchXlaArguments"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class TorchXlaArguments:
     """What a manager was constructed with: numbers as Python's own, whatever library they were of."""
 
     path: str
@@ -31,7 +31,7 @@ class Given:
     chkpt_on_preemption: bool
 
     @classmethod
-    def of(  # noqa: PLR0917  # the constructor's order
+    def from_values(  # noqa: PLR0917  # the constructor's order
         cls,
         path: str | os.PathLike[str],
         save_interval: SupportsIndex | SavePolicy,
@@ -70,14 +70,14 @@ def _interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:
     return given
 
 
-class DropIn:
+class TorchXlaApi:
     """The methods of torch_xla's class, by its names and parameters; what is behind a `*` is ours.
 
     What it was constructed with can be read and, having been acted on, not be set.
     """
 
     _events: Events
-    _given: Given
+    _arguments: TorchXlaArguments
     _leaving: Leaving
     _restorer: Restorer
     _saves: Saves
@@ -86,28 +86,28 @@ class DropIn:
     @property
     def base_path(self) -> str:
         """The root, with a `/` behind it."""
-        return f"{self._given.path.rstrip('/')}/"
+        return f"{self._arguments.path.rstrip('/')}/"
 
     @property
     def save_interval(self) -> int | SavePolicy:
         """In steps, or the policy that it was constructed with."""
-        return self._given.save_interval
+        return self._arguments.save_interval
 
     @property
     def max_to_keep(self) -> int:
         """0: all, or what `keep` says."""
-        return self._given.max_to_keep
+        return self._arguments.max_to_keep
 
     @property
     def chkpt_on_preemption(self) -> bool:
         """SIGTERM makes all ranks save one step."""
-        return self._given.chkpt_on_preemption
+        return self._arguments.chkpt_on_preemption
 
     @property
     def pg(self) -> dist.ProcessGroup | None:
         """The ranks that save together: the group that was given, else the default one, if there is one."""
         is_there = dist.is_available() and dist.is_initialized()
-        return self._given.process_group or (dist.group.WORLD if is_there else None)
+        return self._arguments.process_group or (dist.group.WORLD if is_there else None)
 
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""

@@ -16,7 +16,7 @@ from stepkeeper import CheckpointManager, loggers
 from stepkeeper.contract import ExitCode, Interval, Settings
 from stepkeeper.errors import CompanionError, SaveError
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training.environment import Environment, Places
+from stepkeeper.training.environment import Environment, PodPaths
 
 PACKAGE = Path(loggers.__file__).parent
 
@@ -46,7 +46,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[logging.LogRecord]]
 
 
 def of_pod(folder: Path, **identity: Any) -> Environment:
-    places = Places(
+    places = PodPaths(
         settings_folder=folder,
         notice_file=folder / "notice",
         termination_file=folder / "no such folder" / "termination",

@@ -9,7 +9,7 @@ import typer
 from stepkeeper.cli.doctor import doctor
 from stepkeeper.cli.formats import export, import_
 from stepkeeper.cli.read import ls, path, show
-from stepkeeper.cli.terminal import exit_code_of, say
+from stepkeeper.cli.terminal import command_exit_code, print_message
 from stepkeeper.cli.verify import verify
 from stepkeeper.cli.watch import watch
 from stepkeeper.cli.write import gc, rm
@@ -19,7 +19,7 @@ from stepkeeper.storage.retry import Patience
 __all__ = ["app"]
 
 
-def _one_line(command: Callable[..., None]) -> Callable[..., None]:
+def _report_errors(command: Callable[..., None]) -> Callable[..., None]:
     """The command; its errors by design leave as one line on stderr, and an exit code."""
 
     @wraps(command)
@@ -27,8 +27,8 @@ def _one_line(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*args, **options)
         except StepkeeperError as error:
-            say(str(error))
-            raise typer.Exit(exit_code_of(error)) from error
+            print_message(str(error))
+            raise typer.Exit(command_exit_code(error)) from error
 
     return guarded
 
@@ -58,5 +58,5 @@ def options(
 
 
 for command in (ls, show, verify, path, watch, rm, gc, doctor, export):
-    app.command()(_one_line(command))
-app.command("import")(_one_line(import_))
+    app.command()(_report_errors(command))
+app.command("import")(_report_errors(import_))

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 import typer
 
 from stepkeeper.cli.bucket import Finding, judge_bucket
-from stepkeeper.cli.probing import prove_store, throughput
-from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, opened, show_document
+from stepkeeper.cli.probing import measure_throughput, probe_store
+from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, open_root, show_document
 from stepkeeper.errors import LogFormatError, LogGapError, MissingObjectError, PinFormatError, StorageError
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
 from stepkeeper.retention.pins import list_pins
@@ -33,15 +33,15 @@ def doctor(
     """Check the log, the bucket's settings, permissions and conditional writes. Exit code 1 where something is bad."""
     if read_only and throughput_mib is not None:
         raise typer.BadParameter("--throughput writes: leave out --read-only")
-    with opened(context, url) as root:
+    with open_root(context, url) as root:
         findings = _log_findings(root)
         findings += _pin_findings(root)
         findings += _latest_findings(root)
         findings += _bucket_findings(root.store)
         if not read_only:
-            findings += prove_store(root.store, root.patience)
+            findings += probe_store(root.store, root.patience)
         if throughput_mib is not None:
-            findings.append(throughput(root.store, throughput_mib * _MIB))
+            findings.append(measure_throughput(root.store, throughput_mib * _MIB))
         if as_json:
             documents = [
                 {"check": f.check, "verdict": f.verdict, "says": f.says, "todo": f.todo} for f in findings

@@ -13,14 +13,14 @@ from stepkeeper.log import Begin, Commit, LogState
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
 from stepkeeper.storage import ObjectStat
 
-__all__ = ["begins_of", "leftovers_of", "time_of", "times_of"]
+__all__ = ["find_leftovers", "read_begins", "read_slot_time", "read_slot_times"]
 
 _THREADS: Final = 16
 _FOLDER: Final = re.compile(r"((0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/[^/]+")
 _SLOT: Final = re.compile(re.escape(LOG_PREFIX) + r"([0-9]{8,})\.json")
 
 
-def begins_of(root: Root, claims: Collection[int]) -> dict[int, Begin]:
+def read_begins(root: Root, claims: Collection[int]) -> dict[int, Begin]:
     """What began each of `claims`. Raises LogFormatError, StorageError."""
     with ThreadPoolExecutor(_THREADS) as pool:
         bodies = dict(zip(claims, pool.map(lambda claim: root.log.entry(claim).body, claims), strict=True))
@@ -30,13 +30,13 @@ def begins_of(root: Root, claims: Collection[int]) -> dict[int, Begin]:
     return begins
 
 
-def times_of(root: Root) -> dict[int, float]:
+def read_slot_times(root: Root) -> dict[int, float]:
     """When each slot was put, by the store's clock, where it says so."""
     return _times(root.patience.retry(lambda: root.store.list(LOG_PREFIX)))
 
 
-def time_of(root: Root, slot: int) -> dict[int, float]:
-    """As `times_of`, for one slot."""
+def read_slot_time(root: Root, slot: int) -> dict[int, float]:
+    """As `read_slot_times`, for one slot."""
     return _times(root.patience.retry(lambda: root.store.list(slot_path(slot))))
 
 
@@ -52,7 +52,7 @@ class _Folder:
     size_bytes: int = 0
 
 
-def leftovers_of(root: Root, state: LogState) -> list[Leftover]:
+def find_leftovers(root: Root, state: LogState) -> list[Leftover]:
     """Folders that no commit of `state` names: of deleted commits, of saves that are under way or were given up."""
     named = {record.folder for record in state.commits.values()}
     folders: dict[str, _Folder] = {}
@@ -61,7 +61,7 @@ def leftovers_of(root: Root, state: LogState) -> list[Leftover]:
         if match and match[1] not in named:
             folder = folders.setdefault(match[1], _Folder(step=int(match[2]), claim=int(match[3])))
             folder.size_bytes += stat.size_bytes
-    slots = _slots_of(root, folders, state) if folders else {}
+    slots = _find_slots(root, folders, state) if folders else {}
     # The listing is younger than the state: what was committed since is no leftover.
     since = {record.folder for record in root.log.refresh().commits.values()} if folders else set()
     return [
@@ -77,7 +77,7 @@ def leftovers_of(root: Root, state: LogState) -> list[Leftover]:
     ]
 
 
-def _slots_of(root: Root, folders: dict[str, _Folder], state: LogState) -> dict[str, int]:
+def _find_slots(root: Root, folders: dict[str, _Folder], state: LogState) -> dict[str, int]:
     """Of the folders that once were commits, their slots: read from the log, from the oldest of their claims on."""
     first = min(folder.claim for folder in folders.values()) + 1
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -23,7 +23,7 @@ from stepkeeper.storage import Store
 from stepkeeper.storage.base import PROBE_PREFIX
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["prove_store", "throughput"]
+__all__ = ["measure_throughput", "probe_store"]
 
 _RACERS: Final = 16
 _THREADS: Final = 8
@@ -33,7 +33,7 @@ _EXCLUSIVE: Final = (
 )
 
 
-def prove_store(store: Store, patience: Patience) -> list[Finding]:
+def probe_store(store: Store, patience: Patience) -> list[Finding]:
     """What putting, reading, listing and deleting a probe object shows; it is gone afterwards, if it can be deleted.
 
     Raises TransientStorageError: no answer is no finding.
@@ -42,7 +42,7 @@ def prove_store(store: Store, patience: Patience) -> list[Finding]:
     path = f"{prefix}{new_nonce()}"
     findings: list[Finding] = []
 
-    def tried(check: str, todo: str, operation: Callable[[], str | None]) -> bool:
+    def record_try(check: str, todo: str, operation: Callable[[], str | None]) -> bool:
         try:
             complaint = patience.retry(operation)
         except TransientStorageError:
@@ -59,16 +59,16 @@ def prove_store(store: Store, patience: Patience) -> list[Finding]:
         return complaint is None
 
     role = "on a bucket grant roles/storage.objectUser; of a folder let the job's user be the owner"
-    if not tried("put", role, lambda: _put(store, path)):
+    if not record_try("put", role, lambda: _try_put(store, path)):
         return findings
     try:
-        tried(
+        record_try(
             "read", role, lambda: None if store.read(path) == b"0" else "it reads other bytes than were put"
         )
-        tried("list", "caches of listings must be off", lambda: _listed(store, path))
-        tried("conditional-write", _EXCLUSIVE, lambda: _raced(store, prefix))
+        record_try("list", "caches of listings must be off", lambda: _try_list(store, path))
+        record_try("conditional-write", _EXCLUSIVE, lambda: _try_racing_creates(store, prefix))
     finally:
-        tried("delete", role, lambda: _deleted(store, path))
+        record_try("delete", role, lambda: _try_delete(store, path))
     return findings
 
 
@@ -84,18 +84,18 @@ def _prefix(store: Store, patience: Patience) -> str:
     return f"{PROBE_PREFIX}{next_slot:08d}-"
 
 
-def _put(store: Store, path: str) -> str | None:
+def _try_put(store: Store, path: str) -> str | None:
     # False may be the answer to a second try of a put that had gone through: no other knows the name.
     store.put_if_absent(path, b"0")
     return None
 
 
-def _listed(store: Store, path: str) -> str | None:
+def _try_list(store: Store, path: str) -> str | None:
     found = any(stat.path == path for stat in store.list(path))
     return None if found else "an object that was just put isn't listed"
 
 
-def _raced(store: Store, prefix: str) -> str | None:
+def _try_racing_creates(store: Store, prefix: str) -> str | None:
     """Of many creates of one name exactly one wins, and its bytes are there."""
     path = f"{prefix}{new_nonce()}"
     barrier = threading.Barrier(_RACERS)
@@ -115,7 +115,7 @@ def _raced(store: Store, prefix: str) -> str | None:
         store.delete(path)
 
 
-def _deleted(store: Store, path: str) -> str | None:
+def _try_delete(store: Store, path: str) -> str | None:
     store.delete(path)
     try:
         store.read(path)
@@ -124,7 +124,7 @@ def _deleted(store: Store, path: str) -> str | None:
     return f"{path} is there after it was deleted"
 
 
-def throughput(store: Store, size_bytes: int) -> Finding:
+def measure_throughput(store: Store, size_bytes: int) -> Finding:
     """How fast this host writes and reads objects there, several at a time. They are gone afterwards."""
     each_bytes = min(_OBJECT_BYTES, -(-size_bytes // _THREADS))
     n_objects = -(-size_bytes // each_bytes)

@@ -7,13 +7,22 @@ from stepkeeper.contract import Identity
 from stepkeeper.errors import RefusedError, RestoreError
 from stepkeeper.log import Begin, CommitRecord, LogState, Owner
 
-__all__ = ["HOST_PREFIX", "check_over", "check_removable", "identity_of", "needs_proof", "pick_removed"]
+__all__ = [
+    "HOST_PREFIX",
+    "check_job_over",
+    "check_removable",
+    "commit_to_verify",
+    "owner_identity",
+    "select_removed",
+]
 
 HOST_PREFIX: Final = "stepkeeper rm on "
 """What a begin of this command says in place of a host: such a claim ends with its command."""
 
 
-def pick_removed(state: LogState, steps: Sequence[int], sequences: Sequence[int]) -> tuple[CommitRecord, ...]:
+def select_removed(
+    state: LogState, steps: Sequence[int], sequences: Sequence[int]
+) -> tuple[CommitRecord, ...]:
     """The commits of these steps and sequences, also abandoned and quarantined ones.
 
     Raises RestoreError where there is none, RefusedError where a step names several.
@@ -52,13 +61,13 @@ def check_removable(state: LogState, slots: Collection[int]) -> None:
         )
 
 
-def needs_proof(state: LogState, slots: Collection[int]) -> CommitRecord | None:
+def commit_to_verify(state: LogState, slots: Collection[int]) -> CommitRecord | None:
     """The commit whose bytes have to be right before `slots` may go: the latest, if the line has none verified."""
     of_line = any(record.slot in slots for record in state.line)
     return state.latest if of_line and not _verified_of_line(state) else None
 
 
-def check_over(state: LogState, last: Begin, last_write: str, *, force: bool) -> None:
+def check_job_over(state: LogState, last: Begin, last_write: str, *, force: bool) -> None:
     """Nothing, if nobody can be writing under the last claim, or `force` says that nobody is. Raises RefusedError."""
     if force or last.host.startswith(HOST_PREFIX):
         return
@@ -70,7 +79,7 @@ def check_over(state: LogState, last: Begin, last_write: str, *, force: bool) ->
     )
 
 
-def identity_of(owner: Owner | None) -> Identity | None:
+def owner_identity(owner: Owner | None) -> Identity | None:
     """Under which the root stays its owner's: this claim takes it from no name, and is older than any later start."""
     if owner is None:
         return None

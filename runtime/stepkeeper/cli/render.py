@@ -12,10 +12,10 @@ __all__ = [
     "Row",
     "age_text",
     "attempt_text",
+    "build_rows",
     "owner_document",
-    "pick",
     "row_document",
-    "rows_of",
+    "select_commits",
     "size_text",
     "table_row",
 ]
@@ -59,7 +59,7 @@ class Row:
     time_unix_s: float | None = None
 
 
-def rows_of(
+def build_rows(
     state: LogState,
     *,
     claims: Mapping[int, Begin],
@@ -104,7 +104,9 @@ def rows_of(
     )
 
 
-def pick(state: LogState, steps: Sequence[int], sequences: Sequence[int] = ()) -> tuple[CommitRecord, ...]:
+def select_commits(
+    state: LogState, steps: Sequence[int], sequences: Sequence[int] = ()
+) -> tuple[CommitRecord, ...]:
     """The newest commit of each step on the line, and the commits of `sequences`; the latest where nothing is asked.
 
     Raises RestoreError, saying what there is.

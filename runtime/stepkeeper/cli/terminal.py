@@ -32,12 +32,12 @@ __all__ = [
     "Root",
     "Sequences",
     "Url",
-    "asks_a_person",
-    "exit_code_of",
-    "opened",
+    "absolute_progress_bar",
+    "command_exit_code",
+    "is_interactive",
+    "open_root",
+    "print_message",
     "progress_bar",
-    "progress_to",
-    "say",
     "show_document",
     "show_table",
 ]
@@ -68,7 +68,7 @@ class ExitCode(IntEnum):
     """Not safe now; nothing was done."""
 
 
-def exit_code_of(error: StepkeeperError) -> ExitCode:
+def command_exit_code(error: StepkeeperError) -> ExitCode:
     match error:
         case BadUriError():
             return ExitCode.USAGE
@@ -94,7 +94,7 @@ class Root:
 
 
 @contextmanager
-def opened(context: typer.Context, url: str) -> Iterator[Root]:
+def open_root(context: typer.Context, url: str) -> Iterator[Root]:
     """The root at `url`, its log not yet read. Raises BadUriError, StorageError."""
     patience: Patience = context.obj
     store = _store(url)
@@ -113,16 +113,16 @@ def _store(url: str) -> Store:
         ) from error
     except StepkeeperError:
         raise
-    except Exception as error:  # a client's own, before there is a request: no credentials, say
+    except Exception as error:  # a client's own, before there is a request: no credentials, for one
         raise StorageError(f"{url}: {error}") from error
 
 
-def asks_a_person() -> bool:
+def is_interactive() -> bool:
     """True where a question would be read, and can be answered."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
     """One line on stderr. What a name from a file would do to the terminal, it doesn't."""
     line = " ".join(message.split())
     typer.echo(f"stepkeeper: {''.join(map(_printable, line))}", err=True)
@@ -159,7 +159,7 @@ def progress_bar(title: str, total_bytes: int) -> Iterator[Callable[[int], None]
 
 
 @contextmanager
-def progress_to(title: str) -> Iterator[Callable[[int, int], None]]:
+def absolute_progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """As `progress_bar`, and what moves it to so many bytes of so many."""
     with _bar(title, None) as (progress, task):
         yield lambda done_bytes, total_bytes: progress.update(task, completed=done_bytes, total=total_bytes)

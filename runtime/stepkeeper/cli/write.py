@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from stepkeeper.cli.blocks import verify_commit
-from stepkeeper.cli.history import time_of
+from stepkeeper.cli.history import read_slot_time
 from stepkeeper.cli.removal import (
     HOST_PREFIX,
-    check_over,
+    check_job_over,
     check_removable,
-    identity_of,
-    needs_proof,
-    pick_removed,
+    commit_to_verify,
+    owner_identity,
+    select_removed,
 )
 from stepkeeper.cli.render import age_text, size_text
 from stepkeeper.cli.terminal import (
@@ -23,10 +23,10 @@ from stepkeeper.cli.terminal import (
     Root,
     Sequences,
     Url,
-    asks_a_person,
-    opened,
+    is_interactive,
+    open_root,
+    print_message,
     progress_bar,
-    say,
     show_document,
     show_table,
 )
@@ -54,15 +54,15 @@ def rm(
     """Remove commits and their data. For roots whose job is over: this claims the root."""
     if not steps and not sequences:
         raise typer.BadParameter("name the commits to remove: steps, or --sequence")
-    with opened(context, url) as root:
+    with open_root(context, url) as root:
         state = root.log.open()
-        records = pick_removed(state, steps or (), sequences or ())
+        records = select_removed(state, steps or (), sequences or ())
         slots = {record.slot for record in records}
         check_removable(state, slots)
-        _check_over(root, state, force=force)
+        _check_job_over(root, state, force=force)
         _check_confirmed(root, records, force=force, yes=yes, as_json=as_json)
         _check_proof(root, state, slots)
-        deleted, pinned = _removed(root, state.tail, slots)
+        deleted, pinned = _remove_commits(root, state.tail, slots)
         waiting = {each.slot for each in pinned}
         document = {
             "deleted": [{"sequence": r.slot, "step": r.step, "size_bytes": r.size_bytes} for r in deleted],
@@ -91,7 +91,7 @@ def gc(
     """Delete data that no commit needs: of saves that earlier starts gave up, of deletions that were cut short."""
     if pins and dry_run:
         raise typer.BadParameter("--pins and --dry-run exclude each other")
-    with opened(context, url) as root:
+    with open_root(context, url) as root:
         if pins:
             _show_pins(root, as_json=as_json)
             return
@@ -120,26 +120,26 @@ def gc(
         )
 
 
-def _check_over(root: Root, state: LogState, *, force: bool) -> None:
+def _check_job_over(root: Root, state: LogState, *, force: bool) -> None:
     assert state.claim is not None
     last = root.log.entry(state.claim).body
     assert isinstance(last, Begin)
-    written = time_of(root, state.tail).get(state.tail)
+    written = read_slot_time(root, state.tail).get(state.tail)
     moment = f"slot {state.tail}" if written is None else f"{age_text(time.time() - written)} ago"
-    check_over(state, last, moment, force=force)
+    check_job_over(state, last, moment, force=force)
 
 
 def _check_confirmed(
     root: Root, records: Collection[CommitRecord], *, force: bool, yes: bool, as_json: bool
 ) -> None:
     if force:
-        say(
+        print_message(
             f"claiming {root.uri}: a job that still saves there stops with exit code 77 at its next save, and what it "
             "trained since its last commit is lost"
         )
     if yes:
         return
-    if as_json or not asks_a_person():
+    if as_json or not is_interactive():
         raise typer.BadParameter("nobody can be asked here: say --yes")
     listed = ", ".join(f"step {record.step} (sequence {record.slot})" for record in records)
     if not typer.confirm(f"Remove {listed} from {root.uri}?", err=True):
@@ -147,10 +147,10 @@ def _check_confirmed(
 
 
 def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
-    latest = needs_proof(state, slots)
+    latest = commit_to_verify(state, slots)
     if latest is None:
         return
-    say(f"no commit on the latest line was restored yet: step {latest.step} is read whole first")
+    print_message(f"no commit on the latest line was restored yet: step {latest.step} is read whole first")
     with progress_bar(f"step {latest.step}", latest.size_bytes) as advance:
         found = verify_commit(root.store, latest, patience=root.patience, on_bytes=advance)
     if found.bad:
@@ -159,7 +159,7 @@ def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
         )
 
 
-def _removed(
+def _remove_commits(
     root: Root, tail: int, slots: Collection[int]
 ) -> tuple[tuple[CommitRecord, ...], tuple[Garbage, ...]]:
     """What was deleted in the log, and of it what is pinned: the data of the rest is gone."""
@@ -168,7 +168,7 @@ def _removed(
         raise RefusedError(
             f"slot {state.tail} was written just now: a job is saving here. Nothing was removed; stop it first"
         )
-    claim = root.log.begin(identity_of(state.owner), host=HOST_PREFIX + socket.gethostname())
+    claim = root.log.begin(owner_identity(state.owner), host=HOST_PREFIX + socket.gethostname())
 
     def choose(state: LogState) -> list[int]:
         check_removable(state, slots)

@@ -73,11 +73,11 @@ class Channel:
                     raise TimeoutError(
                         f"the other end was behind with receiving for {timeout_s} s"
                     ) from error
-                self._await_room(left_s)
+                self._wait_until_writable(left_s)
             else:
                 return
 
-    def _await_room(self, timeout_s: float) -> None:
+    def _wait_until_writable(self, timeout_s: float) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         poll.poll(timeout_s * 1000)
@@ -99,11 +99,11 @@ class Channel:
         finally:
             os.close(body_fd)
 
-    def hang_up(self) -> None:
+    def shut_down(self) -> None:
         """Both ends receive nothing more: who waits in `receive` gets None."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """The socket is given back. No other thread may be using it: `hang_up` comes first."""
+        """The socket is given back. No other thread may be using it: `shut_down` comes first."""
         self._socket.close()

@@ -47,7 +47,7 @@ class CompanionProcess:
         self._lock = threading.Lock()
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._next_id = 1
-        self._lost = self._is_left = False
+        self._lost = self._is_dismissed = False
         self._owner = os.getpid()
         self._complaint: str | None = None
         self.told: Told | None = None
@@ -70,7 +70,7 @@ class CompanionProcess:
         """What went wrong after the last commit that something went wrong after; None once it went well again."""
         return self._complaint
 
-    def ask(
+    def send_request(
         self, kind: Kind, body: dict[str, Any], fds: Sequence[int] = (), timeout_s: float = _ANSWER_TIMEOUT_S
     ) -> dict[str, Any]:
         """The companion's answer.
@@ -100,7 +100,7 @@ class CompanionProcess:
         except OSError as error:
             raise self._loss(kind) from error
 
-    def tell(self, kind: Kind, body: dict[str, Any]) -> None:
+    def send_state(self, kind: Kind, body: dict[str, Any]) -> None:
         """The companion will see `body`, if it is there and keeps up; nothing waits for it."""
         with suppress(OSError):
             self._channel.send({"id": _NOBODY, "kind": kind, "body": body}, timeout_s=0.0)
@@ -113,7 +113,7 @@ class CompanionProcess:
 
     def close(self, timeout_s: float = _EXIT_TIMEOUT_S) -> None:
         """The process has ended: it does by itself when it sees its socket closed, else it is killed."""
-        self._channel.hang_up()
+        self._channel.shut_down()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -121,7 +121,7 @@ class CompanionProcess:
         self._reader.join()
         self._channel.close()
 
-    def leave(self) -> None:
+    def dismiss(self) -> None:
         """Nobody asks it any more: it does what comes after its commits and ends, and nothing is left of it then.
 
         Waits for nothing and takes no lock, so that it may be called wherever garbage is collected. A forked child,
@@ -129,12 +129,12 @@ class CompanionProcess:
         """
         if os.getpid() != self._owner:
             return
-        self._is_left = True
+        self._is_dismissed = True
         farewell = encode(Close(within_millis=_FAREWELL_MILLIS))
         try:
             self._channel.send({"id": _NOBODY, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
         except OSError:
-            self._channel.hang_up()
+            self._channel.shut_down()
 
     def _loss(self, kind: Kind) -> CompanionLostError:
         code = self._process.poll()
@@ -144,8 +144,8 @@ class CompanionProcess:
     def _read(self) -> None:
         try:
             while (packet := self._channel.receive()) is not None:
-                if self._is_left and packet.message.get("id") == _NOBODY:
-                    self._channel.hang_up()
+                if self._is_dismissed and packet.message.get("id") == _NOBODY:
+                    self._channel.shut_down()
                     break
                 self._take(packet.message)
         except Exception:
@@ -160,7 +160,7 @@ class CompanionProcess:
         how = f"the companion process {self.pid} went away (code {self._process.poll()})"
         for future in pending.values():
             future.set_exception(CompanionLostError(f"{how} with a request unanswered"))
-        if self._is_left:
+        if self._is_dismissed:
             self.kill()
             self._channel.close()
 

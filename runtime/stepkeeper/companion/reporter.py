@@ -31,7 +31,7 @@ class TrainerState:
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
 
-    def urgent_after(self, before: "TrainerState") -> bool:
+    def is_urgent_after(self, before: "TrainerState") -> bool:
         """True if the operator should hear of this at once, not at the next interval."""
         mine = (self.phase, self.restored, self.notice, self.error)
         return mine != (before.phase, before.restored, before.notice, before.error)
@@ -70,10 +70,10 @@ class Reporter:
         self._closing = False
         self._started = False
 
-    def update(self, state: TrainerState) -> None:
+    def update_state(self, state: TrainerState) -> None:
         """Reports from here on carry `state`; the first one is on its way."""
         with self._changed:
-            urgent = state.urgent_after(self._state)
+            urgent = state.is_urgent_after(self._state)
             self._state = state
             self._wake(urgent)
             if not self._started:
@@ -90,7 +90,7 @@ class Reporter:
                 self._commits = (*self._commits, commit)[-MAX_COMMITS:]
             self._wake(urgent)
 
-    def flush(self, timeout_s: float) -> bool:
+    def await_answer(self, timeout_s: float) -> bool:
         """True if the operator has answered a report that carries the latest news, before the time was up.
 
         Also if there never was anything to report.

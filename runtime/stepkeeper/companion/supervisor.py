@@ -41,7 +41,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Succession:
+class _NextClaim:
     """Another claim of this process, after the one that it has; put or not, as long as there was no answer."""
 
     body: Begin
@@ -67,11 +67,11 @@ class Companion:
         self._lock = threading.Lock()
         self._process: CompanionProcess | None = None
         self._starting: CompanionProcess | None = None
-        self._farewell: weakref.finalize[[], Companion] | None = None
+        self._finalizer: weakref.finalize[[], Companion] | None = None
         self._closed = False
         self._begun: Begun | None = None
         self._origin: Origin | None = None
-        self._succession: _Succession | None = None
+        self._next_claim: _NextClaim | None = None
         self._state = TrainerState()
 
     @property
@@ -95,7 +95,7 @@ class Companion:
         process = self._process
         return None if process is None else process.complaint
 
-    def process(self) -> CompanionProcess:
+    def ensure_process(self) -> CompanionProcess:
         """A running companion process that knows the root, the claim and the trainer's state.
 
         A piece of work that needs several requests makes them all of one process: a new one knows nothing of it.
@@ -117,18 +117,20 @@ class Companion:
                 _log.warning("the companion process %d is gone; starting another one", self._process.pid)
                 self._process.close()
                 self._process = None
-            self._process = self._started()
-            self._bid_farewell_of(self._process)
+            self._process = self._start_process()
+            self._dismiss_when_dropped(self._process)
             return self._process
 
-    def _started(self) -> CompanionProcess:
+    def _start_process(self) -> CompanionProcess:
         # One that may have been followed by another is proven with that one.
-        held = None if self._succession is not None else self._begun
+        held = None if self._next_claim is not None else self._begun
         claim = None if held is None else held.claim
         process = self._starting = CompanionProcess(self._on_directive)
         try:
-            process.ask(Kind.OPEN, encode(replace(self._opening, claim=claim)), timeout_s=_OPEN_TIMEOUT_S)
-            process.tell(Kind.STATE, encode(self._state))
+            process.send_request(
+                Kind.OPEN, encode(replace(self._opening, claim=claim)), timeout_s=_OPEN_TIMEOUT_S
+            )
+            process.send_state(Kind.STATE, encode(self._state))
         except BaseException:
             process.close()
             raise
@@ -136,100 +138,102 @@ class Companion:
             self._starting = None
         return process
 
-    def _bid_farewell_of(self, process: CompanionProcess | None) -> None:
-        if self._farewell is not None:
-            self._farewell.detach()
-        self._farewell = None if process is None else weakref.finalize(self, process.leave)
-        if self._farewell is not None:
+    def _dismiss_when_dropped(self, process: CompanionProcess | None) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = None if process is None else weakref.finalize(self, process.dismiss)
+        if self._finalizer is not None:
             # When the interpreter ends, the socket's end tells the process.
-            self._farewell.atexit = False
+            self._finalizer.atexit = False
 
-    def begin(self, *, origin: Origin | None = None, take_over: str | None = None) -> Begun:
+    def claim_root(self, *, origin: Origin | None = None, take_over: str | None = None) -> Begun:
         """The root is claimed by this process, which goes on from `origin`; without one, from what HEAD is.
 
         Asked again for the same, the same claim is the answer. For another origin, which isn't HEAD, the claim is
         followed by another one of this process. Raises FencedError if it didn't hold any more.
         """
-        process = self._settled()
+        process = self._process_with_next_claim_made()
         if self._begun is None:
             body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
-            self._begun = self._claimed(process, body if origin is None else _based(body, origin))
+            self._begun = self._request_first_claim(
+                process, body if origin is None else _with_origin(body, origin)
+            )
             self._origin = origin
         elif origin is not None and origin is not self._origin:
-            self._begun = self._succeeded(process, origin)
+            self._begun = self._claim_next(process, origin)
         return self._begun
 
-    def begin_again(self, legacy: LegacyBase) -> Begun:
+    def claim_root_from(self, legacy: LegacyBase) -> Begun:
         """The claim of this process, which held until now, is followed by another one that goes on from `legacy`.
 
         Raises FencedError if it didn't hold any more.
         """
-        return self.begin(origin=Origin(legacy))
+        return self.claim_root(origin=Origin(legacy))
 
-    def latest(self, *, take_over: str | None = None) -> CommitRecord | LegacyBase | None:
+    def read_latest(self, *, take_over: str | None = None) -> CommitRecord | LegacyBase | None:
         """What HEAD means at this moment. The root is claimed by this process, if it wasn't before."""
         if self._begun is None:
-            begun = self.begin(take_over=take_over)
+            begun = self.claim_root(take_over=take_over)
         else:
-            begun = decode(Begun, self._resolved().ask(Kind.REFRESH, {}))
+            begun = decode(Begun, self._process_with_claim_known().send_request(Kind.REFRESH, {}))
         return begun.base or begun.legacy
 
-    def _resolved(self) -> CompanionProcess:
+    def _process_with_claim_known(self) -> CompanionProcess:
         """A running process. Whether the claim was followed by another one is known, and won't change any more.
 
         Where that wasn't put, HEAD stays what it is: whoever wants to know it has asked for nothing else.
         """
-        process = self.process()
-        if (succession := self._succession) is not None:
-            stays = replace(succession.body, base=None, legacy=None)
-            self._begun = self._followed(process, replace(succession, body=stays))
+        process = self.ensure_process()
+        if (next_claim := self._next_claim) is not None:
+            stays = replace(next_claim.body, base=None, legacy=None)
+            self._begun = self._request_next_claim(process, replace(next_claim, body=stays))
         return process
 
-    def _settled(self) -> CompanionProcess:
+    def _process_with_next_claim_made(self) -> CompanionProcess:
         """A running process, and a claim that was to be followed by another one is."""
-        process = self.process()
-        if self._succession is not None:
-            self._begun = self._followed(process, self._succession)
+        process = self.ensure_process()
+        if self._next_claim is not None:
+            self._begun = self._request_next_claim(process, self._next_claim)
         return process
 
-    def _succeeded(self, process: CompanionProcess, origin: Origin) -> Begun:
+    def _claim_next(self, process: CompanionProcess, origin: Origin) -> Begun:
         assert self._begun is not None
         body = replace(self._claiming, after=self._begun.claim, nonce=new_nonce())
-        self._succession = _Succession(body=_based(body, origin), origin=origin)
+        self._next_claim = _NextClaim(body=_with_origin(body, origin), origin=origin)
         try:
-            return self._followed(process, self._succession)
+            return self._request_next_claim(process, self._next_claim)
         except StorageError as error:
             if not isinstance(error, TransientStorageError | UnknownOutcomeError):
                 # Refused at its first put: nothing of it can be there.
-                self._succession = None
+                self._next_claim = None
             raise
 
-    def _followed(self, process: CompanionProcess, succession: _Succession) -> Begun:
+    def _request_next_claim(self, process: CompanionProcess, next_claim: _NextClaim) -> Begun:
         try:
-            begun = decode(Begun, process.ask(Kind.BEGIN, encode(succession.body)))
+            begun = decode(Begun, process.send_request(Kind.BEGIN, encode(next_claim.body)))
         except (FencedError, RestoreError):
             # It was not put, and isn't to be any more.
-            self._succession = None
+            self._next_claim = None
             raise
-        self._succession = None
-        if _stands_on(begun, succession.origin):
-            self._origin = succession.origin
+        self._next_claim = None
+        if _goes_on_from(begun, next_claim.origin):
+            self._origin = next_claim.origin
         return begun
 
-    def _claimed(self, process: CompanionProcess, body: Begin) -> Begun:
+    def _request_first_claim(self, process: CompanionProcess, body: Begin) -> Begun:
         try:
-            return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
+            return decode(Begun, process.send_request(Kind.BEGIN, encode(body)))
         except LegacyRootError:
             # What another writer's step holds is for a process with torch to tell.
             body = replace(body, offer=self.choose_legacy())
-            return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
+            return decode(Begun, process.send_request(Kind.BEGIN, encode(body)))
 
-    def tell(self, state: TrainerState) -> None:
+    def report_state(self, state: TrainerState) -> None:
         """Reports carry `state` from here on."""
         self._state = state
         process = self._process
         if process is not None and not process.lost:
-            process.tell(Kind.STATE, encode(state))
+            process.send_state(Kind.STATE, encode(state))
 
     def close(self, limit_s: float) -> None:
         """The process has ended within `limit_s`, and there will be no other.
@@ -237,20 +241,20 @@ class Companion:
         What comes after the last commits is done and the last report was answered, if that was possible in time.
         """
         ends_s = time.monotonic() + limit_s
-        process = self._last(limit_s / 2)
+        process = self._take_last_process(limit_s / 2)
         if process is None:
             return
         left_s = max(0.0, ends_s - time.monotonic())
         try:
             if not process.lost:
                 closing = Close(within_millis=int(left_s * 600))
-                process.ask(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
+                process.send_request(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
         except StepkeeperError as error:
             _log.warning("the last report may not have been sent: %s", error)
         finally:
             process.close(max(0.0, ends_s - time.monotonic()))
 
-    def _last(self, patience_s: float) -> CompanionProcess | None:
+    def _take_last_process(self, patience_s: float) -> CompanionProcess | None:
         """The process that there is; one that another thread is starting and that doesn't come up in time is killed."""
         self._closed = True
         while not self._lock.acquire(timeout=patience_s):
@@ -259,19 +263,19 @@ class Companion:
             patience_s = _KILL_AGAIN_S
         try:
             process, self._process = self._process, None
-            self._bid_farewell_of(None)
+            self._dismiss_when_dropped(None)
             return process
         finally:
             self._lock.release()
 
 
-def _stands_on(begun: Begun, origin: Origin) -> bool:
+def _goes_on_from(begun: Begun, origin: Origin) -> bool:
     if isinstance(origin.base, LegacyBase):
         return begun.legacy is not None and begun.legacy.folder == origin.base.folder
     return begun.base is not None and begun.base.slot == origin.base
 
 
-def _based(body: Begin, origin: Origin) -> Begin:
+def _with_origin(body: Begin, origin: Origin) -> Begin:
     if isinstance(origin.base, LegacyBase):
         return replace(body, legacy=origin.base)
     return replace(body, base=origin.base)

@@ -11,13 +11,13 @@ from stepkeeper.errors import BadUriError
 from stepkeeper.storage import ObjectStat, Store, check_slashes, open_store
 from stepkeeper.storage.base import Buffer, StreamedStore
 
-__all__ = ["Location", "is_folder_name", "open_folder", "uri_of"]
+__all__ = ["Location", "folder_uri", "is_folder_name", "open_folder"]
 
 Location = str | os.PathLike[str]
 """A folder on this machine by its path; or any by its URI."""
 
 
-def uri_of(location: Location) -> str:
+def folder_uri(location: Location) -> str:
     """The folder's URI. A path may be relative, as it may be for torch's own writers."""
     text = os.fspath(location)
     if not text:
@@ -36,7 +36,7 @@ def open_folder(location: Location) -> "Folder":
 
     """
     # Of all that is put there only `.metadata` must not be there before, and one process puts it.
-    store = open_store(uri_of(location), unsafe_single_writer=True)
+    store = open_store(folder_uri(location), unsafe_single_writer=True)
     return _StreamedFolder(store) if isinstance(store, StreamedStore) else Folder(store)
 
 

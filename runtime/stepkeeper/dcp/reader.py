@@ -15,8 +15,8 @@ from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
 from stepkeeper.checkpoint.reread import read_there
-from stepkeeper.dcp.fills import Fills, fill_from_chunks
-from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
+from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
+from stepkeeper.dcp.load_targets import LoadTargets, fill_from_chunks
 from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
 from stepkeeper.log.entries import ManifestRef, new_nonce
 from stepkeeper.loggers import logger
@@ -52,7 +52,7 @@ class StorageReader(storage.StorageReader):
         self._manifests: tuple[Manifest, ...] = ()
         self._failure: Exception | None = None
         if path is not None:
-            uri_of(path)
+            folder_uri(path)
 
     @property
     def checkpoint_id(self) -> Location | None:
@@ -69,7 +69,7 @@ class StorageReader(storage.StorageReader):
     def reset(self, checkpoint_id: Location | None = None) -> None:
         """What comes is another load, from `checkpoint_id` if that is given."""
         if checkpoint_id is not None:
-            uri_of(checkpoint_id)
+            folder_uri(checkpoint_id)
             self._location = checkpoint_id
         self._load_id = new_nonce()
         self._metadata, self._manifests, self._failure = None, (), None
@@ -128,12 +128,12 @@ class StorageReader(storage.StorageReader):
         assert self._metadata is not None
         with self._open() as folder:
             if self._manifests:
-                fills = Fills(self._metadata, self._manifests, plan.items, planner)
+                targets = LoadTargets(self._metadata, self._manifests, plan.items, planner)
                 reader = CheckpointReader(
                     folder, self._manifests, patience=self._patience, folder=folder.name
                 )
-                Filling(reader, fills.table, fills.places).run(fills.reads)
-                blobs = {name: value.data.tobytes() for name, value in fills.places.values.items()}
+                Filling(reader, targets.table, targets.places).run(targets.reads)
+                blobs = {name: value.data.tobytes() for name, value in targets.places.values.items()}
             else:
                 content = LegacyContent(folder, folder.name, self._metadata, self._patience)
                 fill_from_chunks(content, plan.items, planner)

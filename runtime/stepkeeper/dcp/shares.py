@@ -27,7 +27,7 @@ from stepkeeper.checkpoint.packing import File
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.dtypes import dtype_name
 
-__all__ = ["Share", "WrittenItem", "joined_manifest", "with_places"]
+__all__ = ["Share", "WrittenItem", "add_storage_places", "join_manifests"]
 
 Resolve = Callable[[WriteItem], Any]
 """A planner's `resolve_data`."""
@@ -67,7 +67,7 @@ class Share:
         self._lock = threading.Lock()
         start = 0
         for item in items:
-            made = self._made(item, start)
+            made = self._make_item(item, start)
             self._items.append(made)
             start += -(-max(made.end - start, 1) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         self._starts = [made.order.start for made in self._items]
@@ -82,7 +82,7 @@ class Share:
 
     def __getitem__(self, span: slice, /) -> memoryview:
         """Raises SaveError if the planner gives other elements than it had planned."""
-        made = self._at(span.start)
+        made = self._item_at(span.start)
         with self._lock:
             # Planners are asked by one thread at a time: torch's own writers don't need more of them by default.
             if made.data is None:
@@ -93,7 +93,7 @@ class Share:
                 made.data = None
         return part
 
-    def written(self, files: Iterable[File], manifest: Manifest) -> list[tuple[WriteItem, WrittenItem]]:
+    def locate_items(self, files: Iterable[File], manifest: Manifest) -> list[tuple[WriteItem, WrittenItem]]:
         """Each item with where it is, if the share became these files, and they what the manifest says."""
         chunks = {
             (chunk.path, chunk.offset_bytes): chunk for tensor in manifest.tensors for chunk in tensor.chunks
@@ -104,7 +104,7 @@ class Share:
             for placed in file.items:
                 is_value = isinstance(placed.order, ValueOrder)
                 record = values[placed.order.fqn] if is_value else chunks[file.name, placed.offset_bytes]
-                pieces.setdefault(self._at(placed.order.start).order.start, []).append(record)
+                pieces.setdefault(self._item_at(placed.order.start).order.start, []).append(record)
         return [
             (
                 made.item,
@@ -113,10 +113,10 @@ class Share:
             for number, made in enumerate(self._items)
         ]
 
-    def _at(self, place: int) -> _Item:
+    def _item_at(self, place: int) -> _Item:
         return self._items[bisect_right(self._starts, place) - 1]
 
-    def _made(self, item: WriteItem, start: int) -> _Item:
+    def _make_item(self, item: WriteItem, start: int) -> _Item:
         fqn = item.index.fqn
         if item.type == WriteItemType.BYTE_IO:
             blob = self._resolve(item)
@@ -154,7 +154,7 @@ def _elements(order: TensorOrder | ValueOrder, resolved: Any) -> memoryview:
     return flat.data
 
 
-def joined_manifest(
+def join_manifests(
     written: Iterable[WrittenItem], *, nonce: str, more: Sequence[ObjectRecord] = ()
 ) -> Manifest:
     """One of all that the ranks wrote, and of `more`: it stands alone."""
@@ -173,7 +173,7 @@ def joined_manifest(
     )
 
 
-def with_places(metadata: Metadata, written: Mapping[MetadataIndex, WrittenItem]) -> Metadata:
+def add_storage_places(metadata: Metadata, written: Mapping[MetadataIndex, WrittenItem]) -> Metadata:
     """The metadata with where everything is, as torch's FileSystemReader understands it.
 
     What was cut are chunks of their own. `metadata` isn't changed: planners keep theirs for the next save.

@@ -18,8 +18,8 @@ __all__ = ["Stager"]
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
-Form = tuple[tuple[torch.dtype, torch.Size], ...]
-"""What lies in a stretch of memory, one behind the other."""
+Layout = tuple[tuple[torch.dtype, torch.Size], ...]
+"""What lies in a buffer of memory, one behind the other."""
 
 
 @final
@@ -29,19 +29,19 @@ class Stager(SPMDStager):
     Tensors on the host, DTensors' parts too, are copied by this call into memory that is faulted in once and reused;
     those of torch_xla on their devices, as SPMDStager does, which needs SPMDSavePlanner. Tied tensors are copied once,
     with their ties. A save that is still under way keeps its memory: start the next one when it has ended, or a
-    second stretch of memory is taken, and kept.
+    second buffer of memory is taken, and kept.
     """
 
     def __init__(self) -> None:
         """Takes no memory yet."""
-        self._stretches: list[_Stretch] = []
+        self._buffers: list[_StagingBuffer] = []
 
     def prepare(self, state_dict: Mapping[str, Any]) -> None:
         """Memory for a state like this one is there, so that the first save takes no longer than a later one."""
-        sources = _sources(gather_state(state_dict).tensors)
-        stretch = self._free_stretch()
-        stretch.lay_out(_form_of(sources))
-        stretch.region.populate(stretch.region.size_bytes)
+        sources = _host_tensors(gather_state(state_dict).tensors)
+        buffer = self._take_free_buffer()
+        buffer.lay_out(_layout_of(sources))
+        buffer.region.populate(buffer.region.size_bytes)
 
     @override
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -53,16 +53,16 @@ class Stager(SPMDStager):
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
 
         """
-        self._stretch = self._free_stretch()
+        self._buffer = self._take_free_buffer()
         staged = _Staged(super().stage(state_dict))
-        self._stretch.user = weakref.ref(staged)
+        self._buffer.user = weakref.ref(staged)
         return staged
 
     @override
     def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of the tensors by the same names: of those on the host, in the memory."""
-        sources = _sources(tensors)
-        places = self._stretch.lay_out(_form_of(sources))
+        sources = _host_tensors(tensors)
+        places = self._buffer.lay_out(_layout_of(sources))
         if places:
             with torch.no_grad():
                 torch._foreach_copy_(places, list(sources.values()))
@@ -74,19 +74,19 @@ class Stager(SPMDStager):
     @override
     def close(self) -> None:
         """The memory goes back as soon as no save uses it any more."""
-        for stretch in self._stretches:
-            stretch.close()
-        self._stretches.clear()
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers.clear()
 
-    def _free_stretch(self) -> "_Stretch":
+    def _take_free_buffer(self) -> "_StagingBuffer":
         """Memory that no save uses, the largest that there is; of such memory no more is kept."""
-        free = [stretch for stretch in self._stretches if stretch.user() is None]
-        chosen = max(free, key=lambda stretch: stretch.region.size_bytes, default=None) or _Stretch()
-        for stretch in free:
-            if stretch is not chosen:
-                stretch.close()
-        self._stretches = [each for each in self._stretches if each not in free]
-        self._stretches.append(chosen)
+        free = [buffer for buffer in self._buffers if buffer.user() is None]
+        chosen = max(free, key=lambda buffer: buffer.region.size_bytes, default=None) or _StagingBuffer()
+        for buffer in free:
+            if buffer is not chosen:
+                buffer.close()
+        self._buffers = [each for each in self._buffers if each not in free]
+        self._buffers.append(chosen)
         return chosen
 
 
@@ -97,21 +97,21 @@ class _Staged(dict[str, Any]):
 
 
 @dataclass(slots=True, eq=False)
-class _Stretch:
+class _StagingBuffer:
     """Memory for one staged state."""
 
     region: Region = field(default_factory=Region)
     user: Any = lambda: None
     """Gives the staged state whose memory this is, as long as it is used."""
 
-    form: Form = ()
+    layout: Layout = ()
     places: list[torch.Tensor] = field(default_factory=list)
 
-    def lay_out(self, form: Form) -> list[torch.Tensor]:
+    def lay_out(self, layout: Layout) -> list[torch.Tensor]:
         """Places for tensors of these dtypes and shapes. The same again cost nothing."""
-        if form != self.form:
+        if layout != self.layout:
             starts, end = [], 0
-            for dtype, shape in form:
+            for dtype, shape in layout:
                 starts.append(end)
                 end += -(-shape.numel() * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
             # Views keep old memory that is too small.
@@ -119,18 +119,18 @@ class _Stretch:
             self.region.reserve(end)
             self.places = [
                 self.region.tensor(start, dtype, shape)
-                for start, (dtype, shape) in zip(starts, form, strict=True)
+                for start, (dtype, shape) in zip(starts, layout, strict=True)
             ]
-            self.form = form
+            self.layout = layout
         return self.places
 
     def close(self) -> None:
         """The memory goes back once no tensor lies in it."""
-        self.form, self.places = (), []
+        self.layout, self.places = (), []
         self.region.close()
 
 
-def _sources(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _host_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What is copied into host memory, of those tensors of which that is enough."""
     sources = {}
     for fqn, tensor in tensors.items():
@@ -143,7 +143,7 @@ def _sources(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return sources
 
 
-def _form_of(sources: Mapping[str, torch.Tensor]) -> Form:
+def _layout_of(sources: Mapping[str, torch.Tensor]) -> Layout:
     return tuple((source.dtype, source.shape) for source in sources.values())
 
 

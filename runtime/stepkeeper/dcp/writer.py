@@ -19,8 +19,8 @@ from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.layout_cache import inventory_of
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
 from stepkeeper.checkpoint.writing import files_for, manifest_of, write_files
-from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
-from stepkeeper.dcp.shares import Share, joined_manifest, with_places
+from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
+from stepkeeper.dcp.shares import Share, add_storage_places, join_manifests
 from stepkeeper.errors import BadUriError, ObjectExistsError, SaveError, TransientStorageError
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
@@ -63,7 +63,7 @@ class StorageWriter(storage.StorageWriter):
         self._patience = patience
         self._save_id = new_nonce()
         if path is not None:
-            uri_of(path)
+            folder_uri(path)
 
     @property
     def checkpoint_id(self) -> Location | None:
@@ -80,7 +80,7 @@ class StorageWriter(storage.StorageWriter):
     def reset(self, checkpoint_id: Location | None = None) -> None:
         """What comes is another save, into `checkpoint_id` if that is given."""
         if checkpoint_id is not None:
-            uri_of(checkpoint_id)
+            folder_uri(checkpoint_id)
             self._location = checkpoint_id
 
     @override
@@ -143,7 +143,7 @@ class StorageWriter(storage.StorageWriter):
             values=share.values,
         )
         with self._open() as folder:
-            taken = self._numbers_taken(folder, order.rank)
+            taken = self._next_file_number(folder, order.rank)
             files = [
                 replace(file, name=f"__{order.rank}_{taken + number}.distcp")
                 for number, file in enumerate(files_for(folder, order))
@@ -155,7 +155,9 @@ class StorageWriter(storage.StorageWriter):
                 size_in_bytes=sum(piece.length_bytes for piece in written.pieces),
                 storage_data=written,
             )
-            for item, written in share.written(files, manifest_of(order, inventory_of(files), objects, {}))
+            for item, written in share.locate_items(
+                files, manifest_of(order, inventory_of(files), objects, {})
+            )
         ]
         future: Future[list[storage.WriteResult]] = Future()
         future.set_result(results)
@@ -171,11 +173,11 @@ class StorageWriter(storage.StorageWriter):
 
         """
         written = {each.index: each.storage_data for of_rank in results for each in of_rank}
-        whole = with_places(replace(metadata, version=_VERSION), written)
+        whole = add_storage_places(replace(metadata, version=_VERSION), written)
         whole.storage_meta = self.storage_meta()
         data = pickle.dumps(whole)
         own = ObjectRecord(path=METADATA_NAME, size_bytes=len(data), blocks=block_crcs([data], BLOCK_BYTES))
-        manifest = joined_manifest(written.values(), nonce=self._save_id, more=(own,))
+        manifest = join_manifests(written.values(), nonce=self._save_id, more=(own,))
         with self._open() as folder:
             self._finish(folder, data, manifest)
         self._save_id = new_nonce()
@@ -206,7 +208,7 @@ class StorageWriter(storage.StorageWriter):
         for path in map(folder.path, names):
             self._patience.retry(partial(folder.delete, path))
 
-    def _numbers_taken(self, folder: Folder, rank: int) -> int:
+    def _next_file_number(self, folder: Folder, rank: int) -> int:
         """Objects of this rank that are there, of an earlier checkpoint or a save that was killed, keep their names."""
         names = self._patience.retry(lambda: self._listed(folder, {}, f"__{rank}_"))
         found = map(_DATA.fullmatch, names)

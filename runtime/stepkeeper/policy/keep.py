@@ -160,7 +160,7 @@ class Keep:
     age: tuple[MaxAge, ...] = ()
 
     @classmethod
-    def of(cls, policy: KeepPolicy) -> "Keep":
+    def from_policy(cls, policy: KeepPolicy) -> "Keep":
         """Raises TypeError for a policy that isn't one of this module's: the companion couldn't know it."""
         parts: dict[str, list[KeepPolicy]] = {name: [] for name in _FIELDS.values()}
         waiting = [policy]
@@ -181,7 +181,7 @@ class Keep:
         return AnyOf((*self.last, *self.steps, *self.seconds, *self.best, *self.age))
 
     @property
-    def asks_for_times(self) -> bool:
+    def needs_times(self) -> bool:
         """True if it makes a difference when commits were put."""
         return bool(self.seconds or self.age)
 

@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from stepkeeper.companion.background import Job, Work
+from stepkeeper.companion.background import BackgroundTask, BlockingCall
 
 __all__ = ["done", "jobs"]
 
 
-def done(work: Work) -> None:
+def done(work: BackgroundTask) -> None:
     """All of it is done."""
     for _ in jobs(work):
         pass
 
 
-def jobs(work: Work) -> Iterator[None]:
+def jobs(work: BackgroundTask) -> Iterator[None]:
     """One more job of `work` is done each time that it is asked for."""
-    ask: Callable[[], Job] = partial(next, work)
+    ask: Callable[[], BlockingCall] = partial(next, work)
     while True:
         try:
             job = ask()

@@ -5,17 +5,17 @@ import time
 from stepkeeper.log.restarts import Past
 from stepkeeper.policy.save import Disruptions
 
-__all__ = ["Experience"]
+__all__ = ["DisruptionHistory"]
 
 
-class Experience:
+class DisruptionHistory:
     """What is known of disruptions as a training goes on: each hour without one counts."""
 
     def __init__(self) -> None:
         self._claim: int | None = None
         self._since_s = 0.0
 
-    def by_now(self, claim: int, past: Past) -> Disruptions:
+    def count_until_now(self, claim: int, past: Past) -> Disruptions:
         """`past` was what is known when `claim` was made. Nothing, where restarts are known and times are not."""
         if claim != self._claim:
             self._claim, self._since_s = claim, time.monotonic()

@@ -27,11 +27,19 @@ from stepkeeper.storage import check_slashes
 from stepkeeper.storage.mounts import is_mount_point, read_mountinfo
 from stepkeeper.tier import TierPlace
 
-__all__ = ["Environment", "Places", "attempt_of", "check_ranks", "opening_of", "read_environment", "uri_of"]
+__all__ = [
+    "Environment",
+    "PodPaths",
+    "attempt_name",
+    "build_open_request",
+    "check_world_size",
+    "read_environment",
+    "root_uri",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class PodPaths:
     """The files that a pod has; tests put them elsewhere."""
 
     settings_folder: Path = Path(SETTINGS_FOLDER)
@@ -47,7 +55,7 @@ class Environment:
 
     identity: Identity
     settings: Settings
-    places: Places
+    places: PodPaths
 
     @property
     def local_tier(self) -> Path | None:
@@ -69,7 +77,7 @@ class Environment:
         )
 
 
-def read_environment(environ: Mapping[str, str] | None = None, places: Places | None = None) -> Environment:
+def read_environment(environ: Mapping[str, str] | None = None, places: PodPaths | None = None) -> Environment:
     """What this container was told.
 
     Raises:
@@ -78,7 +86,7 @@ def read_environment(environ: Mapping[str, str] | None = None, places: Places | 
 
     """
     environ = os.environ if environ is None else environ
-    places = places or Places()
+    places = places or PodPaths()
     if not Identity.present(environ):
         raise NotInPodError(
             f"{Identity.variable('job_uid')} is not set: this process is in no container of a "
@@ -96,7 +104,7 @@ def read_environment(environ: Mapping[str, str] | None = None, places: Places | 
     return Environment(identity=Identity.from_env(environ), settings=Settings.from_json(text), places=places)
 
 
-def check_ranks(environment: Environment, group: dist.ProcessGroup | None) -> None:
+def check_world_size(environment: Environment, group: dist.ProcessGroup | None) -> None:
     """Nothing, if the hosts of the job can talk to each other.
 
     Raises:
@@ -111,12 +119,12 @@ def check_ranks(environment: Environment, group: dist.ProcessGroup | None) -> No
         )
 
 
-def attempt_of(environment: Environment | None) -> str | None:
+def attempt_name(environment: Environment | None) -> str | None:
     """What the operator calls this start of the job."""
     return None if environment is None else environment.identity.attempt
 
 
-def opening_of(
+def build_open_request(
     environment: Environment | None,
     gang: Gang,
     uri: str,
@@ -132,7 +140,7 @@ def opening_of(
         world_size=gang.world_size,
         uri=uri,
         identity=None if environment is None else environment.identity,
-        keep=None if keep is None else Keep.of(keep),
+        keep=None if keep is None else Keep.from_policy(keep),
         tier=tier,
         unsafe_single_writer=unsafe_single_writer,
         report_target=None if environment is None else environment.report_target,
@@ -140,7 +148,7 @@ def opening_of(
     )
 
 
-def uri_of(path: str) -> str:
+def root_uri(path: str) -> str:
     """A folder's path as a URI, a URI as it is. Raises BadUriError for what pathlib makes of a URI."""
     if "://" in path:
         return path

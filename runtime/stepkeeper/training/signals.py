@@ -18,7 +18,7 @@ from weakref import ref
 
 from stepkeeper.loggers import logger
 
-__all__ = ["Listener", "Watch", "watch"]
+__all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
 
 _log: Final = logger(__name__)
 _TICK_MILLIS: Final = 200
@@ -27,131 +27,133 @@ _SETTLE_S: Final = 1.0
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
-class Listener(Protocol):
-    """Whom the watch works for, from `join` to `part`, or until nobody else has it any more."""
+class NoticeListener(Protocol):
+    """Whom the signal_watcher works for, from `join` to `part`, or until nobody else has it any more."""
 
-    hears_signals: bool
+    wants_sigterm: bool
     """SIGTERM is its notice, and doesn't end the process meanwhile."""
 
-    def look(self, terminated_s: float | None, *, heeded: bool) -> None:
-        """Called five times a second, in the watch's thread. SIGTERM came at `terminated_s`, if it did.
+    def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
+        """Called five times a second, in the watch's thread. SIGTERM came at `sigterm_s`, if it did.
 
-        `heeded`: another listener has ended with it as its notice. If not, this is when it came last.
+        `was_handled`: another listener has ended with it as its notice. If not, this is when it came last.
         """
         ...
 
-    def disown(self) -> None:
+    def forget_after_fork(self) -> None:
         """It is the parent's: this is a forked child."""
         ...
 
 
-class _Grip:
+class _SigtermHandler:
     """A handler for SIGTERM, and the one that was there before."""
 
-    def __init__(self, watch: "Watch") -> None:
-        self._watch = watch
-        self.stays = False
+    def __init__(self, watcher: "SignalWatcher") -> None:
+        self._watcher = watcher
+        self.is_permanent = False
         """It is never let go: a process that was told to stop is not to die of being told again while it ends."""
 
         self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._watch.told() or self.stays:
+        if self._watcher.record_sigterm() or self.is_permanent:
             if callable(self.before):
                 try:
                     self.before(number, frame)
                 except SystemExit as error:
                     # The end is ours to choose: at a step that all ranks save. The thread logs it, a handler must not.
-                    self._watch.left = error
+                    self._watcher.exit_requested = error
         elif callable(self.before):
             self.before(number, frame)
         elif self.before != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
-    def let_go(self) -> None:
+    def uninstall(self) -> None:
         # Somebody who installed a handler after us keeps it; by way of that, this one is as if it weren't there.
         before = self.before or signal.SIG_DFL
         if signal.getsignal(signal.SIGTERM) is self:
             signal.signal(signal.SIGTERM, before)
 
 
-class Watch:
+class SignalWatcher:
     """One for the process: `watch`. What handlers read of it is replaced as a whole: they may take no lock."""
 
     def __init__(self) -> None:
-        self.left: SystemExit | None = None
+        self.exit_requested: SystemExit | None = None
         """What the handler that was there before raised."""
 
-        self._terminated_s: float | None = None
+        self._sigterm_s: float | None = None
         """When its byte was read, or its handler ran: long afterwards, if the main thread was in a long compilation."""
 
-        self._heeded_s: float | None = None
-        self._listeners: tuple[ref[Listener], ...] = ()
+        self._handled_s: float | None = None
+        self._listeners: tuple[ref[NoticeListener], ...] = ()
         self._lock = threading.RLock()
         self._round = threading.Condition()
         self._n_rounds = 0
         self._thread: threading.Thread | None = None
         self._read_fd = self._write_fd = -1
-        self._grip: _Grip | None = None
+        self._handler: _SigtermHandler | None = None
         self._wakeup_before = -1
 
     @property
-    def has_signals(self) -> bool:
+    def handles_sigterm(self) -> bool:
         """SIGTERM is taken: it is a notice of those who hear signals."""
-        return self._grip is not None
+        return self._handler is not None
 
     @property
-    def stays(self) -> bool:
-        """SIGTERM has been heeded, and will be for as long as this process lives."""
-        grip = self._grip
-        return grip is not None and grip.stays
+    def is_permanent(self) -> bool:
+        """SIGTERM has been handled, and will be for as long as this process lives."""
+        handler = self._handler
+        return handler is not None and handler.is_permanent
 
-    def join(self, listener: Listener) -> None:
+    def add_listener(self, listener: NoticeListener) -> None:
         """`listener` is looked after. SIGTERM is taken if it hears signals, and this is the main thread."""
         with self._lock:
-            others = (each for each in self._living() if each() is not listener)
+            others = (each for each in self._living_listeners() if each() is not listener)
             self._listeners = (*others, ref(listener))
             if self._thread is None:
                 self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
                 self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
                 self._thread.start()
-            if listener.hears_signals and threading.current_thread() is threading.main_thread():
-                self._take_signals()
+            if listener.wants_sigterm and threading.current_thread() is threading.main_thread():
+                self._take_sigterm()
         # The thread may wait for nothing but signals.
-        self._poke()
+        self._wake_thread()
 
-    def part(self, listener: Listener, *, keeps_signals: bool, heeded_s: float | None) -> None:
+    def remove_listener(
+        self, listener: NoticeListener, *, keep_handler: bool, handled_s: float | None
+    ) -> None:
         """`listener` is looked after no more. Behind the last one the thread ends, and signals go where they went.
 
-        Unless one `keeps_signals`. Those to come are told that SIGTERM came at `heeded_s`, if it had.
+        Unless one `keep_handler`. Those to come are told that SIGTERM came at `handled_s`, if it had.
         """
         with self._lock:
-            self._listeners = tuple(each for each in self._living() if each() is not listener)
-            if self._grip is not None and keeps_signals:
+            self._listeners = tuple(each for each in self._living_listeners() if each() is not listener)
+            if self._handler is not None and keep_handler:
                 # In this order: the thread reads them in the other one.
-                self._heeded_s = heeded_s if self._heeded_s is None else self._heeded_s
-                self._grip.stays = True
+                self._handled_s = handled_s if self._handled_s is None else self._handled_s
+                self._handler.is_permanent = True
             is_last = not self._listeners
-            if is_last and not self.stays and threading.current_thread() is threading.main_thread():
-                self._let_go()
-            ending = self._thread if is_last and self._grip is None else None
-        self._poke()
-        if ending is not None and ending is not threading.current_thread():
+            if is_last and not self.is_permanent and threading.current_thread() is threading.main_thread():
+                self._release_sigterm()
+            ended_thread = self._thread if is_last and self._handler is None else None
+        self._wake_thread()
+        if ended_thread is not None and ended_thread is not threading.current_thread():
             # Not for ever: another thread may have found it a new listener.
-            ending.join(_SETTLE_S)
+            ended_thread.join(_SETTLE_S)
 
-    def told(self) -> bool:
+    def record_sigterm(self) -> bool:
         """In a handler: SIGTERM has come. False if it is nobody's notice."""
-        self._terminated_s = time.monotonic()
+        self._sigterm_s = time.monotonic()
         found = [each() for each in self._listeners]
         # The wakeup byte has told the thread, unless somebody took the wakeup descriptor away, as asyncio's loop does
         # when it ends.
-        self._poke()
-        return any(each is not None and each.hears_signals for each in found)
+        self._wake_thread()
+        return any(each is not None and each.wants_sigterm for each in found)
 
-    def settle(self) -> None:
+    def process_pending_signals(self) -> None:
         """A signal that came before this call was heard."""
         # The round that ends first may have looked before the signal came; the next one has not.
         self._await_round()
@@ -159,42 +161,42 @@ class Watch:
 
     def after_fork_in_child(self) -> None:
         """The child has none of it: no thread, no hold on signals, and no end of the pipe that it shares."""
-        self._let_go()
-        for each in self._living():
+        self._release_sigterm()
+        for each in self._living_listeners():
             if (listener := each()) is not None:
-                listener.disown()
+                listener.forget_after_fork()
         for fd in (self._read_fd, self._write_fd):
             if fd >= 0:
                 os.close(fd)
         self._lock, self._round = threading.RLock(), threading.Condition()
         self._read_fd = self._write_fd = -1
         self._thread, self._listeners = None, ()
-        self._terminated_s = self._heeded_s = None
+        self._sigterm_s = self._handled_s = None
 
     def _await_round(self) -> None:
         if self._thread is None or self._thread is threading.current_thread():
             return
         with self._round:
             wanted = self._n_rounds + 1
-            self._poke()
+            self._wake_thread()
             self._round.wait_for(lambda: self._n_rounds >= wanted, _SETTLE_S)
 
-    def _living(self) -> tuple[ref[Listener], ...]:
+    def _living_listeners(self) -> tuple[ref[NoticeListener], ...]:
         return tuple(each for each in self._listeners if each() is not None)
 
-    def _take_signals(self) -> None:
-        if self._grip is None or signal.getsignal(signal.SIGTERM) is not self._grip:
-            self._grip = _Grip(self)
+    def _take_sigterm(self) -> None:
+        if self._handler is None or signal.getsignal(signal.SIGTERM) is not self._handler:
+            self._handler = _SigtermHandler(self)
         before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         if before != self._write_fd:
             self._wakeup_before = before
 
-    def _let_go(self) -> None:
+    def _release_sigterm(self) -> None:
         """Called by the main thread, also of a forked child."""
-        grip, self._grip = self._grip, None
-        if grip is None:
+        handler, self._handler = self._handler, None
+        if handler is None:
             return
-        grip.let_go()
+        handler.uninstall()
         current = signal.set_wakeup_fd(-1)
         if current == self._write_fd:
             current = self._wakeup_before
@@ -202,7 +204,7 @@ class Watch:
         with contextlib.suppress(OSError, ValueError):  # whoever had it has closed it
             signal.set_wakeup_fd(current, warn_on_full_buffer=False)
 
-    def _poke(self) -> None:
+    def _wake_thread(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake already; closed: there is no thread to wake
             os.write(self._write_fd, b"\0")
 
@@ -212,13 +214,13 @@ class Watch:
         while True:
             if poll.poll(_TICK_MILLIS if self._listeners else None):
                 self._read_wakeups()
-            self._look()
+            self._notify_listeners()
             with self._round:
                 self._n_rounds += 1
                 self._round.notify_all()
             with self._lock:
-                self._listeners = self._living()
-                if not self._listeners and self._grip is None:
+                self._listeners = self._living_listeners()
+                if not self._listeners and self._handler is None:
                     ours = self._read_fd, self._write_fd
                     self._read_fd = self._write_fd = -1
                     self._thread = None
@@ -226,18 +228,18 @@ class Watch:
                     os.close(ours[1])
                     return
 
-    def _look(self) -> None:
+    def _notify_listeners(self) -> None:
         """A function of its own: while the thread waits, it holds no listener."""
-        left, self.left = self.left, None
+        left, self.exit_requested = self.exit_requested, None
         if left is not None:
             _log.warning(
                 "the SIGTERM handler that was there before wants exit code %s: stop follows", left.code
             )
-        heeded = self.stays
-        came_s = self._terminated_s if not heeded or self._heeded_s is None else self._heeded_s
+        was_handled = self.is_permanent
+        came_s = self._sigterm_s if not was_handled or self._handled_s is None else self._handled_s
         for each in self._listeners:
             if (listener := each()) is not None:
-                listener.look(came_s, heeded=heeded)
+                listener.check_notices(came_s, was_handled=was_handled)
 
     def _read_wakeups(self) -> None:
         signals = os.read(self._read_fd, 4096).replace(b"\0", b"")
@@ -245,10 +247,10 @@ class Watch:
             with contextlib.suppress(OSError):  # full, or closed by whoever had it
                 os.write(self._wakeup_before, signals)
         if signal.SIGTERM in signals:
-            self._terminated_s = time.monotonic()
+            self._sigterm_s = time.monotonic()
 
 
-watch: Final = Watch()
+signal_watcher: Final = SignalWatcher()
 _forking = threading.local()
 
 
@@ -266,7 +268,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    watch.after_fork_in_child()
+    signal_watcher.after_fork_in_child()
     _after_fork()
 
 

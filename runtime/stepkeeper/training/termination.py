@@ -15,7 +15,7 @@ from stepkeeper.loggers import logger
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.preemption import NoticeWatcher
 
-__all__ = ["Ending", "exit_code_of", "traceback_of"]
+__all__ = ["ProcessExit", "format_traceback", "process_exit_code"]
 
 _log: Final = logger(__name__)
 _CLOSING_S: Final = 9.0
@@ -32,7 +32,7 @@ _FAILURE: Final = 1
 _INTERRUPTED: Final = 130
 
 
-def exit_code_of(error: BaseException) -> int:
+def process_exit_code(error: BaseException) -> int:
     """The code that a process ends with when `error` ends it."""
     match error:
         case SystemExit(code=None):
@@ -49,14 +49,14 @@ def exit_code_of(error: BaseException) -> int:
             return _FAILURE
 
 
-def traceback_of(error: BaseException) -> str | None:
+def format_traceback(error: BaseException) -> str | None:
     """What a person wants to read; None where the process chose to end."""
     if isinstance(error, SystemExit):
         return None if isinstance(error.code, int | None) else str(error.code)
     return "".join(traceback.format_exception(error))
 
 
-class Ending:
+class ProcessExit:
     """What a process has to say and to watch when it ends. Without an operator there is nobody to say it to."""
 
     def __init__(
@@ -72,11 +72,11 @@ class Ending:
         self._notices = notices
 
     @property
-    def saves_first(self) -> bool:
+    def saves_before_stop(self) -> bool:
         """True if a notice is to save one step."""
         return self._environment is None or self._environment.settings.on_disruption is OnDisruption.SAVE
 
-    def left_s(self) -> float | None:
+    def grace_left_s(self) -> float | None:
         """Of the grace period; None where there is no notice, or nobody has said how long it is."""
         notice = self._notices.notice
         if notice is None or self._environment is None:
@@ -84,17 +84,17 @@ class Ending:
         passed_s = time.monotonic() - notice.monotonic_s
         return max(0.0, self._environment.identity.grace_s - _RESERVE_S - passed_s)
 
-    def closing_s(self) -> float:
+    def closing_timeout_s(self) -> float:
         """How long the last report and the end of the companion may take."""
-        left_s = self.left_s()
+        left_s = self.grace_left_s()
         return _CLOSING_S if left_s is None else min(_CLOSING_STOPPED_S, left_s + _CLOSING_LATE_S)
 
-    def save_s(self, *, alone: bool) -> float:
+    def save_timeout_s(self, *, alone: bool) -> float:
         """How long a save in flight may take when an exception ends the process."""
-        most_s, left_s = _SAVE_S if alone else _SAVE_TOGETHER_S, self.left_s()
+        most_s, left_s = _SAVE_S if alone else _SAVE_TOGETHER_S, self.grace_left_s()
         return most_s if left_s is None else min(most_s, left_s)
 
-    def last_word(self, code: int, newest: CommitRecord | None, error: str | None) -> None:
+    def write_termination_message(self, code: int, newest: CommitRecord | None, error: str | None) -> None:
         """The termination message says what is known now of how this process ends."""
         if self._environment is None:
             return

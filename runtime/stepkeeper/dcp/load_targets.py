@@ -19,13 +19,13 @@ from stepkeeper.restore.placing import Piece, Places
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.dtypes import itemsize_bytes
 
-__all__ = ["Fills", "fill_from_chunks"]
+__all__ = ["LoadTargets", "fill_from_chunks"]
 
 Ints = tuple[int, ...]
 
 
 @final
-class Fills:
+class LoadTargets:
     """Which blocks are read, and where their bytes go: tensors into place, values aside."""
 
     def __init__(
