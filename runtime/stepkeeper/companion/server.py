@@ -4,10 +4,7 @@ import contextlib
 import errno
 import os
 import queue
-import select
-import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -35,9 +32,8 @@ from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionError
 from stepkeeper.loggers import identify
 
-__all__ = ["serve"]
+__all__ = ["Server"]
 
-_SOCKET_GONE: Final = 0
 _BROKEN: Final = 70
 
 _OF_A_SAVE: Final = (Kind.STAGE, Kind.UPLOAD, Kind.WRITE, Kind.COMMIT, Kind.VOID)
@@ -49,42 +45,7 @@ _MOST_BEHIND: Final = 8
 """Commits after which another save is begun though what comes after them isn't done."""
 
 
-def serve(socket_fd: int, trainer_pid: int) -> None:
-    """Answers requests until the trainer closes the socket or is dead; then this process is gone at once.
-
-    What was not finished by then never will be: a commit that isn't in the log is no commit.
-    """
-    end = socket.socket(fileno=socket_fd)
-    channel = Channel(end)
-    server = _Server(channel)
-    threading.Thread(target=server.run_forever, name="requests", daemon=True).start()
-    trainer_fd = _pidfd(trainer_pid)
-    # Not select(): the socket may have a high number, from a trainer with a thousand files open.
-    watched = select.poll()
-    for fd in (end.fileno(),) if trainer_fd is None else (end.fileno(), trainer_fd):
-        watched.register(fd, select.POLLIN)
-    while True:
-        if end.fileno() not in {fd for fd, _ in watched.poll()}:
-            # Dead, though a forked child of it still holds the socket.
-            break
-        packet = channel.receive()
-        if packet is None:
-            break
-        server.receive_packet(packet)
-    os._exit(_SOCKET_GONE)
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        os._exit(_SOCKET_GONE)
-    except OSError:
-        # A sandbox without the call: the socket alone tells.
-        return None
-
-
-class _Server:
+class Server:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._inbox: queue.SimpleQueue[Packet | None] = queue.SimpleQueue()

@@ -4,11 +4,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Begin, Begun, Close, Kind, Open
+from stepkeeper.companion.origin import NextClaim, Origin, goes_on_from, with_origin
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
@@ -31,21 +32,6 @@ __all__ = ["Companion", "Origin"]
 _log: Final = logger(__name__)
 _OPEN_TIMEOUT_S: Final = 60.0
 _KILL_AGAIN_S: Final = 0.05
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Origin:
-    """What a state was restored from: each restore has its own, also of the same commit."""
-
-    base: int | LegacyBase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NextClaim:
-    """Another claim of this process, after the one that it has; put or not, as long as there was no answer."""
-
-    body: Begin
-    origin: Origin
 
 
 class Companion:
@@ -71,7 +57,7 @@ class Companion:
         self._closed = False
         self._begun: Begun | None = None
         self._origin: Origin | None = None
-        self._next_claim: _NextClaim | None = None
+        self._next_claim: NextClaim | None = None
         self._state = TrainerState()
 
     @property
@@ -156,7 +142,7 @@ class Companion:
         if self._begun is None:
             body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
             self._begun = self._request_first_claim(
-                process, body if origin is None else _with_origin(body, origin)
+                process, body if origin is None else with_origin(body, origin)
             )
             self._origin = origin
         elif origin is not None and origin is not self._origin:
@@ -199,7 +185,7 @@ class Companion:
     def _claim_next(self, process: CompanionProcess, origin: Origin) -> Begun:
         assert self._begun is not None
         body = replace(self._claiming, after=self._begun.claim, nonce=new_nonce())
-        self._next_claim = _NextClaim(body=_with_origin(body, origin), origin=origin)
+        self._next_claim = NextClaim(body=with_origin(body, origin), origin=origin)
         try:
             return self._request_next_claim(process, self._next_claim)
         except StorageError as error:
@@ -208,7 +194,7 @@ class Companion:
                 self._next_claim = None
             raise
 
-    def _request_next_claim(self, process: CompanionProcess, next_claim: _NextClaim) -> Begun:
+    def _request_next_claim(self, process: CompanionProcess, next_claim: NextClaim) -> Begun:
         try:
             begun = decode(Begun, process.send_request(Kind.BEGIN, encode(next_claim.body)))
         except (FencedError, RestoreError):
@@ -216,7 +202,7 @@ class Companion:
             self._next_claim = None
             raise
         self._next_claim = None
-        if _goes_on_from(begun, next_claim.origin):
+        if goes_on_from(begun, next_claim.origin):
             self._origin = next_claim.origin
         return begun
 
@@ -267,15 +253,3 @@ class Companion:
             return process
         finally:
             self._lock.release()
-
-
-def _goes_on_from(begun: Begun, origin: Origin) -> bool:
-    if isinstance(origin.base, LegacyBase):
-        return begun.legacy is not None and begun.legacy.folder == origin.base.folder
-    return begun.base is not None and begun.base.slot == origin.base
-
-
-def _with_origin(body: Begin, origin: Origin) -> Begin:
-    if isinstance(origin.base, LegacyBase):
-        return replace(body, legacy=origin.base)
-    return replace(body, base=origin.base)

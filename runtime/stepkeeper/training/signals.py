@@ -11,20 +11,17 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
-from types import FrameType
 from typing import Final, Protocol
 from weakref import ref
 
 from stepkeeper.loggers import logger
+from stepkeeper.training.sigterm_handler import SigtermHandler
 
 __all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
 
 _log: Final = logger(__name__)
 _TICK_MILLIS: Final = 200
 _SETTLE_S: Final = 1.0
-
-_Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class NoticeListener(Protocol):
@@ -45,43 +42,11 @@ class NoticeListener(Protocol):
         ...
 
 
-class _SigtermHandler:
-    """A handler for SIGTERM, and the one that was there before."""
-
-    def __init__(self, watcher: "SignalWatcher") -> None:
-        self._watcher = watcher
-        self.is_permanent = False
-        """It is never let go: a process that was told to stop is not to die of being told again while it ends."""
-
-        self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, self)
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._watcher.record_sigterm() or self.is_permanent:
-            if callable(self.before):
-                try:
-                    self.before(number, frame)
-                except SystemExit as error:
-                    # The end is ours to choose: at a step that all ranks save. The thread logs it, a handler must not.
-                    self._watcher.exit_requested = error
-        elif callable(self.before):
-            self.before(number, frame)
-        elif self.before != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    def uninstall(self) -> None:
-        # Somebody who installed a handler after us keeps it; by way of that, this one is as if it weren't there.
-        before = self.before or signal.SIG_DFL
-        if signal.getsignal(signal.SIGTERM) is self:
-            signal.signal(signal.SIGTERM, before)
-
-
 class SignalWatcher:
     """One for the process: `watch`. What handlers read of it is replaced as a whole: they may take no lock."""
 
     def __init__(self) -> None:
-        self.exit_requested: SystemExit | None = None
+        self._exit_requested: SystemExit | None = None
         """What the handler that was there before raised."""
 
         self._sigterm_s: float | None = None
@@ -94,7 +59,7 @@ class SignalWatcher:
         self._n_rounds = 0
         self._thread: threading.Thread | None = None
         self._read_fd = self._write_fd = -1
-        self._handler: _SigtermHandler | None = None
+        self._handler: SigtermHandler | None = None
         self._wakeup_before = -1
 
     @property
@@ -153,6 +118,10 @@ class SignalWatcher:
         self._wake_thread()
         return any(each is not None and each.wants_sigterm for each in found)
 
+    def record_exit(self, error: SystemExit) -> None:
+        """Note, inside a signal handler, that the previous handler asked to exit: the thread logs it."""
+        self._exit_requested = error
+
     def process_pending_signals(self) -> None:
         """A signal that came before this call was heard."""
         # The round that ends first may have looked before the signal came; the next one has not.
@@ -186,7 +155,7 @@ class SignalWatcher:
 
     def _take_sigterm(self) -> None:
         if self._handler is None or signal.getsignal(signal.SIGTERM) is not self._handler:
-            self._handler = _SigtermHandler(self)
+            self._handler = SigtermHandler(self.record_sigterm, self.record_exit)
         before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         if before != self._write_fd:
             self._wakeup_before = before
@@ -230,7 +199,7 @@ class SignalWatcher:
 
     def _notify_listeners(self) -> None:
         """A function of its own: while the thread waits, it holds no listener."""
-        left, self.exit_requested = self.exit_requested, None
+        left, self._exit_requested = self._exit_requested, None
         if left is not None:
             _log.warning(
                 "the SIGTERM handler that was there before wants exit code %s: stop follows", left.code

@@ -16,7 +16,7 @@ from stepkeeper.companion import server as module
 from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.companion.channel import Packet
 from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Upload, Write
-from stepkeeper.companion.server import _Server
+from stepkeeper.companion.server import Server
 from stepkeeper.companion.session import Session
 from stepkeeper.contract.wire import encode
 from stepkeeper.errors import StorageError
@@ -51,7 +51,7 @@ class Trainer:
         self.uri = uri or f"memory://{secrets.token_hex(4)}"
         self.bucket = named_bucket(self.uri.removeprefix("memory://"))
         self.answers = Answers()
-        self.server = _Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
+        self.server = Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
         self.n_asked = 0
         self.nonces: dict[int, str] = {}
         keep, tier = Keep(last=(LastN(last),)), None if disk is None else TierPlace(folder=str(disk))
