@@ -1,4 +1,4 @@
-"""The loggers of this package: each is Python's own, below `stepkeeper`, and each record says whose it is."""
+"""Make this package's loggers: Python's own, below `stepkeeper`, whose records name the attempt and the rank."""
 
 import logging
 import sys
@@ -10,9 +10,9 @@ _identity: Final[dict[str, Any]] = {"attempt": None, "rank": None}
 
 
 def logger(name: str) -> logging.Logger:
-    """Python's logger `name`. Its records have `step`, `attempt` and `rank`, for handlers that write them.
+    """Return Python's logger `name`, whose records have `step`, `attempt` and `rank` for handlers that write them.
 
-    `step` is the one that the record is about, where `extra` says that; else None.
+    `step` is the step that the record is about if the call passes one in `extra`, else None.
     """
     named = logging.getLogger(name)
     named.addFilter(_add_identity)
@@ -20,9 +20,14 @@ def logger(name: str) -> logging.Logger:
 
 
 def identify(*, rank: int, attempt: str | None) -> None:
-    """Records of this process are of `rank` and of `attempt`, the operator's number of this start, from now on.
+    """Set the rank and the attempt that this process's log records carry from now on.
 
-    A manager beside the job's own, which evaluates for one, has no attempt to tell, and changes nothing.
+    A manager beside the job's own, for evaluation for example, has no attempt and changes nothing.
+
+    Args:
+        rank: This process's rank.
+        attempt: The operator's number of this start of the job; None outside an operator's pod.
+
     """
     if attempt is not None or _identity["attempt"] is None:
         _identity.update(attempt=attempt, rank=rank)
@@ -37,7 +42,7 @@ def _add_identity(record: logging.LogRecord) -> bool:
 
 
 def _process_group_rank() -> int | None:
-    """Where no manager was made; None where there is no process group either."""
+    """Read the rank from torch's default process group, where no manager was made; None if there is no group."""
     group = sys.modules.get("torch.distributed")
     is_there = group is not None and group.is_available() and group.is_initialized()
     return int(group.get_rank()) if group is not None and is_there else None

@@ -1,4 +1,7 @@
-"""The commands export and import: commits as other programs' files, and such files as checkpoints. They need torch."""
+"""Define the commands export and import, which need torch.
+
+They convert commits to other programs' files, and such files to checkpoints.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,32 +43,43 @@ _OPTION_NAMES: Final = {"overwrite=True": "--overwrite", 'values="leave_out"': "
 
 Kind = Literal["torch", "safetensors"]
 Convert = Callable[[Any, Callable[[int, int], None]], Any]
-"""Source and progress → what was done."""
+"""Converts a source to a destination that is bound already. Takes the source and a function that shows progress."""
 
 Source = Annotated[
     str, typer.Argument(metavar="URL", help="The root; or the path of a checkpoint's folder, without ://.")
 ]
-Destination = Annotated[Path, typer.Argument(metavar="PATH", help="A file; or a folder, of safetensors.")]
+Destination = Annotated[
+    Path, typer.Argument(metavar="PATH", help="The file to write; for safetensors, a file or a folder.")
+]
 Step = Annotated[
-    int | None, typer.Option("--step", metavar="STEP", min=0, help="Default: the latest commit.")
+    int | None, typer.Option("--step", metavar="STEP", min=0, help="The step. Default: the latest commit.")
 ]
 ToKind = Annotated[
-    Kind | None, typer.Option("--as", help="Default: safetensors if PATH ends so, else torch.")
+    Kind | None,
+    typer.Option("--as", help="The format. Default: safetensors if PATH ends in .safetensors, else torch."),
 ]
 FromPrefix = Annotated[
-    str, typer.Option("--prefix", metavar="NAME", help="Names below NAME, without it; safetensors.")
+    str,
+    typer.Option(
+        "--prefix",
+        metavar="NAME",
+        help="Export only names below NAME, without that prefix; safetensors only.",
+    ),
 ]
 LeaveOutValues = Annotated[
-    bool, typer.Option("--leave-out-values", help="Leave out what is no tensor; safetensors.")
+    bool, typer.Option("--leave-out-values", help="Leave out values that are no tensors; safetensors only.")
 ]
 MaxShardMib = Annotated[
     int | None,
-    typer.Option("--max-shard", metavar="MIB", min=1, help="Of a file in a folder; safetensors."),
+    typer.Option(
+        "--max-shard", metavar="MIB", min=1, help="Greatest size of each file in a folder; safetensors only."
+    ),
 ]
 Overwrite = Annotated[
     bool,
     typer.Option(
-        "--overwrite", help="Replace a file; or a folder with nothing else in it than such a command writes."
+        "--overwrite",
+        help="Replace the file; or the folder, if it holds only files that this command writes.",
     ),
 ]
 
@@ -84,7 +98,7 @@ def export(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commit as a torch.save file or as safetensors, every block checked on its way. Needs torch."""
+    """Write a commit as a torch.save file or as safetensors. Every block is verified as it is read. Needs torch."""
     one_file = destination.suffix == _SAFETENSORS
     if _is_safetensors(kind, looks_so=one_file):
         if max_shard_mib and one_file:
@@ -131,21 +145,23 @@ def _export_commit(
 def import_(
     source: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="A torch.save file; safetensors: a file, a folder, an index."),
+        typer.Argument(metavar="PATH", help="A torch.save file; or a safetensors file, folder or index."),
     ],
-    destination: Annotated[Path, typer.Argument(metavar="FOLDER", help="Becomes the checkpoint.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The checkpoint's folder, which is made.")
+    ],
     *,
     kind: Annotated[
         Kind | None,
-        typer.Option("--as", help="What PATH is. Default: by its name; a folder is of safetensors."),
+        typer.Option("--as", help="The format of PATH. Default: by its name; a folder is safetensors."),
     ] = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="NAME", help="Put all names below NAME; safetensors.")
+        str, typer.Option("--prefix", metavar="NAME", help="Put all names below NAME; safetensors only.")
     ] = "",
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a checkpoint's folder of a torch.save file or of safetensors. Nothing in them is run. Needs torch."""
+    """Make a checkpoint's folder from a torch.save file or from safetensors. No code in them is run. Needs torch."""
     looks_so = source.is_dir() or source.name.endswith((_SAFETENSORS, ".json"))
     if _is_safetensors(kind, looks_so=looks_so):
         write = partial(_import_formats().safetensors_to_checkpoint, prefix=prefix)
@@ -168,7 +184,7 @@ def _bind_destination(write: Callable[..., Any], destination: Path, *, overwrite
 
 
 def _import_formats() -> ModuleType:
-    """What converts. It brings torch, which no other command needs."""
+    """Import the conversions, and with them torch, which no other command needs."""
     try:
         from stepkeeper_planners import formats
     except ModuleNotFoundError as error:
@@ -180,7 +196,13 @@ def _import_formats() -> ModuleType:
 
 
 def _export_files(root: Root, record: CommitRecord, convert: Convert) -> Any:
-    """Raises TornCheckpointError, or RestoreError where a job has deleted the commit meanwhile."""
+    """Convert a commit.
+
+    Raises:
+        TornCheckpointError: Bytes of the commit are bad.
+        RestoreError: A job has deleted the commit meanwhile.
+
+    """
     try:
         with CommitFiles(root.store, record, patience=root.patience) as files:
             return _convert_with_progress(convert, files, f"export step {record.step}")
@@ -197,7 +219,7 @@ def _convert_with_progress(convert: Convert, source: object, title: str) -> Any:
 
 @contextmanager
 def _as_command_errors() -> Iterator[None]:
-    """Errors of a conversion are those of a command."""
+    """Convert the errors of a conversion to those of a command."""
     from stepkeeper_planners.errors import DestinationExistsError, PlannerError
 
     try:

@@ -1,4 +1,4 @@
-"""What the state of a log doesn't keep, and its objects tell: who began, when, and which data nothing names."""
+"""Read from a root's objects what the log's state leaves out: claims, times, and data that no commit names."""
 
 import re
 from collections.abc import Collection
@@ -21,7 +21,16 @@ _SLOT: Final = re.compile(re.escape(LOG_PREFIX) + r"([0-9]{8,})\.json")
 
 
 def read_begins(root: Root, claims: Collection[int]) -> dict[int, Begin]:
-    """What began each of `claims`. Raises LogFormatError, StorageError."""
+    """Read the entries that made the given claims.
+
+    Returns:
+        Each claim's entry, by its slot.
+
+    Raises:
+        LogFormatError: A slot holds something else than a claim.
+        StorageError: The store gave no answer, or refused.
+
+    """
     with ThreadPoolExecutor(_THREADS) as pool:
         bodies = dict(zip(claims, pool.map(lambda claim: root.log.entry(claim).body, claims), strict=True))
     begins = {claim: body for claim, body in bodies.items() if isinstance(body, Begin)}
@@ -31,12 +40,12 @@ def read_begins(root: Root, claims: Collection[int]) -> dict[int, Begin]:
 
 
 def read_slot_times(root: Root) -> dict[int, float]:
-    """When each slot was put, by the store's clock, where it says so."""
+    """Read when each slot was put, in seconds since 1970 by the store's clock; slots of unknown time are left out."""
     return _times(root.patience.retry(lambda: root.store.list(LOG_PREFIX)))
 
 
 def read_slot_time(root: Root, slot: int) -> dict[int, float]:
-    """As `read_slot_times`, for one slot."""
+    """Read when one slot was put, as `read_slot_times` does."""
     return _times(root.patience.retry(lambda: root.store.list(slot_path(slot))))
 
 
@@ -53,7 +62,10 @@ class _Folder:
 
 
 def find_leftovers(root: Root, state: LogState) -> list[Leftover]:
-    """Folders that no commit of `state` names: of deleted commits, of saves that are under way or were given up."""
+    """Find the folders that no commit of `state` names.
+
+    They are of deleted commits, and of saves that are running or were given up.
+    """
     named = {record.folder for record in state.commits.values()}
     folders: dict[str, _Folder] = {}
     for stat in root.patience.retry(lambda: root.store.list("")):
@@ -62,7 +74,7 @@ def find_leftovers(root: Root, state: LogState) -> list[Leftover]:
             folder = folders.setdefault(match[1], _Folder(step=int(match[2]), claim=int(match[3])))
             folder.size_bytes += stat.size_bytes
     slots = _find_slots(root, folders, state) if folders else {}
-    # The listing is younger than the state: what was committed since is no leftover.
+    # The listing is newer than the state: a folder that was committed since is no leftover.
     since = {record.folder for record in root.log.refresh().commits.values()} if folders else set()
     return [
         Leftover(
@@ -78,7 +90,7 @@ def find_leftovers(root: Root, state: LogState) -> list[Leftover]:
 
 
 def _find_slots(root: Root, folders: dict[str, _Folder], state: LogState) -> dict[str, int]:
-    """Of the folders that once were commits, their slots: read from the log, from the oldest of their claims on."""
+    """Find the slots of the folders that once were commits, by reading the log from the oldest of their claims on."""
     first = min(folder.claim for folder in folders.values()) + 1
     with ThreadPoolExecutor(_THREADS) as pool:
         slots = range(first, state.tail + 1)

@@ -1,4 +1,4 @@
-"""What only a try shows of a store: permissions, that one of many creates wins, how fast it is."""
+"""Try a store: its permissions, whether one of many creates wins, and how fast it is."""
 
 import os
 import threading
@@ -34,9 +34,14 @@ _EXCLUSIVE: Final = (
 
 
 def probe_store(store: Store, patience: Patience) -> list[Finding]:
-    """What putting, reading, listing and deleting a probe object shows; it is gone afterwards, if it can be deleted.
+    """Put, read, list and delete a probe object, which is gone afterwards if it can be deleted.
 
-    Raises TransientStorageError: no answer is no finding.
+    Returns:
+        One finding for each operation.
+
+    Raises:
+        TransientStorageError: The store gave no answer, which is no finding.
+
     """
     prefix = _prefix(store, patience)
     path = f"{prefix}{new_nonce()}"
@@ -48,7 +53,7 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
         except TransientStorageError:
             raise
         except NotExclusiveError as error:
-            # Some stores prove it themselves, before they put anything.
+            # Some stores try this themselves before they put anything.
             check, todo, complaint = "conditional-write", _EXCLUSIVE, " ".join(str(error).split())
         except StorageError as error:
             complaint = " ".join(str(error).split())
@@ -73,19 +78,22 @@ def probe_store(store: Store, patience: Patience) -> list[Finding]:
 
 
 def _prefix(store: Store, patience: Patience) -> str:
-    """With the log's next slot in it: what is left there by a kill is collected once a later start has begun."""
+    """Return a prefix for probe objects that contains the log's next slot.
+
+    A later start that has claimed the root deletes what a killed command left there.
+    """
     try:
         next_slot = find_tail(store, patience) + 1
     except TransientStorageError:
         raise
     except (StorageError, LogGapError):
-        # It says so where it is told; nothing will begin here before that is mended.
+        # Other checks report this error, and no start claims the root before it is mended.
         next_slot = 0
     return f"{PROBE_PREFIX}{next_slot:08d}-"
 
 
 def _try_put(store: Store, path: str) -> str | None:
-    # False may be the answer to a second try of a put that had gone through: no other knows the name.
+    # False is no loss: a first try had gone through without an answer, and nobody else knows the name.
     store.put_if_absent(path, b"0")
     return None
 
@@ -96,7 +104,7 @@ def _try_list(store: Store, path: str) -> str | None:
 
 
 def _try_racing_creates(store: Store, prefix: str) -> str | None:
-    """Of many creates of one name exactly one wins, and its bytes are there."""
+    """Check that exactly one of many creates of one name wins, and that its bytes are there."""
     path = f"{prefix}{new_nonce()}"
     barrier = threading.Barrier(_RACERS)
 
@@ -125,10 +133,16 @@ def _try_delete(store: Store, path: str) -> str | None:
 
 
 def measure_throughput(store: Store, size_bytes: int) -> Finding:
-    """How fast this host writes and reads objects there, several at a time. They are gone afterwards."""
+    """Measure how fast this host writes and reads objects, several at a time. The objects are gone afterwards.
+
+    Args:
+        store: The root's store.
+        size_bytes: Number of bytes to write and read.
+
+    """
     each_bytes = min(_OBJECT_BYTES, -(-size_bytes // _THREADS))
     n_objects = -(-size_bytes // each_bytes)
-    # Bytes that no file system and no proxy makes smaller.
+    # Random bytes: no file system and no proxy can compress them.
     data = os.urandom(each_bytes)
     prefix = _prefix(store, DEFAULT_PATIENCE)
     paths = [f"{prefix}{new_nonce()}" for _ in range(n_objects)]

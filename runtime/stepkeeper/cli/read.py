@@ -1,4 +1,4 @@
-"""The commands ls, show and path. They read only: a job that is saving doesn't notice them."""
+"""Define the commands ls, show and path. They only read: a job that is saving doesn't notice them."""
 
 import time
 from collections.abc import Sequence
@@ -30,8 +30,12 @@ __all__ = ["OneSequence", "ls", "path", "select_commit", "show"]
 _COLUMNS = ("SEQUENCE", "STEP", "STATE", "CLAIM", "ATTEMPT", "SIZE", "VERIFIED", "AGE")
 _NUMBERS = ("SEQUENCE", "STEP", "CLAIM", "SIZE", "AGE")
 
-Step = Annotated[int | None, typer.Argument(metavar="STEP", help="Default: the latest commit.", min=0)]
-OneSequence = Annotated[int | None, typer.Option("--sequence", min=0, help="By sequence, on any branch.")]
+Step = Annotated[
+    int | None, typer.Argument(metavar="STEP", help="The step. Default: the latest commit.", min=0)
+]
+OneSequence = Annotated[
+    int | None, typer.Option("--sequence", min=0, help="Select the commit with this sequence, on any branch.")
+]
 
 
 def ls(
@@ -40,11 +44,13 @@ def ls(
     *,
     every: Annotated[
         bool,
-        typer.Option("--all", help="Also abandoned branches, quarantined commits, data without a commit."),
+        typer.Option(
+            "--all", help="Also list abandoned branches, quarantined commits, and data without a commit."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the commits of the latest line, newest first, and what it goes on from of another writer's."""
+    """List the commits of the latest line, newest first, and the steps of another writer that it goes on from."""
     with open_root(context, url) as root:
         state = root.log.open()
         leftovers = find_leftovers(root, state) if every else []
@@ -81,10 +87,10 @@ def show(
     *,
     step: Step = None,
     sequence: OneSequence = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List tensors and values.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also list the tensors and values.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one commit: who saved it, and what it holds; of another writer's step, where it is."""
+    """Show one commit: who saved it, and what it holds. Of another writer's step, show where it is."""
     with open_root(context, url) as root:
         state = root.log.open()
         legacy = legacy_step(root, state, step, sequence)
@@ -125,7 +131,13 @@ def path(
 
 
 def _manifests(root: Root, record: CommitRecord) -> tuple[Manifest, ...]:
-    """Raises TornCheckpointError, or RestoreError where a job has deleted the commit meanwhile."""
+    """Read the commit's manifests.
+
+    Raises:
+        TornCheckpointError: A manifest is bad.
+        RestoreError: A job has deleted the commit meanwhile.
+
+    """
     try:
         return read_manifests(root.store, record, patience=root.patience)
     except TornCheckpointError as error:
@@ -145,7 +157,12 @@ def _state_document(state: LogState) -> dict[str, Any]:
 
 
 def select_commit(state: LogState, step: int | None, sequence: int | None) -> CommitRecord:
-    """The commit that was asked for; the latest where nothing was. Raises RestoreError, saying what there is."""
+    """Return the commit that was asked for; the latest if none was.
+
+    Raises:
+        RestoreError: There is no such commit; the message lists those that there are.
+
+    """
     if step is not None and sequence is not None:
         raise typer.BadParameter("give a step or a sequence, not both")
     steps = () if step is None else (step,)

@@ -1,4 +1,4 @@
-"""The command verify."""
+"""Define the command verify."""
 
 from typing import Annotated, Any
 
@@ -27,13 +27,16 @@ def verify(
     url: Url,
     *,
     steps: Annotated[
-        list[int] | None, typer.Argument(metavar="STEP", min=0, help="Default: the latest.")
+        list[int] | None,
+        typer.Argument(metavar="STEP", min=0, help="Steps to verify. Default: the latest commit."),
     ] = None,
     sequences: Sequences = None,
-    every: Annotated[bool, typer.Option("--all", help="All live commits, abandoned branches too.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Verify all live commits, also on abandoned branches.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every block of commits and compare it with its checksum. Exit code 1 where one is bad."""
+    """Read every block of commits and compare it with its checksum. Exit code 1 if one is bad."""
     if every and (steps or sequences):
         raise typer.BadParameter("--all and single commits exclude each other")
     with open_root(context, url) as root:
@@ -51,7 +54,7 @@ def verify(
 def _verify_one(root: Root, record: CommitRecord, *, as_json: bool) -> dict[str, Any]:
     with progress_bar(f"step {record.step}", record.size_bytes) as advance:
         found = verify_commit(root.store, record, patience=root.patience, on_bytes=advance)
-    # What a job deletes while it is read here isn't bad.
+    # A commit that a job deletes while it is read here isn't bad.
     deleted = bool(found.bad) and record.slot not in root.log.refresh().commits
     if not as_json:
         _show(record, found, deleted=deleted)

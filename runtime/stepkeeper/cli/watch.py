@@ -1,4 +1,4 @@
-"""The command watch."""
+"""Define the command watch."""
 
 import time
 from typing import Annotated
@@ -18,9 +18,10 @@ def watch(
     url: Url,
     *,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.0, metavar="SECONDS", help="Between two looks at the log.")
+        float,
+        typer.Option("--interval", min=0.0, metavar="SECONDS", help="Seconds between two looks at the log."),
     ] = 5.0,
-    count: Annotated[int | None, typer.Option(min=1, help="End after that many commits.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this number of commits.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the latest commit, and new ones as they appear, until Ctrl-C."""

@@ -1,4 +1,4 @@
-"""The commands rm and gc: what they take away is named in the log as gone first, and nothing pinned goes."""
+"""Define the commands rm and gc. Data goes only after the log names it as deleted, and no pinned data goes."""
 
 import socket
 import time
@@ -43,12 +43,12 @@ def rm(
     context: typer.Context,
     url: Url,
     *,
-    steps: Annotated[list[int] | None, typer.Argument(metavar="STEP", min=0)] = None,
+    steps: Annotated[list[int] | None, typer.Argument(metavar="STEP", min=0, help="Steps to remove.")] = None,
     sequences: Sequences = None,
     force: Annotated[
         bool, typer.Option("--force", help="The job that saved here is over. If it isn't, this stops it.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove commits and their data. For roots whose job is over: this claims the root."""
@@ -82,13 +82,15 @@ def gc(
     context: typer.Context,
     url: Url,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and leave it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     pins: Annotated[
-        bool, typer.Option("--pins", help="List pins and who holds them; collect nothing.")
+        bool, typer.Option("--pins", help="List the pins and who holds them; delete nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete data that no commit needs: of saves that earlier starts gave up, of deletions that were cut short."""
+    """Delete data that no commit needs, left by saves that were given up and by deletions that were cut short."""
     if pins and dry_run:
         raise typer.BadParameter("--pins and --dry-run exclude each other")
     with open_root(context, url) as root:
@@ -162,7 +164,12 @@ def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
 def _remove_commits(
     root: Root, tail: int, slots: Collection[int]
 ) -> tuple[tuple[CommitRecord, ...], tuple[Garbage, ...]]:
-    """What was deleted in the log, and of it what is pinned: the data of the rest is gone."""
+    """Delete the commits in the log, and then their data, except where it is pinned.
+
+    Returns:
+        The commits that were deleted, and those folders whose data is pinned.
+
+    """
     state = root.log.refresh()
     if state.tail != tail:
         raise RefusedError(

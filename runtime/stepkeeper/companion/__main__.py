@@ -1,6 +1,6 @@
-"""The companion process: writes, deletes and reports for one trainer, and ends when the trainer does.
+"""Run the companion process, which writes, deletes and reports for one trainer, and ends when the trainer does.
 
-Started by the trainer: python -m stepkeeper.companion <socket's file descriptor> <trainer's pid>
+The trainer starts it with: python -m stepkeeper.companion <socket's file descriptor> <trainer's pid>
 """
 
 import os
@@ -18,9 +18,9 @@ _SOCKET_GONE: Final = 0
 
 
 def serve(socket_fd: int, trainer_pid: int) -> None:
-    """Answers requests until the trainer closes the socket or is dead; then this process is gone at once.
+    """Answer requests until the trainer closes the socket or is dead, then end this process at once.
 
-    What was not finished by then never will be: a commit that isn't in the log is no commit.
+    Work that isn't finished by then never will be: a commit that isn't in the log is no commit.
     """
     end = socket.socket(fileno=socket_fd)
     channel = Channel(end)
@@ -33,7 +33,7 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
         watched.register(fd, select.POLLIN)
     while True:
         if end.fileno() not in {fd for fd, _ in watched.poll()}:
-            # Dead, though a forked child of it still holds the socket.
+            # The trainer is dead, though a forked child of it still holds the socket.
             break
         packet = channel.receive()
         if packet is None:
@@ -43,18 +43,19 @@ def serve(socket_fd: int, trainer_pid: int) -> None:
 
 
 def _open_pidfd(pid: int) -> int | None:
+    """Open a descriptor that tells when the trainer is dead; None in a sandbox that lacks the call."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         os._exit(_SOCKET_GONE)
     except OSError:
-        # A sandbox without the call: the socket alone tells.
+        # In a sandbox without this call, only the socket tells that the trainer is gone.
         return None
 
 
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # A pod's end is the trainer's to handle; the companion ends after it.
+        # The trainer handles the end of the pod; the companion ends after it.
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     serve(socket_fd=int(sys.argv[1]), trainer_pid=int(sys.argv[2]))

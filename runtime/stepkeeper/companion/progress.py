@@ -1,4 +1,4 @@
-"""What this process says of itself, handed to the companion now and then: the train thread only leaves notes."""
+"""Collect this process's state for reports. The train thread only leaves notes; the companion gets the text later."""
 
 import numbers
 import threading
@@ -24,9 +24,18 @@ _NAME_LIMIT: Final = 128
 
 
 class Progress:
-    """The trainer's state. `finished` costs the train thread about a microsecond; news are told at once."""
+    """Collect the trainer's state, and send it to the companion.
+
+    `record_step` costs the train thread about a microsecond. Changes of anything else are sent at once.
+    """
 
     def __init__(self, send: Callable[[TrainerState], None]) -> None:
+        """Start with an empty state.
+
+        Args:
+            send: Called with each new state, in the thread that changed it.
+
+        """
         self._send = send
         self._lock = threading.Lock()
         self._state = TrainerState()
@@ -37,14 +46,15 @@ class Progress:
 
     @property
     def step(self) -> int | None:
-        """Last finished step."""
+        """The last finished step."""
         return None if self._latest is None else self._latest[0]
 
     def record_step(self, step: int, metrics: Mapping[str, object] | None) -> None:
-        """`step` is done. What `metrics` holds is turned into text later, in another thread.
+        """Note that `step` is finished. Another thread turns `metrics` into text later.
 
-        A number, a string or a CPU tensor of one element is. Anything else is told as "?": to read a tensor on a device
-        can wait for a compilation, and in another thread than the training's it fails or disturbs that.
+        A number, a string or a CPU tensor of one element becomes its text; anything else becomes "?". Reading a
+        tensor on a device can wait for a compilation, and in another thread than the training's it fails or
+        disturbs that.
         """
         now_s = time.monotonic()
         millis = None if self._last_step_s is None else int((now_s - self._last_step_s) * 1000)
@@ -52,28 +62,28 @@ class Progress:
         self._latest = (step, millis, metrics)
 
     def set_phase(self, phase: ReportPhase) -> None:
-        """The process has come to `phase`."""
+        """Note that the process has come to `phase`."""
         self._change(lambda state: replace(state, phase=phase))
 
     def record_restore(self, restored: Restored | None) -> None:
-        """Training begins, from `restored` or from scratch."""
+        """Note that training begins, from the commit `restored` or from scratch."""
         self._change(lambda state: replace(state, restored=restored, phase=ReportPhase.TRAINING))
 
     def record_notice(self, source: str) -> None:
-        """There is a notice."""
+        """Note that there is a notice, from `source`."""
         self._change(lambda state: replace(state, notice=source))
 
     def set_in_flight(self, step: int | None) -> None:
-        """The save of `step` is in flight; None: no save is."""
+        """Note that the save of `step` is in flight; None: no save is."""
         self._change(lambda state: replace(state, in_flight_step=step))
 
     def set_error(self, error: str | None) -> None:
-        """The newest thing that went wrong, None once it is right again."""
+        """Note the newest thing that went wrong; None once it is right again."""
         text = None if error is None else error[-_ERROR_LIMIT:]
         self._change(lambda state: replace(state, error=text))
 
     def send_latest_step(self) -> None:
-        """The companion knows of the last finished step."""
+        """Send the last finished step to the companion, unless it has been sent already."""
         if self._latest is not self._sent:
             self._change(lambda state: state)
 
@@ -110,7 +120,12 @@ class Progress:
 
 
 def numeric_metrics(metrics: Mapping[str, object] | None) -> dict[str, str]:
-    """The metrics that are numbers, as a commit holds them: exactly. Tensors on devices are left alone."""
+    """Select the metrics that are numbers, exactly as a commit holds them. Tensors on devices are left out.
+
+    Returns:
+        Each number's name and its text, from which float() makes the same number.
+
+    """
     found = {}
     for name, value in list((metrics or {}).items())[:MAX_METRICS]:
         number = value.item() if isinstance(value, torch.Tensor) and _is_plain(value) else value
@@ -121,7 +136,7 @@ def numeric_metrics(metrics: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Subclasses may ask other ranks for their value."""
+    """Tell whether reading the tensor is safe and cheap. Subclasses of Tensor may ask other ranks for their value."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.device.type == "cpu"

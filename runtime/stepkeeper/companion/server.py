@@ -1,4 +1,4 @@
-"""The companion's two threads of control: one hears what is asked, one does it. What can wait is done aside."""
+"""Answer the trainer's requests in the companion process, and do what can wait between them."""
 
 import contextlib
 import errno
@@ -37,48 +37,51 @@ __all__ = ["Server"]
 _BROKEN: Final = 70
 
 _OF_A_SAVE: Final = (Kind.STAGE, Kind.UPLOAD, Kind.WRITE, Kind.COMMIT, Kind.VOID)
-"""Go before what comes after earlier commits. All else waits for that: who restores must not choose what it deletes."""
+"""Requests that go before the work after earlier commits. All others wait for that work: a restore must not choose
+a commit that the work is about to delete."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 _MOST_BEHIND: Final = 8
-"""Commits after which another save is begun though what comes after them isn't done."""
+"""Number of commits whose work may be left to do when another save starts."""
 
 
 class Server:
+    """Answer requests one at a time, in one thread. Another thread receives them."""
+
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._inbox: queue.SimpleQueue[Packet | None] = queue.SimpleQueue()
-        """None: what is done aside can go on."""
+        """Received packets; None: a background task can advance."""
 
         self._requests: list[Packet] = []
         self._tasks = TaskQueue(lambda: self._inbox.put(None))
         self._session: Session | None = None
         self._state: TrainerState | None = None
-        """None before the trainer has told it."""
+        """The trainer's state; None before the trainer has sent it."""
 
         self._postponed: Packet | None = None
-        """Tried again once all is gone that can go: there was no room."""
+        """A request that failed for lack of room. It is tried again once everything is deleted that can be."""
 
         self._flush_from_s: float | None = None
         self._close_by_s = 0.0
 
     def receive_packet(self, packet: Packet) -> None:
-        """The state is taken over at once, everything else is queued."""
+        """Take the trainer's state over at once, and queue every other packet."""
         if packet.message["kind"] != Kind.STATE:
             self._inbox.put(packet)
             return
         try:
             self._state = decode(TrainerState, packet.message["body"])
         except ContractError:
-            # Of the trainer's state reports live, not saves.
+            # Only reports need the trainer's state; saves go on without it.
             traceback.print_exc()
             return
         if self._session is not None and self._session.reporter is not None:
             self._session.reporter.update_state(self._state)
 
     def run_forever(self) -> None:
-        """Never returns. What goes wrong outside a request ends the process, which the trainer sees."""
+        """Answer requests, and never return. An error outside a request ends the process, which the trainer sees."""
         try:
             while True:
                 self.run_once()
@@ -87,7 +90,7 @@ class Server:
             os._exit(_BROKEN)
 
     def run_once(self) -> None:
-        """A request is answered; or what comes after commits has gone on, or something was heard."""
+        """Answer one request; or else advance a background task; or else wait for a packet."""
         while not self._inbox.empty():
             self._enqueue(self._inbox.get())
         packet = next(filter(self._may_be_answered, self._requests), None)
@@ -116,7 +119,7 @@ class Server:
             self._flush_from_s, self._close_by_s = now_s + within_s / 2, now_s + within_s
 
     def _may_be_answered(self, packet: Packet) -> bool:
-        """True unless what comes after commits goes first."""
+        """Tell whether `packet` may be answered now, or the work after commits goes first."""
         n_tasks, kind = self._tasks.n_tasks, packet.message["kind"]
         if packet is self._postponed:
             return n_tasks == 0
@@ -143,7 +146,12 @@ class Server:
             self._tasks.add_task(after)
 
     def _postpone_for_room(self, packet: Packet, error: Exception) -> bool:
-        """Whether `packet` is answered later: what has failed for want of room may not, once all is gone that can."""
+        """Postpone `packet` if it failed for lack of room, and deletions may make room.
+
+        Returns:
+            True if it is postponed, False if its error is the answer.
+
+        """
         cause = error.__cause__
         is_full = isinstance(cause, OSError) and cause.errno in _NO_ROOM
         if (
@@ -162,7 +170,7 @@ class Server:
     def _dispatch(
         self, kind: Kind, raw: dict[str, Any], fds: tuple[int, ...]
     ) -> tuple[dict[str, Any], BackgroundTask | None]:
-        """The answer's body, and what is to be done once it is sent."""
+        """Do what the request says. Return the answer's body, and a task to start once the answer is sent."""
         if kind is Kind.OPEN:
             opening = decode(Open, raw)
             identity = opening.identity
@@ -170,7 +178,7 @@ class Server:
             opened = Session(opening, self._send_directive, on_complaint=self._send_complaint)
             opened.resume()
             self._session = opened
-            # What was told before this moment wasn't passed on, what is told after it is; in between, both do it.
+            # A state that came earlier wasn't passed on, a later one is; in between, both threads pass it on.
             if opened.reporter is not None and self._state is not None:
                 opened.reporter.update_state(self._state)
             return {}, None
@@ -195,7 +203,7 @@ class Server:
         return ({} if answer is None else encode(answer)), None
 
     def _close(self, session: Session) -> None:
-        """The last report was answered, or the time is up."""
+        """Wait for the answer to the last report, until the time is up."""
         self._flush_from_s = None
         if self._tasks.n_tasks:
             left = "closed before all was deleted that can be: the first save of the next start does that"
@@ -212,5 +220,5 @@ class Server:
         try:
             self._channel.send(message)
         except OSError:
-            # The trainer is gone, and this process with it as soon as the other thread sees that.
+            # The trainer is gone, and this process ends as soon as the other thread sees that.
             return

@@ -1,4 +1,4 @@
-"""Keeps a companion process at hand: started when first needed, and again after one was lost."""
+"""Keep a companion process at hand: start one when it is first needed, and another when one was lost."""
 
 import threading
 import time
@@ -35,20 +35,30 @@ _KILL_AGAIN_S: Final = 0.05
 
 
 class Companion:
-    """The companion as the trainer sees it: its processes come and go, the claim stays.
+    """Give the trainer a companion: its processes come and go, the claim of the root stays.
 
-    Its process ends soon after whoever has it drops it, also without `close`; a save in flight has it too.
+    The process ends soon after nobody holds this object any more, also without `close`. A save in flight holds it
+    too.
     """
 
     def __init__(
         self, opening: Open, on_directive: Callable[[Directive], None], *, claiming: Begin | None = None
     ) -> None:
-        """`claiming` is what the root is claimed with, but for its base."""
+        """Prepare a companion; no process is started yet.
+
+        Args:
+            opening: The first message to each process.
+            on_directive: Called with each directive of the operator, in the thread that receives from the
+                companion.
+            claiming: The claim to make, without what it goes on from.
+
+        """
         self._opening = opening
         self._on_directive = on_directive
         self._claiming = claiming or Begin()
         self.choose_legacy: Callable[[], LegacyBase | None] = lambda: None
-        """Asked, before a claim, for another writer's step to go on from, where there are such and no commit."""
+        """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
+        from."""
 
         self._lock = threading.Lock()
         self._process: CompanionProcess | None = None
@@ -67,29 +77,31 @@ class Companion:
 
     @property
     def has_tier(self) -> bool:
-        """Whether saves come by a local disk."""
+        """True if saves go through a local disk."""
         return self._opening.tier is not None
 
     @property
     def pid(self) -> int | None:
+        """Process id of the companion; None if no process runs."""
         process = self._process
         return None if process is None or process.lost else process.pid
 
     @property
     def complaint(self) -> str | None:
-        """What went wrong after a commit: it isn't verified, or what was to go is still there."""
+        """The newest failure after a commit: it isn't verified, or data that was to be deleted is still there."""
         process = self._process
         return None if process is None else process.complaint
 
     def ensure_process(self) -> CompanionProcess:
-        """A running companion process that knows the root, the claim and the trainer's state.
+        """Return a running companion process, and start one if there is none.
 
-        A piece of work that needs several requests makes them all of one process: a new one knows nothing of it.
+        The process knows the root, the claim and the trainer's state. Work that takes several requests sends them
+        all to one process: a new process knows nothing of it.
 
         Raises:
-            CompanionLostError: it went away while it started.
-            FencedError: another claim owns the root by now.
-            ClosedError: there will be no process any more.
+            CompanionLostError: The process went away while it started.
+            FencedError: Another claim owns the root by now.
+            ClosedError: This companion was closed.
 
         """
         with self._lock:
@@ -108,7 +120,7 @@ class Companion:
             return self._process
 
     def _start_process(self) -> CompanionProcess:
-        # One that may have been followed by another is proven with that one.
+        # If the next claim may be in the log already, requesting that one proves this one too.
         held = None if self._next_claim is not None else self._begun
         claim = None if held is None else held.claim
         process = self._starting = CompanionProcess(self._on_directive)
@@ -129,14 +141,22 @@ class Companion:
             self._finalizer.detach()
         self._finalizer = None if process is None else weakref.finalize(self, process.dismiss)
         if self._finalizer is not None:
-            # When the interpreter ends, the socket's end tells the process.
+            # When the interpreter ends, the closed socket tells the process.
             self._finalizer.atexit = False
 
     def claim_root(self, *, origin: Origin | None = None, take_over: str | None = None) -> Begun:
-        """The root is claimed by this process, which goes on from `origin`; without one, from what HEAD is.
+        """Claim the root for this process, which goes on from `origin`; without an origin, from what HEAD is.
 
-        Asked again for the same, the same claim is the answer. For another origin, which isn't HEAD, the claim is
-        followed by another one of this process. Raises FencedError if it didn't hold any more.
+        A repeated call with the same origin returns the same claim. If `origin` is another one and isn't HEAD, this
+        process makes a further claim, which follows its first.
+
+        Args:
+            origin: What this process has restored; None if it has restored nothing.
+            take_over: Name of the job whose root becomes this one's.
+
+        Raises:
+            FencedError: The claim of this process didn't hold any more.
+
         """
         process = self._process_with_next_claim_made()
         if self._begun is None:
@@ -150,14 +170,19 @@ class Companion:
         return self._begun
 
     def claim_root_from(self, legacy: LegacyBase) -> Begun:
-        """The claim of this process, which held until now, is followed by another one that goes on from `legacy`.
+        """Follow this process's claim, which held until now, by another one that goes on from `legacy`.
 
-        Raises FencedError if it didn't hold any more.
+        Raises:
+            FencedError: The claim didn't hold any more.
+
         """
         return self.claim_root(origin=Origin(legacy))
 
     def read_latest(self, *, take_over: str | None = None) -> CommitRecord | LegacyBase | None:
-        """What HEAD means at this moment. The root is claimed by this process, if it wasn't before."""
+        """Return the commit, or another writer's step, that HEAD is at this moment.
+
+        The root is claimed first, if this process hasn't claimed it yet.
+        """
         if self._begun is None:
             begun = self.claim_root(take_over=take_over)
         else:
@@ -165,9 +190,9 @@ class Companion:
         return begun.base or begun.legacy
 
     def _process_with_claim_known(self) -> CompanionProcess:
-        """A running process. Whether the claim was followed by another one is known, and won't change any more.
+        """Return a running process after finding out whether the next claim, if one was requested, is in the log.
 
-        Where that wasn't put, HEAD stays what it is: whoever wants to know it has asked for nothing else.
+        If it isn't, it is not made any more and HEAD stays what it is: the caller only wants to know HEAD.
         """
         process = self.ensure_process()
         if (next_claim := self._next_claim) is not None:
@@ -176,7 +201,7 @@ class Companion:
         return process
 
     def _process_with_next_claim_made(self) -> CompanionProcess:
-        """A running process, and a claim that was to be followed by another one is."""
+        """Return a running process after making the next claim, if one was requested."""
         process = self.ensure_process()
         if self._next_claim is not None:
             self._begun = self._request_next_claim(process, self._next_claim)
@@ -190,7 +215,7 @@ class Companion:
             return self._request_next_claim(process, self._next_claim)
         except StorageError as error:
             if not isinstance(error, TransientStorageError | UnknownOutcomeError):
-                # Refused at its first put: nothing of it can be there.
+                # The store refused the first put: the next claim can't be in the log.
                 self._next_claim = None
             raise
 
@@ -198,7 +223,7 @@ class Companion:
         try:
             begun = decode(Begun, process.send_request(Kind.BEGIN, encode(next_claim.body)))
         except (FencedError, RestoreError):
-            # It was not put, and isn't to be any more.
+            # The next claim isn't in the log, and is given up.
             self._next_claim = None
             raise
         self._next_claim = None
@@ -210,21 +235,21 @@ class Companion:
         try:
             return decode(Begun, process.send_request(Kind.BEGIN, encode(body)))
         except LegacyRootError:
-            # What another writer's step holds is for a process with torch to tell.
+            # Only a process with torch, this one, can read what another writer's step holds.
             body = replace(body, offer=self.choose_legacy())
             return decode(Begun, process.send_request(Kind.BEGIN, encode(body)))
 
     def report_state(self, state: TrainerState) -> None:
-        """Reports carry `state` from here on."""
+        """Carry `state` in reports from here on."""
         self._state = state
         process = self._process
         if process is not None and not process.lost:
             process.send_state(Kind.STATE, encode(state))
 
     def close(self, limit_s: float) -> None:
-        """The process has ended within `limit_s`, and there will be no other.
+        """End the process within `limit_s` seconds, and start no other.
 
-        What comes after the last commits is done and the last report was answered, if that was possible in time.
+        The work after the last commits is done and the last report is answered, if that is possible in time.
         """
         ends_s = time.monotonic() + limit_s
         process = self._take_last_process(limit_s / 2)
@@ -241,7 +266,10 @@ class Companion:
             process.close(max(0.0, ends_s - time.monotonic()))
 
     def _take_last_process(self, patience_s: float) -> CompanionProcess | None:
-        """The process that there is; one that another thread is starting and that doesn't come up in time is killed."""
+        """Take over the current process.
+
+        A process that another thread is starting, and that doesn't come up in time, is killed.
+        """
         self._closed = True
         while not self._lock.acquire(timeout=patience_s):
             if (starting := self._starting) is not None:

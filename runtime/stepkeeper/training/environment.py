@@ -1,4 +1,4 @@
-"""Where a process finds out who it is and what is asked of it, when an operator made its container."""
+"""Read who this process is and what the operator asks of it, in a container that the operator made."""
 
 import os
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodPaths:
-    """The files that a pod has; tests put them elsewhere."""
+    """Paths of the files and folders that the operator gives a pod; tests put them elsewhere."""
 
     settings_folder: Path = Path(SETTINGS_FOLDER)
     notice_file: Path = Path(NOTICE_FILE)
@@ -51,7 +51,7 @@ class PodPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the operator told this process."""
+    """The identity and the settings that the operator gave this process."""
 
     identity: Identity
     settings: Settings
@@ -59,14 +59,14 @@ class Environment:
 
     @property
     def local_tier(self) -> Path | None:
-        """Where the job's template has mounted a volume for it; None: it hasn't."""
+        """Folder of the volume that the job's template mounts for the local tier; None if it mounts none."""
         folder = self.places.local_tier_folder
-        # An image may have such a folder of its own, on the node's system disk.
+        # An image may have such a folder too, on the node's system disk.
         return folder if is_mount_point(read_mountinfo(), PurePosixPath(folder.resolve())) else None
 
     @property
     def report_target(self) -> ReportTarget | None:
-        """Where this job's reports go; None if nobody wants any."""
+        """Address and credentials for this job's reports; None if nobody wants any."""
         endpoint = self.settings.endpoint
         if endpoint is None:
             return None
@@ -78,11 +78,15 @@ class Environment:
 
 
 def read_environment(environ: Mapping[str, str] | None = None, places: PodPaths | None = None) -> Environment:
-    """What this container was told.
+    """Read what the operator told this container.
+
+    Args:
+        environ: Environment variables; by default the process's own.
+        places: Paths of the pod's files; by default those of a real pod.
 
     Raises:
-        NotInPodError: no operator made this container.
-        ContractError: a variable or the settings are not as the operator writes them.
+        NotInPodError: No operator made this container.
+        ContractError: A variable or the settings are not as the operator writes them.
 
     """
     environ = os.environ if environ is None else environ
@@ -105,10 +109,10 @@ def read_environment(environ: Mapping[str, str] | None = None, places: PodPaths 
 
 
 def check_world_size(environment: Environment, group: dist.ProcessGroup | None) -> None:
-    """Nothing, if the hosts of the job can talk to each other.
+    """Check that the hosts of the job can talk to each other: the process group has at least one rank for each host.
 
     Raises:
-        ProcessGroupError: each of them would take itself for the whole job, and fence the others.
+        ProcessGroupError: The group is smaller. Each host would take itself for the whole job and fence the others.
 
     """
     n_hosts, n_ranks = environment.identity.n_hosts, world_size_of(group)
@@ -120,7 +124,7 @@ def check_world_size(environment: Environment, group: dist.ProcessGroup | None) 
 
 
 def attempt_name(environment: Environment | None) -> str | None:
-    """What the operator calls this start of the job."""
+    """Return the operator's name for this start of the job; None outside an operator's pod."""
     return None if environment is None else environment.identity.attempt
 
 
@@ -133,7 +137,17 @@ def build_open_request(
     tier: TierPlace | None = None,
     unsafe_single_writer: bool = False,
 ) -> Open:
-    """What a companion process is told first; without an operator nobody wants reports."""
+    """Build the first message to a companion process. Without an operator it asks for no reports.
+
+    Args:
+        environment: What the operator told this process, if there is an operator.
+        gang: The ranks that save together.
+        uri: The root.
+        keep: The policy that selects which commits stay; None deletes nothing.
+        tier: The local disk that saves go through, if any.
+        unsafe_single_writer: The user promises that a store without exclusive creates has a single writer.
+
+    """
     endpoint = None if environment is None else environment.settings.endpoint
     return Open(
         rank=gang.rank,
@@ -149,7 +163,12 @@ def build_open_request(
 
 
 def root_uri(path: str) -> str:
-    """A folder's path as a URI, a URI as it is. Raises BadUriError for what pathlib makes of a URI."""
+    """Return the URI of a root: a folder's path as a file:// URI, and a URI unchanged.
+
+    Raises:
+        BadUriError: The path is what pathlib makes of a URI ("gs:/bucket").
+
+    """
     if "://" in path:
         return path
     check_slashes(path)

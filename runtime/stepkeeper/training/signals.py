@@ -1,8 +1,8 @@
-"""What all managers of a process share: one thread that looks for notices, and one hold on SIGTERM.
+"""Share one thread that looks for notices, and one SIGTERM handler, between all managers of a process.
 
-Managers are held weakly: who drops one without closing it has nothing left of it here, however many there were. Python
-runs signal handlers between two bytecodes of the main thread, so a main thread inside a long compilation or collective
-delays them. The wakeup file descriptor is written by the signal itself, and the thread reads it.
+Managers are held weakly: a manager that is dropped without being closed leaves nothing behind here. Python runs
+signal handlers between two bytecodes of the main thread, so a long compilation or collective in the main thread
+delays them. The signal itself writes to the wakeup file descriptor, which the thread reads.
 """
 
 import contextlib
@@ -25,34 +25,44 @@ _SETTLE_S: Final = 1.0
 
 
 class NoticeListener(Protocol):
-    """Whom the signal_watcher works for, from `join` to `part`, or until nobody else has it any more."""
+    """An object that the signal watcher calls, from `add_listener` to `remove_listener` or until nobody holds it."""
 
     wants_sigterm: bool
-    """SIGTERM is its notice, and doesn't end the process meanwhile."""
+    """True if SIGTERM is its notice and must not end the process meanwhile."""
 
     def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
-        """Called five times a second, in the watch's thread. SIGTERM came at `sigterm_s`, if it did.
+        """Look for notices. Called five times a second, in the signal watcher's thread.
 
-        `was_handled`: another listener has ended with it as its notice. If not, this is when it came last.
+        Args:
+            sigterm_s: Time of the SIGTERM by time.monotonic(); None if none came.
+            was_handled: True if another listener has closed with that SIGTERM as its notice; otherwise `sigterm_s`
+                is the time of the last SIGTERM.
+
         """
         ...
 
     def forget_after_fork(self) -> None:
-        """It is the parent's: this is a forked child."""
+        """Drop all state that belongs to the parent process. Called in a forked child."""
         ...
 
 
 class SignalWatcher:
-    """One for the process: `watch`. What handlers read of it is replaced as a whole: they may take no lock."""
+    """Watch for SIGTERM on behalf of all listeners of the process; `signal_watcher` is the only one.
+
+    State that signal handlers read is replaced as a whole, because handlers may take no lock.
+    """
 
     def __init__(self) -> None:
         self._exit_requested: SystemExit | None = None
-        """What the handler that was there before raised."""
+        """SystemExit that the previous SIGTERM handler raised."""
 
         self._sigterm_s: float | None = None
-        """When its byte was read, or its handler ran: long afterwards, if the main thread was in a long compilation."""
+        """Time at which the signal's byte was read, or its handler ran. The handler runs late if the main thread was
+        in a long compilation."""
 
         self._handled_s: float | None = None
+        """Time of the SIGTERM that came with the notice of a listener that has closed since."""
+
         self._listeners: tuple[ref[NoticeListener], ...] = ()
         self._lock = threading.RLock()
         self._round = threading.Condition()
@@ -64,17 +74,17 @@ class SignalWatcher:
 
     @property
     def handles_sigterm(self) -> bool:
-        """SIGTERM is taken: it is a notice of those who hear signals."""
+        """True if SIGTERM goes to the listeners that want it."""
         return self._handler is not None
 
     @property
     def is_permanent(self) -> bool:
-        """SIGTERM has been handled, and will be for as long as this process lives."""
+        """True if a listener closed with a notice: this process handles SIGTERM for as long as it lives."""
         handler = self._handler
         return handler is not None and handler.is_permanent
 
     def add_listener(self, listener: NoticeListener) -> None:
-        """`listener` is looked after. SIGTERM is taken if it hears signals, and this is the main thread."""
+        """Call `listener` from now on. Take SIGTERM if the listener wants it and this is the main thread."""
         with self._lock:
             others = (each for each in self._living_listeners() if each() is not listener)
             self._listeners = (*others, ref(listener))
@@ -84,20 +94,26 @@ class SignalWatcher:
                 self._thread.start()
             if listener.wants_sigterm and threading.current_thread() is threading.main_thread():
                 self._take_sigterm()
-        # The thread may wait for nothing but signals.
+        # Without listeners the thread waits for signals only, without a timeout.
         self._wake_thread()
 
     def remove_listener(
         self, listener: NoticeListener, *, keep_handler: bool, handled_s: float | None
     ) -> None:
-        """`listener` is looked after no more. Behind the last one the thread ends, and signals go where they went.
+        """Stop calling `listener`. After the last listener the thread ends, and signals go where they went before.
 
-        Unless one `keep_handler`. Those to come are told that SIGTERM came at `handled_s`, if it had.
+        Args:
+            listener: The listener to remove.
+            keep_handler: True if the listener had a notice: SIGTERM, if it is handled, stays so while the process
+                lives.
+            handled_s: Time of the SIGTERM that came with that notice, which later listeners are told; None if none
+                came.
+
         """
         with self._lock:
             self._listeners = tuple(each for each in self._living_listeners() if each() is not listener)
             if self._handler is not None and keep_handler:
-                # In this order: the thread reads them in the other one.
+                # In this order, because the thread reads them in the opposite one.
                 self._handled_s = handled_s if self._handled_s is None else self._handled_s
                 self._handler.is_permanent = True
             is_last = not self._listeners
@@ -106,11 +122,11 @@ class SignalWatcher:
             ended_thread = self._thread if is_last and self._handler is None else None
         self._wake_thread()
         if ended_thread is not None and ended_thread is not threading.current_thread():
-            # Not for ever: another thread may have found it a new listener.
+            # Not for ever: another thread may have added a listener meanwhile.
             ended_thread.join(_SETTLE_S)
 
     def record_sigterm(self) -> bool:
-        """In a handler: SIGTERM has come. False if it is nobody's notice."""
+        """Note, inside a signal handler, that SIGTERM has come. Return False if no listener wants it."""
         self._sigterm_s = time.monotonic()
         found = [each() for each in self._listeners]
         # The wakeup byte has told the thread, unless somebody took the wakeup descriptor away, as asyncio's loop does
@@ -123,13 +139,16 @@ class SignalWatcher:
         self._exit_requested = error
 
     def process_pending_signals(self) -> None:
-        """A signal that came before this call was heard."""
-        # The round that ends first may have looked before the signal came; the next one has not.
+        """Wait until the listeners have seen every signal that came before this call, for two seconds at most."""
+        # The first round to end may have looked before the signal came; the second has looked after it.
         self._await_round()
         self._await_round()
 
     def after_fork_in_child(self) -> None:
-        """The child has none of it: no thread, no hold on signals, and no end of the pipe that it shares."""
+        """Release everything in a forked child.
+
+        The child has no thread and no SIGTERM handler, and must not use the pipe that it shares with its parent.
+        """
         self._release_sigterm()
         for each in self._living_listeners():
             if (listener := each()) is not None:
@@ -161,7 +180,10 @@ class SignalWatcher:
             self._wakeup_before = before
 
     def _release_sigterm(self) -> None:
-        """Called by the main thread, also of a forked child."""
+        """Uninstall the handler and restore the wakeup descriptor.
+
+        The main thread calls this, also that of a forked child.
+        """
         handler, self._handler = self._handler, None
         if handler is None:
             return
@@ -198,7 +220,7 @@ class SignalWatcher:
                     return
 
     def _notify_listeners(self) -> None:
-        """A function of its own: while the thread waits, it holds no listener."""
+        """Call the listeners. This is a function of its own so that the thread holds no listener while it waits."""
         left, self._exit_requested = self._exit_requested, None
         if left is not None:
             _log.warning(
@@ -224,10 +246,11 @@ _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """SIGTERM waits while this thread forks.
+    """Block SIGTERM while this thread forks.
 
-    A forked data-loader worker that is terminated must die of it. Were it hit before it had let go, it would survive,
-    and the byte in the pipe that it shares with its parent would look like a notice there.
+    A forked data-loader worker that is terminated must die of it. If the signal came before the worker had released
+    SIGTERM, the worker would survive, and the byte in the pipe that it shares with its parent would look like a
+    notice there.
     """
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 

@@ -11,7 +11,7 @@ _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class SigtermHandler:
-    """A handler for SIGTERM, and the one that was there before."""
+    """Handle SIGTERM while somebody wants it as a notice, and pass it on to the handler that was there before."""
 
     def __init__(self, on_sigterm: Callable[[], bool], on_exit: Callable[[SystemExit], None]) -> None:
         """Install it, in the main thread.
@@ -24,7 +24,7 @@ class SigtermHandler:
         self._on_sigterm = on_sigterm
         self._on_exit = on_exit
         self.is_permanent = False
-        """It is never let go: a process that was told to stop is not to die of being told again while it ends."""
+        """Never uninstall: a process that was told to stop must not die of a second SIGTERM while it ends."""
 
         self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self)
@@ -35,7 +35,7 @@ class SigtermHandler:
                 try:
                     self.before(number, frame)
                 except SystemExit as error:
-                    # The end is ours to choose: at a step that all ranks save. The thread logs it, a handler must not.
+                    # Training ends at a step that all ranks save, not here. The thread logs this; a handler must not.
                     self._on_exit(error)
         elif callable(self.before):
             self.before(number, frame)
@@ -44,7 +44,8 @@ class SigtermHandler:
             signal.raise_signal(number)
 
     def uninstall(self) -> None:
-        # Somebody who installed a handler after us keeps it; by way of that, this one is as if it weren't there.
+        """Put the handler back that was there before, unless somebody has installed another one since."""
+        # A handler that was installed after this one stays. If it calls this one, this one passes the signal on.
         before = self.before or signal.SIG_DFL
         if signal.getsignal(signal.SIGTERM) is self:
             signal.signal(signal.SIGTERM, before)
