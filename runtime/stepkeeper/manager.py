@@ -28,15 +28,15 @@ from stepkeeper.save.pipeline import InFlight
 from stepkeeper.save.saver import Saves
 from stepkeeper.storage import check_slashes, open_store
 from stepkeeper.tier import LocalTier, NearStore, TierPlace
-from stepkeeper.torch_xla_api import DropIn, Given
+from stepkeeper.torch_xla_api import TorchXlaApi, TorchXlaArguments
 from stepkeeper.training.environment import (
     Environment,
-    Places,
-    attempt_of,
-    check_ranks,
-    opening_of,
+    PodPaths,
+    attempt_name,
+    build_open_request,
+    check_world_size,
     read_environment,
-    uri_of,
+    root_uri,
 )
 from stepkeeper.training.shutdown import Leaving
 from stepkeeper.training.step_controller import Stepping, checked_step
@@ -45,7 +45,7 @@ from stepkeeper_planners.loading.selection import LoadRules
 __all__ = ["CheckpointManager"]
 
 
-class CheckpointManager(DropIn):
+class CheckpointManager(TorchXlaApi):
     """Saves the state of a training to a root, restores it, and ends the process in order when it is told to stop.
 
     With an operator::
@@ -98,16 +98,16 @@ class CheckpointManager(DropIn):
             ValueError: a number is out of its range, or two arguments contradict each other.
 
         """
-        given = self._given = Given.of(
+        given = self._arguments = TorchXlaArguments.from_values(
             path, save_interval, max_to_keep, max_pending_async, process_group, chkpt_on_preemption
         )
         self.num_of_threads = num_of_threads
         tier = _tier_place(local_tier, local_tier_bytes)
         keep = from_max_to_keep(given.max_to_keep, keep)
-        self._store = open_store(uri_of(given.path), unsafe_single_writer=unsafe_single_writer)
+        self._store = open_store(root_uri(given.path), unsafe_single_writer=unsafe_single_writer)
         self._gang = open_gang(process_group)
-        identify(rank=self._gang.rank, attempt=attempt_of(environment))
-        opening = opening_of(
+        identify(rank=self._gang.rank, attempt=attempt_name(environment))
+        opening = build_open_request(
             environment,
             self._gang,
             self._store.uri,
@@ -118,7 +118,7 @@ class CheckpointManager(DropIn):
         self._companion = Companion(
             opening, _weakly(self._direct), claiming=_claiming(given.policy, take_over)
         )
-        self._progress = Progress(self._companion.tell)
+        self._progress = Progress(self._companion.report_state)
         reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
         near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
         self._restorer = Restorer(self._store, self._companion, self._gang, reopen=reopen, near=near)
@@ -145,14 +145,14 @@ class CheckpointManager(DropIn):
         if environment is not None:
             # It is told and reports from here on; elsewhere that begins with the training.
             self._stepping.start()
-            self._companion.process()
+            self._companion.ensure_process()
 
     @classmethod
     def from_env(
         cls,
         *,
         process_group: dist.ProcessGroup | None = None,
-        places: Places | None = None,
+        places: PodPaths | None = None,
         max_pending_async: SupportsIndex = 1,
         also_save: SavePolicy | None = None,
         also_keep: KeepPolicy | None = None,
@@ -176,7 +176,7 @@ class CheckpointManager(DropIn):
 
         """
         environment = read_environment(places=places)
-        check_ranks(environment, process_group)
+        check_world_size(environment, process_group)
         settings = environment.settings
         tier = environment.local_tier if local_tier is None else local_tier
         interval = from_interval(settings.interval, total_steps=settings.total_steps)
@@ -224,7 +224,7 @@ class CheckpointManager(DropIn):
         self._stepping.start()
         self._saves.await_and_prove()
         self._leaving.raise_failure()
-        self._progress.moved(ReportPhase.RESTORING)
+        self._progress.set_phase(ReportPhase.RESTORING)
         with self._leaving.fenced_said():
             record = self._restorer.latest(state, rules=rules)
         self._saves.restored_latest(record, self._restorer.take_written())
@@ -232,7 +232,9 @@ class CheckpointManager(DropIn):
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
             self._saves.prepare(state)
         self._events.restored(record)
-        self._progress.restored(None if record is None else Restored(sequence=record.slot, step=record.step))
+        self._progress.record_restore(
+            None if record is None else Restored(sequence=record.slot, step=record.step)
+        )
         self._stepping.decisions.save_begun()
         return None if record is None else self._restorer.result(record)
 
@@ -322,7 +324,7 @@ class CheckpointManager(DropIn):
 
     def request_stop(self) -> None:
         """All ranks will stop at one of the next steps, as if they had been sent SIGTERM."""
-        self._stepping.notices.give("call")
+        self._stepping.notices.record_notice("call")
 
     def exit_if_stopped(self) -> None:
         """Nothing; or, if `step` has said stop, the end of this process with code 75. Leaving the block does it too."""

@@ -41,8 +41,8 @@ def test_a_companion_that_is_told_to_stop_while_it_starts_answers_all_the_same(
     process = CompanionProcess(lambda _: None)
     os.kill(process.pid, number)
     opening = Open(rank=0, world_size=1, uri=(tmp_path / "root").as_uri())
-    process.ask(Kind.OPEN, encode(opening), timeout_s=60)
-    assert process.ask(Kind.BEGIN, encode(Begin()), timeout_s=60)["claim"]["slot"] == 0
+    process.send_request(Kind.OPEN, encode(opening), timeout_s=60)
+    assert process.send_request(Kind.BEGIN, encode(Begin()), timeout_s=60)["claim"]["slot"] == 0
     process.close()
 
 

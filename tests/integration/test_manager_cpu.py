@@ -310,7 +310,7 @@ def test_two_lost_companions_in_a_row_raise(uri: str) -> None:
     manager = open_manager(uri)
     manager.save(1, state)
     for step in (2, 3):
-        pid = manager._companion.process().pid
+        pid = manager._companion.ensure_process().pid
         os.kill(pid, signal.SIGSTOP)
         kill_during(manager.step(step, state).in_flight, pid)
     with pytest.raises(SaveError, match="companion"):

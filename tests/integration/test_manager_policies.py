@@ -20,7 +20,7 @@ from stepkeeper.policy.save import SavePolicy
 from stepkeeper.storage import open_store
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training.environment import Environment, Places
+from stepkeeper.training.environment import Environment, PodPaths
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def test_how_often_the_job_was_restarted_is_told_to_the_policy(uri: str, tmp_pat
     environment = Environment(
         identity=pod_identity(restart_attempt=3),
         settings=Settings(uri=uri, interval=Interval(steps=1)),
-        places=Places(notice_file=tmp_path / "notice", termination_file=tmp_path / "termination"),
+        places=PodPaths(notice_file=tmp_path / "notice", termination_file=tmp_path / "termination"),
     )
     policy = save.AnyOf((save.EveryNSteps(7), save.Auto()))
     manager = open_manager(uri, policy, environment=environment)

@@ -1,4 +1,4 @@
-"""What the command says of checkpoints that another writer left in a root."""
+"""Show the checkpoints that another writer left in a root."""
 
 from typing import Any
 
@@ -13,14 +13,16 @@ __all__ = ["legacy_document", "legacy_rows", "legacy_step", "show_legacy"]
 
 
 def legacy_rows(root: Root, state: LogState) -> list[Row]:
-    """The steps that the latest line goes on from, newest first."""
+    """Build the rows of the steps that the latest line goes on from, newest first."""
     return [_row(each) for each in _found(root, state)]
 
 
 def legacy_step(root: Root, state: LogState, step: int | None, sequence: int | None) -> LegacyStep | None:
-    """What another writer left of `step`, if it is no step of the line; the newest where nothing at all is committed.
+    """Find another writer's finished step.
 
-    It has the `.metadata` that its writer puts there last.
+    That is the step asked for, unless it is a step of the line; or the newest, if none is asked for and nothing is
+    committed.
+    A step is finished if it has the `.metadata` that its writer puts last.
     """
     if sequence is not None or any(record.step == step for record in state.line):
         return None
@@ -31,6 +33,7 @@ def legacy_step(root: Root, state: LogState, step: int | None, sequence: int | N
 
 
 def legacy_document(root: Root, legacy: LegacyStep) -> dict[str, Any]:
+    """Convert another writer's step to a JSON object."""
     return {
         "sequence": None,
         "step": legacy.step,
@@ -43,6 +46,7 @@ def legacy_document(root: Root, legacy: LegacyStep) -> dict[str, Any]:
 
 
 def show_legacy(document: dict[str, Any]) -> None:
+    """Print what is known of another writer's step."""
     size_bytes = document["size_bytes"]
     lines = {
         "step": document["step"],

@@ -1,4 +1,4 @@
-"""One POST to the operator's endpoint, over HTTPS with the pod's token. The environment's proxies play no part."""
+"""Post a report to the operator's endpoint over HTTPS, with the pod's token and without the environment's proxies."""
 
 import http.client
 import ssl
@@ -16,12 +16,14 @@ _ANSWER_LIMIT_BYTES: Final = 64 * 1024
 
 
 class EndpointError(OSError):
-    """The operator did not take a report: away, or it refused. Training goes on all the same."""
+    """The operator did not take a report: it is away, or refused. Training goes on all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTarget:
-    """Where reports go and what proves who sends them; both files are read anew for each report."""
+    """Address that reports go to, and the files that prove who sends them. Both files are read anew for
+    each report.
+    """
 
     url: str
     ca_file: str
@@ -29,10 +31,15 @@ class ReportTarget:
 
 
 def post_report(target: ReportTarget, body: bytes, timeout_s: float = _TIMEOUT_S) -> Directive:
-    """The operator has taken the report `body`, and this is its answer.
+    """Send a report, and return the directive that the operator answers with.
+
+    Args:
+        target: The operator's endpoint, and the credentials to use.
+        body: The report, as JSON.
+        timeout_s: Seconds for each of connecting, sending and receiving.
 
     Raises:
-        EndpointError: the endpoint could not be reached, or answered with anything but 200.
+        EndpointError: The endpoint could not be reached, or answered with anything but 200.
 
     """
     parts = urlsplit(target.url)

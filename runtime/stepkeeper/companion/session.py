@@ -20,7 +20,7 @@ from stepkeeper.checkpoint import (
     write_checkpoint,
 )
 from stepkeeper.checkpoint.manifest import Manifest
-from stepkeeper.companion.background import Work, aside
+from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.companion.messages import (
     Begin,
     Begun,
@@ -198,7 +198,7 @@ class Session:
         self._written = {manifest.folder: (whole, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
-    def commit(self, body: Commit) -> tuple[Committed, Work]:
+    def commit(self, body: Commit) -> tuple[Committed, BackgroundTask]:
         """The checkpoint is HEAD; and what is to be done after the answer is given.
 
         That goes on in the log's thread too, but for its jobs: they ask the store only, so requests may be answered
@@ -238,7 +238,7 @@ class Session:
 
     def flush(self, timeout_s: float) -> None:
         """The last report was answered, or the time is up."""
-        if self.reporter is not None and not self.reporter.flush(timeout_s):
+        if self.reporter is not None and not self.reporter.await_answer(timeout_s):
             print("stepkeeper: the last report got no answer in time", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
 
     def _append_commit(
@@ -270,7 +270,7 @@ class Session:
             except UnknownOutcomeError:
                 self._patience.sleep(_SETTLE_EVERY_S)
 
-    def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> Work:
+    def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
         """Verification, then deletion. What fails here is said, and tried again after the next commit."""
         try:
             yield from self._verify(record, finished)
@@ -282,11 +282,11 @@ class Session:
             self._complain_of(f"after the commit of step {record.step}", error)
         self._tell_reporter()
 
-    def make_room(self) -> Work | None:
+    def make_room(self) -> BackgroundTask | None:
         """All that may go is gone, without a commit before it. None: this process may not delete anything."""
         return None if self._claim is None or self._opening.rank != 0 else self._make_room()
 
-    def _make_room(self) -> Work:
+    def _make_room(self) -> BackgroundTask:
         try:
             yield from self._delete()
             yield from self._collect()
@@ -304,7 +304,7 @@ class Session:
             self._on_complaint(text)
         self._complaint = text
 
-    def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> Work:
+    def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
         """The store holds what was written.
 
         Raises VerifyError, or FencedError where a later claim may have deleted it.
@@ -313,21 +313,21 @@ class Session:
             # A commit that came before its turn has superseded it: it is deleted already.
             return
         try:
-            yield from aside(partial(verify_objects, self._store, finished, patience=self._patience))
+            yield from run_in_thread(partial(verify_objects, self._store, finished, patience=self._patience))
         except VerifyError:
             self._log.resume(self._held())
             raise
         self._verified.add(record.slot)
 
-    def _delete(self) -> Work:
+    def _delete(self) -> BackgroundTask:
         """What retention doesn't keep is deleted: in the log first, then the data of what nobody has pinned.
 
         Also the data of what was deleted in an earlier call, if that was cut short, or if its pins are gone now.
         """
         keep = self._opening.keep
         times_unix_s: Mapping[int, float] = {}
-        if keep is not None and keep.asks_for_times:
-            times_unix_s = yield from aside(partial(self._times.of_commits, self._log.state.line))
+        if keep is not None and keep.needs_times:
+            times_unix_s = yield from run_in_thread(partial(self._times.of_commits, self._log.state.line))
         # Not before a job: commits that are made meanwhile may be deleted too.
         self._folders |= {slot: record.folder for slot, record in self._log.state.commits.items()}
         if keep is not None:
@@ -338,15 +338,15 @@ class Session:
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
         # Deleted for good, and pins that come later see that they come too late: whatever is committed meanwhile.
-        left = yield from aside(partial(sweep, self._store, deleted, patience=self._patience))
+        left = yield from run_in_thread(partial(sweep, self._store, deleted, patience=self._patience))
         for slot in {each.slot for each in deleted} - {each.slot for each in left}:
             assert slot is not None
             del self._folders[slot]
 
-    def _collect(self) -> Work:
+    def _collect(self) -> BackgroundTask:
         """What earlier claims left behind is gone, but for what is pinned, which goes once it no longer is."""
         state = self._log.refresh()
-        report = yield from aside(
+        report = yield from run_in_thread(
             partial(collect, state, self._log.entry, self._store, patience=self._patience)
         )
         self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}

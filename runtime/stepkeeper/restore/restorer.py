@@ -203,7 +203,7 @@ class Restorer:
         """As `find`, once the deletions that this process's own commits entail have been made."""
         if self._companion.begun is not None:
             # Answered after whatever follows the last commit.
-            self._companion.latest()
+            self._companion.read_latest()
         return self.find(step)
 
     def _is_deleted(self, record: Restorable, *, pinned: bool = False) -> bool:
@@ -330,7 +330,7 @@ class Restorer:
         self._read_near = any(each.get("near_bytes") for each in said)
 
     def _head(self, take_over: str | None) -> Restorable | None:
-        base = self._companion.latest(take_over=take_over)
+        base = self._companion.read_latest(take_over=take_over)
         if isinstance(base, LegacyBase):
             _log.warning(
                 "nothing is committed in %s: it goes on from another writer's step %d (%s)%s",
@@ -346,18 +346,20 @@ class Restorer:
         """What HEAD means now that `bad` is known to be bad. Another writer's step has no entry to condemn."""
         if isinstance(bad, CommitRecord):
             body = Quarantine(commit=bad.slot, reason=reason)
-            begun = decode(Begun, self._companion.process().ask(Kind.QUARANTINE, encode(body)))
+            begun = decode(
+                Begun, self._companion.ensure_process().send_request(Kind.QUARANTINE, encode(body))
+            )
             return self._restorable(begun.base or begun.legacy)
         found = self._legacy_steps()
         older = [each for each in found if each.step <= bad.step and each.folder != bad.folder]
         look = partial(incomplete, self._store, reopen=self._reopen)
         legacy = newest(self._store, older, look, reason=f"{_named(bad)}: {reason}")
-        return self._restorable(self._companion.begin_again(legacy).legacy)
+        return self._restorable(self._companion.claim_root_from(legacy).legacy)
 
     def _note_restored(self, commit: Restorable) -> Restorable:
         # Copies say nothing of what the root holds.
         if isinstance(commit, CommitRecord) and not self._read_near:
-            self._companion.process().ask(Kind.RESTORED, encode(Restored(commit=commit.slot)))
+            self._companion.ensure_process().send_request(Kind.RESTORED, encode(Restored(commit=commit.slot)))
         return commit
 
     def _restorable(self, base: CommitRecord | LegacyBase | None) -> Restorable | None:

@@ -99,7 +99,7 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
         place = _place(job, companion, gang)
         if lost is not None:
             raise lost
-        process = companion.process()
+        process = companion.ensure_process()
         written = _write(job, process, place, gang, staged=companion.has_tier and not job.is_last)
         job.wrote(written.size_bytes)
         job.moved(SaveState.COMMITTING)
@@ -135,7 +135,7 @@ def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
     failure: Exception | None = None
     if gang.rank == 0:
         try:
-            claim = companion.begin(origin=job.origin).claim
+            claim = companion.claim_root(origin=job.origin).claim
             place = {"claim": claim.slot, "nonce": new_nonce()}
         except Exception as error:  # raised below, once the others have been told
             failure = error
@@ -163,7 +163,7 @@ def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang, *
     if staged and _stage(job, process, order):
         job.release()
         upload = encode(Upload(folder=order.folder))
-        return decode(Written, process.ask(Kind.UPLOAD, upload, timeout_s=_SAVE_TIMEOUT_S))
+        return decode(Written, process.send_request(Kind.UPLOAD, upload, timeout_s=_SAVE_TIMEOUT_S))
     return decode(Written, _ask_to_write(Kind.WRITE, job, process, order))
 
 
@@ -178,7 +178,7 @@ def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, order: Sa
     body = encode(Write(order=order, plan=told.name, told=plan))
     # Until there is an answer it may hold either.
     process.told = None
-    answer = process.ask(kind, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
+    answer = process.send_request(kind, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
     process.told = told
     return answer
 
@@ -213,7 +213,7 @@ def _decide(
         duration_millis=job.duration_millis(),
         metrics=dict(job.metrics) or None,
     )
-    return {"committed": process.ask(Kind.COMMIT, encode(body), timeout_s=_SAVE_TIMEOUT_S)}
+    return {"committed": process.send_request(Kind.COMMIT, encode(body), timeout_s=_SAVE_TIMEOUT_S)}
 
 
 def _given_up(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
@@ -235,7 +235,7 @@ def _next_save_mends(error: Exception) -> bool:
 def _void(process: CompanionProcess, void: Void) -> None:
     """The log says that nothing will come of the folder, if it can be told; nothing names it otherwise."""
     try:
-        process.ask(Kind.VOID, encode(void), timeout_s=_SAVE_TIMEOUT_S)
+        process.send_request(Kind.VOID, encode(void), timeout_s=_SAVE_TIMEOUT_S)
     except FencedError:
         raise
     except StepkeeperError as error:

@@ -146,9 +146,9 @@ class Saves:
         clock = SaveClock()
         left_s = self._prove(timeout_s)
         begun = self._last_begun = self._saver.start(step, state, left_s, metrics, clock, is_last=is_last)
-        self._progress.saving(step)
+        self._progress.set_in_flight(step)
         if begun.ended:
-            self._progress.saving(None)
+            self._progress.set_in_flight(None)
         return begun
 
     def _prove(self, timeout_s: float | None) -> float | None:
@@ -239,7 +239,7 @@ class Saves:
         except (StepkeeperError, PlannerError, TimeoutError) as error:
             _log.exception("the save for the notice failed", extra={"step": last.step})
             self._error = f"the save of step {last.step} for the notice failed: {error!r}"
-            self._progress.failed(self._error)
+            self._progress.set_error(self._error)
         self._saver.take_failure(newest=True)
 
     def save_for_exception(self, step: int, state: Mapping[str, object], timeout_s: float) -> None:
@@ -297,9 +297,9 @@ class Saves:
                 duration_s=median(report.duration_s for report in self._reports),
             )
         self._error = None if end.error is None else f"the save of step {end.step} failed: {end.error}"
-        self._progress.failed(self._error)
+        self._progress.set_error(self._error)
         if end.idle:
-            self._progress.saving(None)
+            self._progress.set_in_flight(None)
         self._events.saved(end.report)
 
 

@@ -1,4 +1,4 @@
-"""The pod that a test pretends to be in."""
+"""Make the identity of a pod for tests."""
 
 import dataclasses
 from typing import Any, Final
@@ -26,5 +26,10 @@ _IDENTITY: Final = Identity(
 
 
 def pod_identity(**fields: Any) -> Identity:
-    """The identity of the only host of the first start of default/lm, with `fields` changed."""
+    """Return the identity of the only host of the first start of default/lm, with `fields` changed.
+
+    Args:
+        **fields: Fields of `stepkeeper.contract.Identity`.
+
+    """
     return dataclasses.replace(_IDENTITY, **fields)

@@ -13,7 +13,7 @@ from stepkeeper.coordination.rank_group import Gang
 from stepkeeper.errors import ClosedError, FencedError, GangError, StepkeeperError
 from stepkeeper.save.saver import Saves
 from stepkeeper.training.step_controller import Stepping
-from stepkeeper.training.termination import exit_code_of, traceback_of
+from stepkeeper.training.termination import format_traceback, process_exit_code
 
 __all__ = ["Leaving"]
 
@@ -55,7 +55,9 @@ class Leaving:
         try:
             yield
         except FencedError as error:
-            self._stepping.ending.last_word(ExitCode.FENCED, self._saves.newest, str(error))
+            self._stepping.process_exit.write_termination_message(
+                ExitCode.FENCED, self._saves.newest, str(error)
+            )
             raise
 
     def exit_if_stopped(self) -> None:
@@ -70,13 +72,13 @@ class Leaving:
             return
         self._saves.wait()
         # They may still ask the manager.
-        left_s = self._stepping.ending.left_s()
+        left_s = self._stepping.process_exit.grace_left_s()
         self._saves.finish_telling(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
         self.raise_failure(newest=True)
         if self._gang.world_size > 1:
             met = self._gang.gather("done", {}, _MEET_S)
             self._gang.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
-        self._progress.moved(ReportPhase.DONE)
+        self._progress.set_phase(ReportPhase.DONE)
         self._end(ExitCode.DONE, None)
 
     def leave(self, error: BaseException | None) -> None:
@@ -84,7 +86,7 @@ class Leaving:
         if self.closed:
             return
         failure = error
-        if error is None or exit_code_of(error) == ExitCode.DONE:
+        if error is None or process_exit_code(error) == ExitCode.DONE:
             try:
                 self._leave_in_order(chosen=error is not None)
             except StepkeeperError as late:
@@ -96,29 +98,29 @@ class Leaving:
         if isinstance(failure, FencedError | GangError):
             # Their codes mean something; Python's own for an exception is 1.
             sys.excepthook(type(failure), failure, failure.__traceback__)
-            raise SystemExit(exit_code_of(failure)) from failure
+            raise SystemExit(process_exit_code(failure)) from failure
         if failure is not error:
             raise failure
 
     def _leave_in_order(self, *, chosen: bool) -> None:
         """Training is done; or not, where ranks agreed to stop, or where exit code 0 was `chosen` after a notice."""
         stepping = self._stepping
-        if stepping.agreed_to_stop or (chosen and stepping.notices.settled() is not None):
-            self._saves.await_last(stepping.ending.left_s())
+        if stepping.agreed_to_stop or (chosen and stepping.notices.read_notice() is not None):
+            self._saves.await_last(stepping.process_exit.grace_left_s())
             stepping.stopped = True
         self.exit_if_stopped()
         self.close()
 
     def _end_with(self, error: BaseException) -> None:
         """The process is about to end with `error`: a save in flight is given a little time, peers none."""
-        text = traceback_of(error)
+        text = format_traceback(error)
         if not isinstance(error, GangError):
-            self._saves.wait(self._stepping.ending.save_s(alone=self._gang.world_size == 1))
+            self._saves.wait(self._stepping.process_exit.save_timeout_s(alone=self._gang.world_size == 1))
         if not isinstance(error, StepkeeperError | SystemExit):
-            self._stepping.save_for_exception(self._stepping.ending.save_s(alone=True))
+            self._stepping.save_for_exception(self._stepping.process_exit.save_timeout_s(alone=True))
         if text is not None:
-            self._progress.failed(text)
-        self._end(exit_code_of(error), text)
+            self._progress.set_error(text)
+        self._end(process_exit_code(error), text)
 
     def _end(self, code: int, error: str | None) -> None:
         """The last word is written, the last report sent, everything of ours that runs has ended."""
@@ -126,11 +128,11 @@ class Leaving:
             return
         self.closed = True
         stepping = self._stepping
-        stepping.ending.last_word(code, self._saves.newest, error or self._saves.error)
+        stepping.process_exit.write_termination_message(code, self._saves.newest, error or self._saves.error)
         self._gang.abort()
         stepping.close()
-        self._progress.flush()
-        ends_s = time.monotonic() + stepping.ending.closing_s()
+        self._progress.send_latest_step()
+        ends_s = time.monotonic() + stepping.process_exit.closing_timeout_s()
         self._companion.close(ends_s - time.monotonic())
         self._saves.close()
         if code != ExitCode.PEER_LOST:

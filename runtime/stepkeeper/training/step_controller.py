@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Final, SupportsIndex
 
-from stepkeeper.companion.progress import Progress, numbers_in
+from stepkeeper.companion.progress import Progress, numeric_metrics
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import Gang
@@ -14,11 +14,11 @@ from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnException, OnPreemption, SavePolicy, parts_of
 from stepkeeper.save.pipeline import InFlight
 from stepkeeper.save.saver import Saves
-from stepkeeper.training.disruptions import Experience
+from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.preemption import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import Decisions, Seen
-from stepkeeper.training.termination import Ending
+from stepkeeper.training.termination import ProcessExit
 from stepkeeper.unbroken import LastState
 
 __all__ = ["Stepping", "checked_step"]
@@ -60,12 +60,12 @@ class Stepping:
         self.stopped = False
         self._started = self._closed = False
         self._last: LastState | None = LastState() if OnException() in parts else None
-        self._experience = Experience()
+        self._disruption_history = DisruptionHistory()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
         self.decisions: Final = Decisions(policy, gang, self._seen)
         trigger = None if environment is None else environment.places.notice_file
-        self.notices: Final = NoticeWatcher(trigger, progress.flush, self._noticed)
-        self.ending: Final = Ending(environment, companion, progress, self.notices)
+        self.notices: Final = NoticeWatcher(trigger, progress.send_latest_step, self._noticed)
+        self.process_exit: Final = ProcessExit(environment, companion, progress, self.notices)
 
     def start(self) -> None:
         """This process trains: notices and the wishes of other ranks are heard from now on. Ranks: all.
@@ -78,12 +78,12 @@ class Stepping:
             self._started = True
             self.decisions.start()
             self.notices.start(signals=self.saves_on_notice)
-            if self.notices.is_deaf:
+            if self.notices.misses_sigterm:
                 _log.warning(
                     "SIGTERM ends this process without a save: only the main thread can take it, and the training "
                     "began in another one. The first call there that trains on takes it"
                 )
-        elif self.notices.is_deaf and threading.current_thread() is threading.main_thread():
+        elif self.notices.misses_sigterm and threading.current_thread() is threading.main_thread():
             self.notices.start(signals=self.saves_on_notice)
 
     @property
@@ -99,7 +99,7 @@ class Stepping:
     def finished(self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None) -> None:
         """`step` is done, and `state` is what came of it."""
         self.start()
-        self._progress.finished(step, metrics)
+        self._progress.record_step(step, metrics)
         # What a save needs compiled is compiled now: the first one may be a notice's.
         self._saves.prepare(state)
         if self._last is not None and self._gang.world_size == 1:
@@ -121,7 +121,7 @@ class Stepping:
     ) -> InFlight:
         """`step` is being saved, and the policy's clock starts anew."""
         self.decisions.save_begun()
-        return self._saves.begin(step, state, metrics=numbers_in(metrics))
+        return self._saves.begin(step, state, metrics=numeric_metrics(metrics))
 
     def save_for_exception(self, timeout_s: float) -> None:
         """The last finished step is committed, where the policy has that, it can be done, and the state is unbroken.
@@ -154,17 +154,19 @@ class Stepping:
         """The one save of a notice, within what the grace period leaves; once."""
         if self.stopped:
             return
-        self.notices.give("peer")
-        self._progress.moved(ReportPhase.SAVING)
-        if self.ending.saves_first:
-            self._saves.save_for_notice(step, state, self.ending.left_s(), numbers_in(metrics))
-        self._saves.await_last(self.ending.left_s())
+        self.notices.record_notice("peer")
+        self._progress.set_phase(ReportPhase.SAVING)
+        if self.process_exit.saves_before_stop:
+            self._saves.save_for_notice(
+                step, state, self.process_exit.grace_left_s(), numeric_metrics(metrics)
+            )
+        self._saves.await_last(self.process_exit.grace_left_s())
         self.stopped = True
 
     def follow(self, directive: Directive) -> None:
         """What the operator asks for is under way. Called in the thread that listens to the companion."""
         if directive.stop:
-            self.notices.give("directive")
+            self.notices.record_notice("directive")
         if directive.checkpoint_now is not None:
             self.decisions.wish_save(directive.checkpoint_now)
         if directive.dump_stacks:
@@ -179,7 +181,7 @@ class Stepping:
             cost=self._saves.cost,
             disruptions=Disruptions()
             if begun is None or past is None
-            else self._experience.by_now(begun.claim.slot, past),
+            else self._disruption_history.count_until_now(begun.claim.slot, past),
         )
 
     def _noticed(self, notice: Notice) -> None:
@@ -187,5 +189,5 @@ class Stepping:
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
         self.decisions.wish_stop()
         # Should the process be killed before it has stopped, this says why.
-        self.ending.last_word(ExitCode.SAVED, self._saves.newest, None)
-        self._progress.noticed(notice.source)
+        self.process_exit.write_termination_message(ExitCode.SAVED, self._saves.newest, None)
+        self._progress.record_notice(notice.source)

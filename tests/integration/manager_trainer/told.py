@@ -16,7 +16,7 @@ import torch
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Directive, Interval, Settings
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training.environment import Environment, Places
+from stepkeeper.training.environment import Environment, PodPaths
 
 FOLDER = Path(sys.argv[1])
 ROOT = FOLDER / "root"
@@ -28,7 +28,7 @@ def say(event: str, **values: Any) -> None:
 
 def environment() -> Environment:
     identity = pod_identity(grace_s=4)
-    places = Places(
+    places = PodPaths(
         settings_folder=FOLDER,
         notice_file=FOLDER / "notice",
         termination_file=FOLDER / "termination",

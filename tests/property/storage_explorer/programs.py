@@ -8,10 +8,10 @@ from storage_explorer.replay import IMPATIENT, Process, Program
 
 from stepkeeper.checkpoint import CheckpointReader, SaveOrder, ValueOrder, read_manifests
 from stepkeeper.cli.blocks import verify_commit
-from stepkeeper.cli.removal import check_removable, needs_proof, pick_removed
+from stepkeeper.cli.removal import check_removable, commit_to_verify, select_removed
 from stepkeeper.cli.terminal import Root
-from stepkeeper.cli.write import _removed
-from stepkeeper.companion.background import Work
+from stepkeeper.cli.write import _remove_commits
+from stepkeeper.companion.background import BackgroundTask
 from stepkeeper.companion.messages import Begin, Commit, Open, Quarantine, Restored, Void, Write
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import (
@@ -210,13 +210,13 @@ def _follow(process: Process, session: Session, body: Begin) -> Claim:
 def _remove(process: Process, step: int) -> None:
     log = Log(process, patience=IMPATIENT)
     state = log.open()
-    (record,) = pick_removed(state, [step], [])
+    (record,) = select_removed(state, [step], [])
     check_removable(state, [record.slot])
-    latest = needs_proof(state, [record.slot])
+    latest = commit_to_verify(state, [record.slot])
     if latest is not None and verify_commit(process, latest, patience=IMPATIENT).bad:
         raise RefusedError("others have deleted it since")
     root = Root(log=log, store=process, patience=IMPATIENT)
-    for gone in _removed(root, state.tail, [record.slot])[0]:
+    for gone in _remove_commits(root, state.tail, [record.slot])[0]:
         process.note("removed", gone.folder)
 
 
@@ -243,7 +243,7 @@ class _Later:
         self._lags = lags
         self._jobs: Iterator[None] = iter(())
 
-    def add(self, work: Work) -> None:
+    def add(self, work: BackgroundTask) -> None:
         self._jobs = chain(self._jobs, jobs(work))
         if not self._lags:
             self.end()

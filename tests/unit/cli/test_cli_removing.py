@@ -150,7 +150,7 @@ def test_a_person_is_asked(
         asked.append(text)
         return answer
 
-    monkeypatch.setattr(module, "asks_a_person", lambda: True)
+    monkeypatch.setattr(module, "is_interactive", lambda: True)
     monkeypatch.setattr(typer, "confirm", confirm)
     assert run("rm", root.url, 15, "--force").exit_code == code
     assert asked == [f"Remove step 15 (sequence 2) from {root.store.uri}?"]

@@ -15,7 +15,7 @@ from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.save import Auto, Disruptions, SaveCost
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training.disruptions import Experience
+from stepkeeper.training.disruptions import DisruptionHistory
 
 DAY_S = 86400
 COST = SaveCost(stall_s=1.0, duration_s=2.0)
@@ -57,13 +57,15 @@ def test_a_first_start_has_no_past_and_learns_from_each_hour(
     assert found == Past(restarts=0, over_s=0)
     now_s = 100.0
     monkeypatch.setattr("stepkeeper.training.disruptions.time", SimpleNamespace(monotonic=lambda: now_s))
-    experience = Experience()
-    assert interval_s(experience.by_now(0, found)) == interval_s(Disruptions())
+    experience = DisruptionHistory()
+    assert interval_s(experience.count_until_now(0, found)) == interval_s(Disruptions())
     now_s += 10 * DAY_S
-    calm = experience.by_now(0, found)
+    calm = experience.count_until_now(0, found)
     assert calm == Disruptions(count=0, over_s=10 * DAY_S)
     assert interval_s(calm) > 3 * interval_s(Disruptions())
-    assert experience.by_now(1, found).over_s == 0, "another claim, whose past has the time before it"
+    assert experience.count_until_now(1, found).over_s == 0, (
+        "another claim, whose past has the time before it"
+    )
 
 
 @pytest.mark.parametrize("begin", [SmallRoot.begin, by_hand], ids=["operator", "by hand"])
@@ -81,7 +83,7 @@ def test_restarts_twenty_times_a_day_make_saves_come_sooner(
     put_at(root, 0, 1)
     found = past(root)
     assert found == Past(restarts=16, over_s=16 * DAY_S // 20)
-    known = Experience().by_now(root.claim.slot, found)
+    known = DisruptionHistory().count_until_now(root.claim.slot, found)
     assert interval_s(known) < interval_s(Disruptions()) / 2
 
 
@@ -130,7 +132,7 @@ def test_several_claims_of_one_start_of_a_job_are_none(root: SmallRoot) -> None:
 
 
 def test_restarts_without_times_say_nothing(root: SmallRoot, caplog: pytest.LogCaptureFixture) -> None:
-    assert Experience().by_now(4, Past(restarts=9, over_s=None)) == Disruptions()
+    assert DisruptionHistory().count_until_now(4, Past(restarts=9, over_s=None)) == Disruptions()
     root.begin(0)
     root.begin(1)
 

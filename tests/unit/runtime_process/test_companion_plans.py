@@ -94,7 +94,7 @@ class Process:
     fails_late: int = 0
     """The next so many, when it has done as it was asked."""
 
-    def ask(self, kind: Kind, raw: Any, fds: Any = (), *, timeout_s: float) -> Any:
+    def send_request(self, kind: Kind, raw: Any, fds: Any = (), *, timeout_s: float) -> Any:
         if kind in (Kind.WRITE, Kind.STAGE):
             body = decode(Write, raw)
             self.plans.append(body.told is not None)
@@ -137,10 +137,10 @@ class Trainer:
         self.running = Process(self.new_session())
         self.running.session.resume()
 
-    def begin(self, *, origin: object) -> Any:
+    def claim_root(self, *, origin: object) -> Any:
         return SimpleNamespace(claim=self.claim)
 
-    def process(self) -> Process:
+    def ensure_process(self) -> Process:
         return self.running
 
     def save(self, state: dict[str, Any]) -> dict[str, bytes]:

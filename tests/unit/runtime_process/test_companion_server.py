@@ -13,10 +13,10 @@ import pytest
 
 from stepkeeper.checkpoint import SaveOrder, ValueOrder
 from stepkeeper.companion import server as module
-from stepkeeper.companion.background import Work, aside
+from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.companion.channel import Packet
 from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Upload, Write
-from stepkeeper.companion.server import _Server
+from stepkeeper.companion.server import Server
 from stepkeeper.companion.session import Session
 from stepkeeper.contract.wire import encode
 from stepkeeper.errors import StorageError
@@ -51,7 +51,7 @@ class Trainer:
         self.uri = uri or f"memory://{secrets.token_hex(4)}"
         self.bucket = named_bucket(self.uri.removeprefix("memory://"))
         self.answers = Answers()
-        self.server = _Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
+        self.server = Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
         self.n_asked = 0
         self.nonces: dict[int, str] = {}
         keep, tier = Keep(last=(LastN(last),)), None if disk is None else TierPlace(folder=str(disk))
@@ -66,7 +66,9 @@ class Trainer:
     def ask(self, kind: Kind, body: object = None, fds: tuple[int, ...] = ()) -> int:
         self.n_asked += 1
         raw = {} if body is None else encode(body)
-        self.server.hear(Packet(message={"id": self.n_asked, "kind": str(kind), "body": raw}, fds=fds))
+        self.server.receive_packet(
+            Packet(message={"id": self.n_asked, "kind": str(kind), "body": raw}, fds=fds)
+        )
         return self.n_asked
 
     def write(self, step: int, kind: Kind = Kind.WRITE) -> int:
@@ -95,14 +97,14 @@ class Trainer:
     def body(self, number: int) -> dict[str, Any]:
         """Of the answer, which comes if the server gets its turns."""
         while number not in self.answers.by_id:
-            self.server.turn()
+            self.server.run_once()
         body: dict[str, Any] = self.answers.by_id[number]["body"]
         return body
 
     def finish(self) -> None:
         """All that comes after commits is done."""
-        while self.server._aside.n_works:
-            self.server.turn()
+        while self.server._tasks.n_tasks:
+            self.server.run_once()
 
     @property
     def steps(self) -> list[int]:
@@ -140,7 +142,7 @@ class Block:
     def asked(self) -> list[int]:
         """The call has come, and so have the requests."""
         while not self._came.is_set():
-            self._trainer.server.turn()
+            self._trainer.server.run_once()
         return [self._asked.get(timeout=20) for _ in self._meanwhile]
 
 
@@ -223,22 +225,22 @@ def test_who_restores_waits_for_the_deletion_and_a_save_that_comes_later_does_no
     block.released.set()
     assert trainer.body(refresh)["base"]["step"] == 20
     assert trainer.steps == [20, 30], "30 is written, and isn't committed"
-    assert trainer.server._aside.n_works == 0
+    assert trainer.server._tasks.n_tasks == 0
 
 
 def test_a_training_that_saves_faster_than_its_commits_are_seen_to_waits_in_the_end(trainer: Trainer) -> None:
     did: list[int] = []
 
-    def work(number: int) -> Work:
+    def work(number: int) -> BackgroundTask:
         did.append(number)
         yield from ()
 
     for number in range(module._MOST_BEHIND):
-        trainer.server._aside.add(work(number))
+        trainer.server._tasks.add_task(work(number))
     write = trainer.write(10)
-    trainer.server.turn()
+    trainer.server.run_once()
     assert (did, write in trainer.answers.by_id) == ([0], False)
-    trainer.server.turn()
+    trainer.server.run_once()
     assert (did, write in trainer.answers.by_id) == ([0], True)
 
 
@@ -337,7 +339,7 @@ def test_without_anything_to_delete_a_full_store_is_told(
     full = Full(trainer, monkeypatch, blocks=10)
     number = trainer.write(20)
     while number not in trainer.answers.by_id:
-        trainer.server.turn()
+        trainer.server.run_once()
     assert "No space left on device" in trainer.answers.by_id[number]["error"]["message"]
     assert full.n_refused == 2
     assert trainer.session._complaint is None
@@ -364,13 +366,13 @@ def test_what_a_job_raises_is_raised_where_it_was_asked_for(trainer: Trainer) ->
     def fail() -> int:
         raise ValueError("no")
 
-    def work() -> Work:
-        seen.append((yield from aside(lambda: threading.current_thread() is threading.main_thread())))
+    def work() -> BackgroundTask:
+        seen.append((yield from run_in_thread(lambda: threading.current_thread() is threading.main_thread())))
         try:
-            yield from aside(fail)
+            yield from run_in_thread(fail)
         except ValueError as error:
             seen.append(str(error))
 
-    trainer.server._aside.add(work())
+    trainer.server._tasks.add_task(work())
     trainer.finish()
     assert seen == [False, "no"]

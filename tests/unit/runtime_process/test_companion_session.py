@@ -256,7 +256,7 @@ def test_the_first_report_of_a_companion_that_follows_a_lost_one_says_how_the_tr
     session = Session(replace(root.opening(claim), report_target=TARGET), lambda directive: None)
     session.resume()
     assert session.reporter is not None
-    session.reporter.update(TrainerState(phase=ReportPhase.TRAINING, step=12))
+    session.reporter.update_state(TrainerState(phase=ReportPhase.TRAINING, step=12))
     report = posted.get(timeout=30)
     assert (report.phase, report.step, report.claim, report.tail) == (ReportPhase.TRAINING, 12, claim.slot, 1)
     assert report.head is not None

@@ -20,7 +20,7 @@ from stepkeeper.checkpoint.layout_cache import inventory_of
 from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
 from stepkeeper.checkpoint.packing import packed
 from stepkeeper.checkpoint.writing import manifest_of
-from stepkeeper.dcp.shares import Share, WrittenItem, joined_manifest, with_places
+from stepkeeper.dcp.shares import Share, WrittenItem, add_storage_places, join_manifests
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 
@@ -83,7 +83,7 @@ def test_each_item_has_its_pieces_also_what_was_cut_and_what_is_empty() -> None:
     share = Share(planner.items(), planner.resolve)
     files = packed(order_of(share), streams=3, least_bytes=64 * 1024)
     manifest = manifest_of(order_of(share), inventory_of(files), (), {})
-    written = {item.index.fqn: each for item, each in share.written(files, manifest)}
+    written = {item.index.fqn: each for item, each in share.locate_items(files, manifest)}
     cut = [piece for piece in written["cut"].pieces if isinstance(piece, ChunkRecord)]
     assert len(cut) > 1
     assert sum(piece.sizes[0] for piece in cut) == 100_000
@@ -137,7 +137,7 @@ def test_what_was_cut_are_chunks_of_their_own_under_each_name_of_a_tied_tensor()
             pieces=(ValueRecord(fqn="n", path="c", offset_bytes=0, length_bytes=5),)
         ),
     }
-    placed = with_places(planned, written)
+    placed = add_storage_places(planned, written)
     assert type(placed) is Metadata
     for name in ("w", "also"):
         stored = placed.state_dict_metadata[name]
@@ -167,6 +167,6 @@ def test_the_manifest_of_all_ranks_stands_alone() -> None:
     ]
     written = [WrittenItem(pieces=(), manifest=manifest) for manifest in manifests] + [WrittenItem(pieces=())]
     own = ObjectRecord(path=".metadata", size_bytes=3, blocks=(1,))
-    joined = joined_manifest(written, nonce="save", more=(own,))
+    joined = join_manifests(written, nonce="save", more=(own,))
     assert (joined.rank, joined.world_size, joined.nonce) == (0, 1, "save")
     assert [each.path for each in joined.objects] == ["__0_0.distcp", "__1_0.distcp", ".metadata"]

@@ -6,7 +6,7 @@ import pytest
 
 from stepkeeper.contract import ExitCode, Termination
 from stepkeeper.errors import FencedError, ForeignRootError, GangError, SaveError
-from stepkeeper.training.termination import _write, exit_code_of, traceback_of
+from stepkeeper.training.termination import _write, format_traceback, process_exit_code
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ from stepkeeper.training.termination import _write, exit_code_of, traceback_of
     ],
 )
 def test_exit_codes(error: BaseException, code: int) -> None:
-    assert exit_code_of(error) == code
+    assert process_exit_code(error) == code
 
 
 def test_a_chosen_end_has_no_traceback() -> None:
-    assert traceback_of(SystemExit(3)) is None
-    assert traceback_of(SystemExit("no such preset")) == "no such preset"
-    text = traceback_of(ValueError("the loss is no number"))
+    assert format_traceback(SystemExit(3)) is None
+    assert format_traceback(SystemExit("no such preset")) == "no such preset"
+    text = format_traceback(ValueError("the loss is no number"))
     assert text is not None
     assert text.endswith("ValueError: the loss is no number\n")
 

@@ -20,7 +20,7 @@ import pytest
 from stepkeeper import CheckpointManager
 from stepkeeper.training import preemption
 from stepkeeper.training.preemption import Notice, NoticeWatcher
-from stepkeeper.training.signals import Watch
+from stepkeeper.training.signals import SignalWatcher
 
 
 class Heard:
@@ -49,7 +49,7 @@ def signals_as_before() -> Iterator[None]:
 @pytest.fixture
 def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that was never told to stop."""
-    monkeypatch.setattr(preemption, "watch", Watch())
+    monkeypatch.setattr(preemption, "signal_watcher", SignalWatcher())
 
 
 def test_sigterm_is_a_notice_and_the_handler_before_is_called_too(heard: Heard) -> None:
@@ -97,7 +97,7 @@ def test_a_file_is_a_notice_and_the_first_notice_counts(heard: Heard, tmp_path: 
     watcher.start(signals=False)
     trigger.touch()
     assert heard.any.wait(10)
-    watcher.give("call")
+    watcher.record_notice("call")
     assert [notice.source for notice in heard.notices] == ["file"]
     assert watcher.notice == heard.notices[0]
     watcher.close()
@@ -119,7 +119,7 @@ def test_a_tick_or_a_listener_that_raises_does_not_end_the_watch(tmp_path: Path)
     os.kill(os.getpid(), signal.SIGTERM)
     assert heard.any.wait(10)
     assert [notice.source for notice in heard.notices] == ["sigterm"]
-    assert watcher.settled() == heard.notices[0], "it goes on"
+    assert watcher.read_notice() == heard.notices[0], "it goes on"
     watcher.close()
 
 
@@ -166,7 +166,7 @@ def test_all_watchers_share_a_thread_and_hear_the_same_signal() -> None:
     assert all_heard[-1].any.wait(10), "it was there when the signal came, and begins to train now"
     late = NoticeWatcher(None, lambda: None, Heard())
     late.start(signals=True)
-    assert late.settled() is None, "it was made after the signal"
+    assert late.read_notice() is None, "it was made after the signal"
     for watcher in (*watchers, late):
         watcher.close()
 
@@ -219,7 +219,7 @@ def test_nothing_is_called_behind_the_end() -> None:
     other.start(signals=False)
     watcher.close()
     ticked.clear()
-    assert other.settled() is None
+    assert other.read_notice() is None
     assert not ticked.is_set()
     other.close()
 
@@ -239,7 +239,7 @@ def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main
     manager.should_save(2)
     assert signal.getsignal(signal.SIGTERM) != before
     os.kill(os.getpid(), signal.SIGTERM)
-    assert manager._stepping.notices.settled() is not None
+    assert manager._stepping.notices.read_notice() is not None
     assert manager.health().notice == "sigterm"
     manager.close()
 
@@ -249,11 +249,11 @@ def test_a_notice_of_one_that_has_ended_is_the_next_ones_too(heard: Heard) -> No
     first = NoticeWatcher(None, lambda: None, Heard())
     first.start(signals=True)
     os.kill(os.getpid(), signal.SIGTERM)
-    notice = first.settled()
+    notice = first.read_notice()
     first.close()
     second = NoticeWatcher(None, lambda: None, heard)
     second.start(signals=True)
-    assert second.settled() == notice, "the grace period began when the signal came"
+    assert second.read_notice() == notice, "the grace period began when the signal came"
     second.close()
     assert len(heard.notices) == 1
 
@@ -267,7 +267,7 @@ def test_the_next_ones_grace_period_began_with_the_signal_however_late_its_handl
     first.start(signals=True)
     if told_before:
         # As preStop does.
-        first.give("file")
+        first.record_notice("file")
     killed_s: list[float] = []
 
     def kill() -> None:
@@ -280,11 +280,11 @@ def test_the_next_ones_grace_period_began_with_the_signal_however_late_its_handl
     hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)
     handled_s = time.monotonic()
     killer.join()
-    first.settled()
+    first.read_notice()
     first.close()
     second = NoticeWatcher(None, lambda: None, heard)
     second.start(signals=True)
-    found = second.settled()
+    found = second.read_notice()
     assert found is not None
     assert found.source == "sigterm"
     # The handler ran as soon as the main thread could, which is before `handled_s`.

@@ -11,16 +11,16 @@ from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper.training import environment as env
-from stepkeeper.training.environment import Places
+from stepkeeper.training.environment import PodPaths
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPaths:
     for name, value in pod_identity().to_env().items():
         monkeypatch.setenv(name, value)
     settings = Settings(uri="gs://bucket/run", interval=Interval(steps=1))
     (tmp_path / SETTINGS_FILE_NAME).write_bytes(settings.to_json())
-    return Places(settings_folder=tmp_path, local_tier_folder=tmp_path / "volume")
+    return PodPaths(settings_folder=tmp_path, local_tier_folder=tmp_path / "volume")
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_what_the_job_does_not_say_can_be_given(places: Places, options: dict[str, Any]) -> None:
+def test_what_the_job_does_not_say_can_be_given(places: PodPaths, options: dict[str, Any]) -> None:
     CheckpointManager.from_env(places=places)
     assert options["policy"] == save.EveryNSteps(1)
     assert options["keep"] == keep.LastN(3)
@@ -64,7 +64,7 @@ def test_what_the_job_does_not_say_can_be_given(places: Places, options: dict[st
     ],
 )
 def test_what_the_code_names_comes_before_what_the_template_mounts(
-    places: Places,
+    places: PodPaths,
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     is_mounted: bool,

@@ -19,7 +19,7 @@ from stepkeeper.storage.memory import MemoryStore
 class NoCompanion:
     """Every save fails."""
 
-    def begin(self, **_: object) -> NoReturn:
+    def claim_root(self, **_: object) -> NoReturn:
         raise CompanionError("nothing is written here")
 
 

@@ -33,10 +33,10 @@ class FailingCompanion:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def process(self) -> None:
+    def ensure_process(self) -> None:
         raise self.error
 
-    def begin(self, *, origin: object) -> None:
+    def claim_root(self, *, origin: object) -> None:
         raise self.error
 
 
@@ -157,7 +157,7 @@ def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
     saves = Saves(MemoryStore(), companion, SoloGang(), progress, max_pending=1)
     begun = saves.begin(7, {"step": 7})
     assert saves.wait(10)
-    progress.failed = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
+    progress.set_error = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
     begun = saves.begin(8, {"step": 8})
     with pytest.raises(StorageError, match="full"):
         begun.result(10)

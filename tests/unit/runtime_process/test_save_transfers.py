@@ -41,13 +41,13 @@ class SlowCompanion:
         self.may_answer = threading.Event()
         self.n_written = 0
 
-    def process(self) -> "SlowCompanion":
+    def ensure_process(self) -> "SlowCompanion":
         return self
 
-    def begin(self, **_: object) -> Any:
+    def claim_root(self, **_: object) -> Any:
         return SimpleNamespace(claim=SimpleNamespace(slot=0))
 
-    def ask(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
+    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
         if kind is Kind.WRITE:
             self.writing.set()
             assert self.may_answer.wait(LONGEST_S)

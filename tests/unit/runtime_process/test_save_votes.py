@@ -24,11 +24,11 @@ from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
 class Lost:
     """A companion that is gone before it is there."""
 
-    def process(self) -> NoReturn:
+    def ensure_process(self) -> NoReturn:
         raise CompanionLostError("it went away while it started")
 
-    def begin(self, *, origin: object = None) -> NoReturn:
-        self.process()
+    def claim_root(self, *, origin: object = None) -> NoReturn:
+        self.ensure_process()
 
 
 class Found:
@@ -36,7 +36,7 @@ class Found:
 
     has_tier = False
 
-    def process(self) -> "Asked":
+    def ensure_process(self) -> "Asked":
         return Asked()
 
 
@@ -48,7 +48,7 @@ class Asked:
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
 
-    def ask(self, kind: Kind, body: Any = None, *, timeout_s: float) -> dict[str, Any]:
+    def send_request(self, kind: Kind, body: Any = None, *, timeout_s: float) -> dict[str, Any]:
         assert timeout_s
         self.kinds.append(kind)
         return {}
@@ -127,15 +127,15 @@ class Tiered:
     def __init__(self) -> None:
         self.kinds: list[Kind] = []
 
-    def begin(self, *, origin: object = None) -> Any:
+    def claim_root(self, *, origin: object = None) -> Any:
         return SimpleNamespace(claim=SimpleNamespace(slot=0))
 
-    def process(self) -> "Tiered":
+    def ensure_process(self) -> "Tiered":
         return self
 
     lost = False
 
-    def ask(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
+    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
         self.kinds.append(kind)
         if kind is Kind.COMMIT:
             raise StorageError("no")

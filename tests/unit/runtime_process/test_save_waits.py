@@ -24,12 +24,12 @@ class SlowCompanion:
     def __init__(self) -> None:
         self.free = threading.Event()
 
-    def process(self) -> None:
+    def ensure_process(self) -> None:
         self.free.wait(60)
         raise CompanionError("nothing is written here")
 
-    def begin(self, **_: object) -> None:
-        self.process()
+    def claim_root(self, **_: object) -> None:
+        self.ensure_process()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a plan of torch's reads, on its way into the planner's memory."""
+"""Fill a torch planner's memory with what its plan reads."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,14 +19,17 @@ from stepkeeper.restore.placing import Piece, Places
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.dtypes import itemsize_bytes
 
-__all__ = ["Fills", "fill_from_chunks"]
+__all__ = ["LoadTargets", "fill_from_chunks"]
 
 Ints = tuple[int, ...]
 
 
 @final
-class Fills:
-    """Which blocks are read, and where their bytes go: tensors into place, values aside."""
+class LoadTargets:
+    """Map the blocks that a plan reads to where their bytes go.
+
+    Tensors go into the planner's memory, values into buffers.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,12 @@ class Fills:
         items: Iterable[ReadItem],
         planner: LoadPlanner,
     ) -> None:
-        """Raises ManifestError if the manifests don't say where something is."""
+        """Map every item of the plan.
+
+        Raises:
+            ManifestError: The manifests don't say where an item is stored.
+
+        """
         self.table = BlockTable.of_data(manifests)
         self.places = Places()
         chunks = {
@@ -82,7 +90,7 @@ class Fills:
                 resolve=target.resolve,
                 commit=target.commit,
                 n_lacking=array.n_bytes,
-                # Planners are asked by one thread at a time, as by torch's own readers.
+                # Only one thread at a time calls the planner, as in torch's own readers.
                 lock=lock,
             )
             self.places.add_piece(piece, self.table)
@@ -91,13 +99,14 @@ class Fills:
 
 
 def stored_dtype(metadata: Metadata, index: MetadataIndex) -> torch.dtype:
+    """Return the dtype that a tensor is stored with."""
     entry = metadata.state_dict_metadata[index.fqn]
     assert isinstance(entry, TensorStorageMetadata)
     return entry.properties.dtype
 
 
 class _Target:
-    """Where the planner wants an item: there itself, or in memory from which it is copied there."""
+    """The memory that the planner wants an item in, or memory from which the item is copied there."""
 
     def __init__(self, item: ReadItem, dtype: torch.dtype, planner: LoadPlanner) -> None:
         self.dtype = dtype
@@ -107,7 +116,12 @@ class _Target:
         self._aside: torch.Tensor | None = None
 
     def resolve(self) -> torch.Tensor:
-        """CPU memory of the item's shape, of the stored dtype. Raises RestoreError if the planner's has another."""
+        """Return CPU memory of the item's shape and the stored dtype.
+
+        Raises:
+            RestoreError: The planner's memory has another shape.
+
+        """
         wanted = self._planner.resolve_tensor(self._item).detach()
         if wanted.shape != self._item.lengths:
             raise RestoreError(
@@ -121,7 +135,7 @@ class _Target:
         return self._aside
 
     def commit(self) -> bool:
-        """The planner has its elements."""
+        """Copy the elements into the planner's memory if they aren't there yet, and tell the planner."""
         assert self._wanted is not None
         if self._aside is not None:
             self._wanted.copy_(self._aside)
@@ -132,23 +146,28 @@ class _Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """One that is read whole."""
+    """A stored chunk of a tensor, which is read whole, and the items that need parts of it."""
 
     fqn: str
     number: int
     size_bytes: int
-    """Of host memory, while it is read."""
+    """Host memory that it takes while it is read."""
 
     items: list[ReadItem]
 
 
 def fill_from_chunks(content: LegacyContent, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
-    """Tensors get their parts of the stored chunks, each of which is read whole, and once.
+    """Fill tensors from the chunks of another writer's checkpoint. Each chunk is read whole, and once.
+
+    Args:
+        content: The checkpoint.
+        items: The items of the plan; those that aren't tensors are skipped.
+        planner: The planner that gives memory for each item.
 
     Raises:
-        TornCheckpointError: bytes are bad, by the checksums within a blob.
-        RestoreError: something is stored in a way that isn't read here.
-        StorageError: the store gave no answer, or refused.
+        TornCheckpointError: Bytes are bad, by the checksums within a tensor's file.
+        RestoreError: Something is stored in a way that isn't read here.
+        StorageError: The store gave no answer, or refused.
 
     """
 

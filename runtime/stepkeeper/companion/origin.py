@@ -1,0 +1,41 @@
+"""Define what a claim goes on from: the commit, or another writer's step, that this process has restored."""
+
+from dataclasses import dataclass, replace
+
+from stepkeeper.companion.messages import Begin, Begun
+from stepkeeper.log import LegacyBase
+
+__all__ = ["NextClaim", "Origin", "goes_on_from", "with_origin"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """The commit, or another writer's step, that a state was restored from.
+
+    Two restores have two origins, also when they restored the same commit.
+    """
+
+    base: int | LegacyBase
+    """Slot of the commit, or the other writer's step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextClaim:
+    """A further claim of this process. It may or may not be in the log as long as there was no answer."""
+
+    body: Begin
+    origin: Origin
+
+
+def goes_on_from(begun: Begun, origin: Origin) -> bool:
+    """Tell whether the claim `begun` goes on from `origin`."""
+    if isinstance(origin.base, LegacyBase):
+        return begun.legacy is not None and begun.legacy.folder == origin.base.folder
+    return begun.base is not None and begun.base.slot == origin.base
+
+
+def with_origin(body: Begin, origin: Origin) -> Begin:
+    """Return `body` with `origin` as what the claim is to go on from."""
+    if isinstance(origin.base, LegacyBase):
+        return replace(body, legacy=origin.base)
+    return replace(body, base=origin.base)
