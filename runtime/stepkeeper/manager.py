@@ -227,7 +227,7 @@ class CheckpointManager(DropIn):
         self._progress.moved(ReportPhase.RESTORING)
         with self._leaving.fenced_said():
             record = self._restorer.latest(state, rules=rules)
-        self._saves.restored_latest(record, self._restorer.take_written())
+        self._saves.restored_latest(record)
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
             self._saves.prepare(state)

@@ -192,7 +192,7 @@ class DropIn:
         record = self._restorer.step(
             step, state_dict, rules=LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         )
-        self._saves.restored(record, self._restorer.take_written(), whole=items is None and not exclude)
+        self._saves.restored(record, whole=items is None and not exclude)
         self._events.restored(record)
 
     def all_steps(self) -> list[int]:

@@ -41,8 +41,6 @@ class SaveOrder:
 
     tensors: tuple[TensorOrder, ...]
     values: tuple[ValueOrder, ...]
-    plan_digest: str | None = None
-    """Of the plan by which the ranks share the work, for the manifest; None: it can't be known again."""
 
     @property
     def folder(self) -> str:

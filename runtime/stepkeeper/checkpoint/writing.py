@@ -121,7 +121,6 @@ def manifest_of(
         nonce=order.nonce,
         objects=tuple(objects),
         inventory=inventory,
-        plan_digest=order.plan_digest,
         aliases=dict(aliases),
     )
 

@@ -26,7 +26,6 @@ from stepkeeper.restore.votes import Agreement
 from stepkeeper.storage import Store, open_store
 from stepkeeper.tier import NearStore
 from stepkeeper_planners.loading.selection import LoadRules
-from stepkeeper_planners.saving.known_plan import WrittenShare
 
 __all__ = ["Restorer"]
 
@@ -61,7 +60,6 @@ class Restorer:
         self._condemned: str | None = None
         """The one that this process has taken part in condemning, and why: there is no second one."""
 
-        self._written: WrittenShare | None = None
         self._half_filled: frozenset[str] = frozenset()
         """Tensors of the present state that hold parts of a torn checkpoint."""
 
@@ -110,11 +108,6 @@ class Restorer:
         if self._condemned is not None:
             raise RestoreError(f"there is no checkpoint before the one that was read bad, {self._condemned}")
         return None
-
-    def take_written(self) -> WrittenShare | None:
-        """What this rank wrote of the commit that it has loaded, told once; None: nothing by a plan of as many."""
-        written, self._written = self._written, None
-        return written
 
     def step(self, step: int, state: Mapping[str, object], *, rules: LoadRules = _WHOLE) -> Restorable:
         """`state` is what the newest commit of `step` on HEAD's line holds. Nothing is appended to the log.
@@ -295,7 +288,6 @@ class Restorer:
                 given = together(f"{name}/given", lambda: loading.give() | self._take_near(), self._note_near)
                 if given is not None:
                     raise TornCheckpointError(given.said)
-                self._written = loading.written if isinstance(loading, Loading) else None
                 return None
             # While the ranks are connected: one that is lost meanwhile is missed at once.
             return confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen, deleted=deleted)

@@ -156,7 +156,6 @@ def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang, *
         step=job.step,
         claim=place.claim,
         nonce=place.nonce,
-        plan_digest=job.snapshot.plan.digest,
         tensors=(),
         values=job.snapshot.values,
     )

@@ -25,7 +25,6 @@ from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.persist import SaveJob, SaveState, persist
 from stepkeeper.save.report import SaveClock, SaveReport
 from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
-from stepkeeper_planners.saving.known_plan import WrittenShare
 
 __all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
 
@@ -162,10 +161,6 @@ class Saver:
         """The newest save, until it has ended."""
         newest = self._pending[-1] if self._pending else None
         return None if newest is None or newest.done else newest
-
-    def recall(self, written: WrittenShare | None) -> None:
-        """What was restored is what this rank, among as many, wrote so; None: it wrote nothing of it by a plan."""
-        self._snapshots.recall(written)
 
     def prepare(self, state: Mapping[str, object]) -> None:
         """Saves of states built like this one compile nothing, and find memory that is there. Done once.

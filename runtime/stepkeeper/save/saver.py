@@ -23,7 +23,6 @@ from stepkeeper.save.pipeline import InFlight, SaveEnd, Saver
 from stepkeeper.save.report import SaveClock, SaveReport
 from stepkeeper.storage import Store
 from stepkeeper_planners.errors import PlannerError
-from stepkeeper_planners.saving.known_plan import WrittenShare
 
 __all__ = ["Saves"]
 
@@ -100,23 +99,22 @@ class Saves:
         """The newest save, ended or not."""
         return self._last_begun
 
-    def restored_latest(self, record: Restorable | None, written: WrittenShare | None) -> None:
-        """The root is claimed, and the state is what HEAD means: `record`, of which this rank wrote that."""
+    def restored_latest(self, record: Restorable | None) -> None:
+        """The root is claimed, and the state is what HEAD means: `record`."""
         self._origin = None
-        self._note_restored(record, written)
+        self._note_restored(record)
 
-    def restored(self, record: Restorable, written: WrittenShare | None, *, whole: bool) -> None:
+    def restored(self, record: Restorable, *, whole: bool) -> None:
         """The state is what `record` holds: the next save goes on from there, wherever HEAD is.
 
         Of a state that is another commit's for the rest, a part says nothing; no save may be in flight.
         """
         if whole or (self._origin is None and self._companion.begun is None):
             self._origin = Origin(record.base if isinstance(record, LegacyRecord) else record.slot)
-        self._note_restored(record, written)
+        self._note_restored(record)
 
-    def _note_restored(self, record: Restorable | None, written: WrittenShare | None) -> None:
+    def _note_restored(self, record: Restorable | None) -> None:
         self._restored = record
-        self._saver.recall(written)
         if self._last_begun is not None and self._last_begun.done:
             # A step that was saved before is another one now.
             self._last_begun = None

@@ -20,7 +20,6 @@ from stepkeeper.save.snapshot.take import Snapshot, _Arrivals
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.saving.known_plan import WrittenShare
 from stepkeeper_planners.state.gatherer import Gatherer
 
 ONE = Ranks(rank=0, world_size=1)
@@ -211,28 +210,6 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     # The next one doesn't wait for what is gone.
     assert copies.make({}, plan.cuts, ["w"]) == ([], ["w"])
     region.close()
-
-
-@pytest.mark.parametrize(("more", "told"), [({}, "by the same plan"), ({"w": torch.ones(5, 3)}, "anew")])
-def test_a_plan_is_known_again_by_a_new_process(
-    more: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two = Ranks(rank=0, world_size=2)
-    before = Planner(two).plan(Gatherer().gather(state()))
-    boxes: dict[str, list[Box]] = {}
-    for write in before.writes:
-        boxes.setdefault(write.fqn, []).append(write.box)
-    assert before.digest is not None
-    after = Planner(two)
-    assert before.digest == Planner(two).plan(Gatherer().gather(state())).digest
-    after.recall(WrittenShare(digest=before.digest, boxes=boxes, values=before.values))
-    if not more:
-        monkeypatch.setattr("stepkeeper.save.snapshot.plan.plan_save", None)
-    with caplog.at_level("INFO", "stepkeeper"):
-        found = after.plan(Gatherer().gather(state(**more)))
-    assert [record.message for record in caplog.records if told in record.message]
-    assert (found.writes == before.writes) is not bool(more)
-    assert (found.digest == before.digest) is not bool(more)
 
 
 def test_numbers_that_ranks_compare_are_found_with_each_plan() -> None:

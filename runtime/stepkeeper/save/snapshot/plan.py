@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
-from stepkeeper.loggers import logger
 from stepkeeper.save.snapshot import device
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
@@ -15,8 +14,7 @@ from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES, SavePlan, TensorWrite, plan_save
-from stepkeeper_planners.saving.fingerprints import has_whole_numbers
-from stepkeeper_planners.saving.known_plan import Structure, WrittenShare, known_plan, plan_digest
+from stepkeeper_planners.saving.fingerprints import form_digests, has_whole_numbers
 from stepkeeper_planners.state.gatherer import Gathered
 from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import content_bytes
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Mine", "Planner", "SnapshotPlan", "laid_out_behind"]
 
-_log: Final = logger(__name__)
 
 Mine = list[tuple[int, TensorWrite]]
 """What this rank writes of one tensor, with its place among the plan's orders."""
@@ -37,7 +34,7 @@ Mine = list[tuple[int, TensorWrite]]
 class SnapshotPlan:
     """Good for all states with the same names, shapes, dtypes and placements."""
 
-    structure: Structure
+    layouts: tuple[TensorLayout, ...]
     orders: tuple[TensorOrder, ...]
     writes: tuple[TensorWrite, ...]
     """For each of `orders`, which part of which of this rank's local shards it is."""
@@ -55,13 +52,10 @@ class SnapshotPlan:
     whole_numbers: tuple[str, ...]
     """Those that the ranks compare by content."""
 
-    recalled: str | None = None
-    """The digest, where it is that of the save that was restored."""
-
     @cached_property
-    def digest(self) -> str | None:
-        """By which it is known again after a restart; None where it can't be."""
-        return self.recalled or plan_digest(self.structure, SavePlan(tensors=self.writes, values=self.values))
+    def forms(self) -> dict[str, bytes]:
+        """Digests of the layouts."""
+        return form_digests(self.layouts)
 
     @cached_property
     def mine(self) -> dict[str, Mine]:
@@ -98,11 +92,6 @@ class Planner:
         self._ranks = ranks
         self._key: object = None
         self._plan: SnapshotPlan | None = None
-        self._written: WrittenShare | None = None
-
-    def recall(self, written: WrittenShare | None) -> None:
-        """The next state's plan is the one that this was written by, if it still holds."""
-        self._written = written
 
     def plan(self, state: Gathered) -> SnapshotPlan:
         """What this rank writes of a state of which no computation is pending.
@@ -120,7 +109,6 @@ class Planner:
         if self._plan is None or key != self._key:
             self._plan = self._made(state.flat, weights)
             self._key = key
-        self._written = None
         return self._plan
 
     def _made(self, flat: FlatState, value_bytes: Mapping[str, int]) -> SnapshotPlan:
@@ -132,12 +120,10 @@ class Planner:
             for fqn, tensor in flat.tensors.items()
         ]
         _check_known_whole(layouts, self._ranks)
-        structure = Structure(layouts=tuple(layouts), value_bytes=value_bytes, ranks=self._ranks)
-        known = self._recalled(structure)
-        plan = known or plan_save(layouts, value_bytes, self._ranks)
+        plan = plan_save(layouts, value_bytes, self._ranks)
         orders, tensor_bytes = _laid_out(plan)
         return SnapshotPlan(
-            structure=structure,
+            layouts=tuple(layouts),
             orders=orders,
             writes=plan.tensors,
             values=plan.values,
@@ -145,19 +131,7 @@ class Planner:
             cuts=cuts,
             ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
             whole_numbers=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
-            recalled=None if known is None or self._written is None else self._written.digest,
         )
-
-    def _recalled(self, structure: Structure) -> SavePlan | None:
-        """The plan of the save that was restored, if it still holds."""
-        if self._written is None:
-            return None
-        plan = known_plan(structure, self._written)
-        if plan is None:
-            _log.info("state or release differ from those of what was restored: saves are planned anew")
-        else:
-            _log.info("the state is built like what was restored: saves go by the same plan")
-        return plan
 
 
 def laid_out_behind(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:

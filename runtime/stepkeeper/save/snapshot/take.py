@@ -16,7 +16,6 @@ from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.fingerprints import digest_value, digest_whole_numbers
-from stepkeeper_planners.saving.known_plan import WrittenShare
 from stepkeeper_planners.state.gatherer import Gatherer
 from stepkeeper_planners.state.per_rank import stored_name
 from stepkeeper_planners.state.tree import FlatState
@@ -100,10 +99,6 @@ class Snapshots:
         self._planner = Planner(ranks)
         self._copies = device.DeviceCopies(device_budget_bytes)
 
-    def recall(self, written: WrittenShare | None) -> None:
-        """This rank wrote that of a save: where a state is built like the one saved there, the plan is that one's."""
-        self._planner.recall(written)
-
     def prepare(self, state: Mapping[str, object]) -> int:
         """A snapshot of `state` compiles nothing any more. The answer is how many bytes of a region it takes.
 
@@ -182,8 +177,8 @@ def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
         return StateSummary()
     numbers = {fqn: digest_whole_numbers(flat.tensors[fqn]) for fqn in plan.whole_numbers}
     return StateSummary(
-        layouts=plan.structure.layouts,
-        forms=lambda: plan.structure.forms,
+        layouts=plan.layouts,
+        forms=lambda: plan.forms,
         values={fqn: digest_value(fqn, value) for fqn, value in flat.values.items()},
         contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
         aliases=dict(flat.aliases),
