@@ -11,7 +11,8 @@ import torch.distributed as dist
 from stepkeeper.policy.save import EveryNSteps, SavePolicy
 from stepkeeper.restore import Restorer
 from stepkeeper.save.hooks import Events
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.training.shutdown import Leaving
 from stepkeeper.training.step_controller import Stepping, checked_step
 from stepkeeper_planners.loading.selection import LoadRules
@@ -80,7 +81,7 @@ class DropIn:
     _given: Given
     _leaving: Leaving
     _restorer: Restorer
-    _saves: Saves
+    _saves: Saver
     _stepping: Stepping
 
     @property
@@ -154,10 +155,11 @@ class DropIn:
         step = checked_step(step)
         if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
             self._leaving.raise_failure()
-        self._stepping.finished(step, state_dict, metrics)
+        request = SaveRequest(step=step, state=state_dict, metrics=metrics)
+        self._stepping.finished(request)
         if not (self.should_save(step) or force):
             return False
-        self._stepping.begin_save(step, state_dict, metrics)
+        self._stepping.start_save(request)
         return True
 
     def restore(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import Begin, Begun, Close, Kind, Open
+from stepkeeper.companion.messages import Begun, ClaimRequest, CloseRequest, Kind, OpenRequest
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
@@ -44,7 +44,7 @@ class Origin:
 class _Succession:
     """Another claim of this process, after the one that it has; put or not, as long as there was no answer."""
 
-    body: Begin
+    body: ClaimRequest
     origin: Origin
 
 
@@ -55,12 +55,16 @@ class Companion:
     """
 
     def __init__(
-        self, opening: Open, on_directive: Callable[[Directive], None], *, claiming: Begin | None = None
+        self,
+        opening: OpenRequest,
+        on_directive: Callable[[Directive], None],
+        *,
+        claiming: ClaimRequest | None = None,
     ) -> None:
         """`claiming` is what the root is claimed with, but for its base."""
         self._opening = opening
         self._on_directive = on_directive
-        self._claiming = claiming or Begin()
+        self._claiming = claiming or ClaimRequest()
         self.choose_legacy: Callable[[], LegacyBase | None] = lambda: None
         """Asked, before a claim, for another writer's step to go on from, where there are such and no commit."""
 
@@ -206,7 +210,7 @@ class Companion:
 
     def _followed(self, process: CompanionProcess, succession: _Succession) -> Begun:
         try:
-            begun = decode(Begun, process.ask(Kind.BEGIN, encode(succession.body)))
+            begun = decode(Begun, process.ask(Kind.CLAIM, encode(succession.body)))
         except (FencedError, RestoreError):
             # It was not put, and isn't to be any more.
             self._succession = None
@@ -216,13 +220,13 @@ class Companion:
             self._origin = succession.origin
         return begun
 
-    def _claimed(self, process: CompanionProcess, body: Begin) -> Begun:
+    def _claimed(self, process: CompanionProcess, body: ClaimRequest) -> Begun:
         try:
-            return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
+            return decode(Begun, process.ask(Kind.CLAIM, encode(body)))
         except LegacyRootError:
             # What another writer's step holds is for a process with torch to tell.
             body = replace(body, offer=self.choose_legacy())
-            return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
+            return decode(Begun, process.ask(Kind.CLAIM, encode(body)))
 
     def tell(self, state: TrainerState) -> None:
         """Reports carry `state` from here on."""
@@ -243,7 +247,7 @@ class Companion:
         left_s = max(0.0, ends_s - time.monotonic())
         try:
             if not process.lost:
-                closing = Close(within_millis=int(left_s * 600))
+                closing = CloseRequest(within_millis=int(left_s * 600))
                 process.ask(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
         except StepkeeperError as error:
             _log.warning("the last report may not have been sent: %s", error)
@@ -271,7 +275,7 @@ def _stands_on(begun: Begun, origin: Origin) -> bool:
     return begun.base is not None and begun.base.slot == origin.base
 
 
-def _based(body: Begin, origin: Origin) -> Begin:
+def _based(body: ClaimRequest, origin: Origin) -> ClaimRequest:
     if isinstance(origin.base, LegacyBase):
         return replace(body, legacy=origin.base)
     return replace(body, base=origin.base)

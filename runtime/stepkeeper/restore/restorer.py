@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
-from stepkeeper.companion.messages import Begun, Kind, Quarantine, Restored
+from stepkeeper.companion.messages import Begun, Kind, QuarantineRequest, VerifiedNotice
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import Gang
@@ -337,7 +337,7 @@ class Restorer:
     def _condemn(self, bad: Restorable, reason: str) -> Restorable | None:
         """What HEAD means now that `bad` is known to be bad. Another writer's step has no entry to condemn."""
         if isinstance(bad, CommitRecord):
-            body = Quarantine(commit=bad.slot, reason=reason)
+            body = QuarantineRequest(commit=bad.slot, reason=reason)
             begun = decode(Begun, self._companion.process().ask(Kind.QUARANTINE, encode(body)))
             return self._restorable(begun.base or begun.legacy)
         found = self._legacy_steps()
@@ -349,7 +349,7 @@ class Restorer:
     def _note_restored(self, commit: Restorable) -> Restorable:
         # Copies say nothing of what the root holds.
         if isinstance(commit, CommitRecord) and not self._read_near:
-            self._companion.process().ask(Kind.RESTORED, encode(Restored(commit=commit.slot)))
+            self._companion.process().ask(Kind.VERIFIED, encode(VerifiedNotice(commit=commit.slot)))
         return commit
 
     def _restorable(self, base: CommitRecord | LegacyBase | None) -> Restorable | None:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import torch.distributed as dist
 
 from stepkeeper.companion.endpoint import ReportTarget
-from stepkeeper.companion.messages import Open
+from stepkeeper.companion.messages import OpenRequest
 from stepkeeper.contract import (
     CA_FILE_NAME,
     LOCAL_TIER_FOLDER,
@@ -124,10 +124,10 @@ def opening_of(
     *,
     tier: TierPlace | None = None,
     unsafe_single_writer: bool = False,
-) -> Open:
+) -> OpenRequest:
     """What a companion process is told first; without an operator nobody wants reports."""
     endpoint = None if environment is None else environment.settings.endpoint
-    return Open(
+    return OpenRequest(
         rank=gang.rank,
         world_size=gang.world_size,
         uri=uri,

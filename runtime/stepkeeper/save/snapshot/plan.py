@@ -1,4 +1,4 @@
-"""What this rank writes of a state, and where it lies in the region. Made once for states that are built alike."""
+"""Plan what this rank writes of a state, and where it lies in the region: all that follows from a state's structure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,24 +6,23 @@ from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from stepkeeper.checkpoint import TensorOrder, ValueOrder
+from stepkeeper.checkpoint import Structure, TensorOrder, ValueOrder
 from stepkeeper.save.snapshot import device
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES, SavePlan, TensorWrite, plan_save
+from stepkeeper_planners.saving.assignment import SavePlan, TensorWrite, plan_save
 from stepkeeper_planners.saving.fingerprints import form_digests, has_whole_numbers
-from stepkeeper_planners.state.gatherer import Gathered
+from stepkeeper_planners.state.nesting import notes
 from stepkeeper_planners.state.tree import FlatState
-from stepkeeper_planners.state.values import content_bytes
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
     from stepkeeper_planners.adapters.xla_pieces import Cut
 
-__all__ = ["Mine", "Planner", "SnapshotPlan", "laid_out_behind"]
+__all__ = ["Mine", "SnapshotPlan", "laid_out_behind", "plan_snapshot"]
 
 
 Mine = list[tuple[int, TensorWrite]]
@@ -32,10 +31,12 @@ Mine = list[tuple[int, TensorWrite]]
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotPlan:
-    """Good for all states with the same names, shapes, dtypes and placements."""
+    """All that the saves of states of one structure have in common."""
+
+    structure: Structure
+    """As the companion is told it; its key is by which both processes know it."""
 
     layouts: tuple[TensorLayout, ...]
-    orders: tuple[TensorOrder, ...]
     writes: tuple[TensorWrite, ...]
     """For each of `orders`, which part of which of this rank's local shards it is."""
 
@@ -51,6 +52,11 @@ class SnapshotPlan:
 
     whole_numbers: tuple[str, ...]
     """Those that the ranks compare by content."""
+
+    @property
+    def orders(self) -> tuple[TensorOrder, ...]:
+        """What this rank writes of tensors, and where it lies in the region."""
+        return self.structure.tensors
 
     @cached_property
     def forms(self) -> dict[str, bytes]:
@@ -85,53 +91,35 @@ class SnapshotPlan:
         return {fqn: mine for fqn, mine in self.mine.items() if fqn not in self.cuts and fqn not in whole}
 
 
-class Planner:
-    """Plans the saves of one rank; remembers the last plan."""
+def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ranks) -> SnapshotPlan:
+    """Plan what this rank writes of a state of which no computation is pending.
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._key: object = None
-        self._plan: SnapshotPlan | None = None
+    `value_bytes` is how large each value counts as.
 
-    def plan(self, state: Gathered) -> SnapshotPlan:
-        """What this rank writes of a state of which no computation is pending.
+    Raises:
+        UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
 
-        Raises:
-            UnsupportedValueError: a value is of a type that is not stored; it names the key.
-            UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
-
-        """
-        sizes = {fqn: content_bytes(value) for fqn, value in state.flat.values.items()}
-        # A rank alone writes all values, however large they are.
-        alone = self._ranks.world_size == 1
-        weights = {fqn: 0 if alone or size < LARGE_VALUE_BYTES else size for fqn, size in sizes.items()}
-        key = (state.build.structures, weights)
-        if self._plan is None or key != self._key:
-            self._plan = self._made(state.flat, weights)
-            self._key = key
-        return self._plan
-
-    def _made(self, flat: FlatState, value_bytes: Mapping[str, int]) -> SnapshotPlan:
-        cuts = device.cuts_of(flat.tensors)
-        layouts = [
-            device.describe_cut(fqn, tensor, cuts[fqn], self._ranks)
-            if fqn in cuts
-            else adapters.describe(fqn, tensor, self._ranks)
-            for fqn, tensor in flat.tensors.items()
-        ]
-        _check_known_whole(layouts, self._ranks)
-        plan = plan_save(layouts, value_bytes, self._ranks)
-        orders, tensor_bytes = _laid_out(plan)
-        return SnapshotPlan(
-            layouts=tuple(layouts),
-            orders=orders,
-            writes=plan.tensors,
-            values=plan.values,
-            tensor_bytes=tensor_bytes,
-            cuts=cuts,
-            ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
-            whole_numbers=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
-        )
+    """
+    cuts = device.cuts_of(flat.tensors)
+    layouts = [
+        device.describe_cut(fqn, tensor, cuts[fqn], ranks)
+        if fqn in cuts
+        else adapters.describe(fqn, tensor, ranks)
+        for fqn, tensor in flat.tensors.items()
+    ]
+    _check_known_whole(layouts, ranks)
+    plan = plan_save(layouts, value_bytes, ranks)
+    orders, tensor_bytes = _laid_out(plan)
+    return SnapshotPlan(
+        structure=Structure.of(orders, aliases=flat.aliases, key_paths=flat.paths | notes(flat.tree)),
+        layouts=tuple(layouts),
+        writes=plan.tensors,
+        values=plan.values,
+        tensor_bytes=tensor_bytes,
+        cuts=cuts,
+        ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
+        whole_numbers=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
+    )
 
 
 def laid_out_behind(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -10,14 +11,15 @@ from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.errors import SaveError
 from stepkeeper.save.snapshot import device
 from stepkeeper.save.snapshot.copying import copy_all, copy_host_tensors
-from stepkeeper.save.snapshot.plan import Planner, SnapshotPlan, laid_out_behind
+from stepkeeper.save.snapshot.plan import SnapshotPlan, laid_out_behind, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
 from stepkeeper_planners.saving.fingerprints import digest_value, digest_whole_numbers
-from stepkeeper_planners.state.gatherer import Gatherer
 from stepkeeper_planners.state.per_rank import stored_name
+from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import encode_value
 
@@ -34,10 +36,6 @@ class Snapshot:
 
     plan: SnapshotPlan
     values: tuple[ValueOrder, ...]
-    aliases: dict[str, str]
-    key_paths: Mapping[str, tuple[str | int, ...]]
-    """Name → the keys that lead to it; and what the names don't say of the nesting."""
-
     summary: StateSummary
     """What of the state all ranks must have alike."""
 
@@ -95,8 +93,11 @@ class Snapshots:
     def __init__(self, ranks: Ranks, *, device_budget_bytes: int | None = None) -> None:
         """`device_budget_bytes` may be used for copies on this process's devices; None: as much as there is."""
         self._ranks = ranks
-        self._gatherer = Gatherer()
-        self._planner = Planner(ranks)
+        # A rank alone writes all values, however large they are.
+        large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
+        self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
+            partial(plan_snapshot, ranks=ranks), large_value_bytes=large_value_bytes
+        )
         self._copies = device.DeviceCopies(device_budget_bytes)
 
     def prepare(self, state: Mapping[str, object]) -> int:
@@ -107,8 +108,8 @@ class Snapshots:
             UnsupportedShardingError: as `take`.
 
         """
-        gathered = self._gatherer.gather(state)
-        flat, plan = gathered.flat, self._planner.plan(gathered)
+        found = self._structures.look_up(state)
+        flat, plan = found.flat, found.derived
         made, rest = self._copies.make(flat.tensors, plan.cuts, device.to_copy(plan.cuts, plan.mine))
         if made:
             self._copies.left()
@@ -131,8 +132,8 @@ class Snapshots:
             SaveError: the devices have no room, and that can't be made good.
 
         """
-        gathered = self._gatherer.gather(state)
-        flat, plan = gathered.flat, self._planner.plan(gathered)
+        found = self._structures.look_up(state)
+        flat, plan = found.flat, found.derived
         blobs = self._blobs(flat, plan)
         wanted = device.to_copy(plan.cuts, plan.mine)
         pieces, rest = self._copies.make(flat.tensors, plan.cuts, wanted, timeout_s=timeout_s)
@@ -147,8 +148,6 @@ class Snapshots:
             return Snapshot(
                 plan=plan,
                 values=values,
-                aliases=dict(flat.aliases),
-                key_paths=gathered.build.key_paths,
                 summary=_summary(flat, plan, self._ranks),
                 on_device=pieces,
                 copied=tuple(fqn for fqn in wanted if fqn not in on_host),
