@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 PLANNERS = (
     "ours, one rank",
-    "ours, known again",
     "ours, coordinator",
     "torch's DefaultSavePlanner, coordinator",
 )

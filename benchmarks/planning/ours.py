@@ -5,7 +5,6 @@ from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayou
 from stepkeeper_planners.saving.assignment import assign, plan_save
 from stepkeeper_planners.saving.fingerprints import fingerprint, name_digests
 from stepkeeper_planners.saving.global_metadata import tensor_metadata
-from stepkeeper_planners.saving.known_plan import Structure, WrittenShare, known_plan, plan_digest
 
 HYBRID_SHARDS = 64
 """In how many parts a tensor is cut that is sharded within a group of ranks, and held by every group."""
@@ -70,36 +69,8 @@ def spiral_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
 
 def plan_one_rank(layouts: list[TensorLayout], rank: int, world_size: int) -> int:
     """The number of pieces that the rank writes."""
-    structure = _structure(layouts, rank, world_size)
-    fingerprint(name_digests(layouts, forms=structure.forms))
-    plan = plan_save(layouts, {}, structure.ranks)
-    plan_digest(structure, plan)
-    return len(plan.tensors)
-
-
-def written_before(layouts: list[TensorLayout], rank: int, world_size: int) -> WrittenShare:
-    """What the rank's manifest says of a save of that state."""
-    structure = _structure(layouts, rank, world_size)
-    plan = plan_save(layouts, {}, structure.ranks)
-    boxes: dict[str, list[Box]] = {}
-    for write in plan.tensors:
-        boxes.setdefault(write.fqn, []).append(write.box)
-    return WrittenShare(digest=plan_digest(structure, plan) or "", boxes=boxes, values=())
-
-
-def plan_known_again(layouts: list[TensorLayout], rank: int, world_size: int, written: WrittenShare) -> int:
-    """As `plan_one_rank`, in a process that has restored what was written."""
-    structure = _structure(layouts, rank, world_size)
-    fingerprint(name_digests(layouts, forms=structure.forms))
-    plan = known_plan(structure, written)
-    if plan is None:
-        raise RuntimeError("the plan was not known again")
-    return len(plan.tensors)
-
-
-def _structure(layouts: list[TensorLayout], rank: int, world_size: int) -> Structure:
-    ranks = Ranks(rank=rank, world_size=world_size)
-    return Structure(layouts=tuple(layouts), value_bytes={}, ranks=ranks)
+    fingerprint(name_digests(layouts))
+    return len(plan_save(layouts, {}, Ranks(rank=rank, world_size=world_size)).tensors)
 
 
 def plan_coordinator(layouts: list[TensorLayout], world_size: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.storage.base import Store
 
@@ -42,7 +42,9 @@ def order_of(state: str, size_bytes: int) -> SaveOrder:
             )
         )
         start += 4 * prod(shape)
-    return SaveOrder(rank=0, world_size=1, step=1, claim=0, nonce="0" * 32, tensors=tuple(tensors), values=())
+    return SaveOrder(
+        rank=0, world_size=1, step=1, claim=0, nonce="0" * 32, structure=Structure.of(tensors), values=()
+    )
 
 
 def data_bytes(order: SaveOrder) -> int:

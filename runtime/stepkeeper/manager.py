@@ -10,7 +10,7 @@ from weakref import WeakMethod
 
 import torch.distributed as dist
 
-from stepkeeper.companion.messages import Begin
+from stepkeeper.companion.messages import ClaimRequest
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ReportPhase, Restored
@@ -24,8 +24,9 @@ from stepkeeper.restore import Restorer, Verification
 from stepkeeper.restore.results import CheckpointInfo, RestoreResult
 from stepkeeper.results import Health, StepOutcome
 from stepkeeper.save.hooks import Events, SaveHook
-from stepkeeper.save.pipeline import InFlight
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.storage import check_slashes, open_store
 from stepkeeper.tier import LocalTier, NearStore, TierPlace
 from stepkeeper.torch_xla_api import TorchXlaApi, TorchXlaArguments
@@ -123,7 +124,7 @@ class CheckpointManager(TorchXlaApi):
         near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
         self._restorer = Restorer(self._store, self._companion, self._gang, reopen=reopen, near=near)
         self._events = Events()
-        self._saves = Saves(
+        self._saves = Saver(
             self._store,
             self._companion,
             self._gang,
@@ -227,7 +228,7 @@ class CheckpointManager(TorchXlaApi):
         self._progress.set_phase(ReportPhase.RESTORING)
         with self._leaving.fenced_said():
             record = self._restorer.latest(state, rules=rules)
-        self._saves.restored_latest(record, self._restorer.take_written())
+        self._saves.restored_latest(record)
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
             self._saves.prepare(state)
@@ -256,14 +257,15 @@ class CheckpointManager(TorchXlaApi):
         """
         self._leaving.check_open()
         step = checked_step(step)
-        self._stepping.finished(step, state, metrics)
+        request = SaveRequest(step=step, state=state, metrics=metrics)
+        self._stepping.finished(request)
         if self._stepping.reached(step):
-            self._stepping.stop(step, state, metrics)
+            self._stepping.stop(request)
             return StepOutcome(step=step, stop=True)
         self._leaving.raise_failure()
         if not self._stepping.due(step):
             return StepOutcome(step=step)
-        return StepOutcome(step=step, in_flight=self._stepping.begin_save(step, state, metrics))
+        return StepOutcome(step=step, in_flight=self._stepping.start_save(request))
 
     def metadata(self, step: int) -> CheckpointInfo:
         """What the commit of `step` holds: names, dtypes and shapes, read from its manifests.
@@ -377,8 +379,8 @@ def _tier_place(folder: str | PathLike[str] | None, most_bytes: int | None) -> T
     return TierPlace(folder=str(Path(path).absolute()), most_bytes=most_bytes)
 
 
-def _claiming(policy: SavePolicy, take_over: str | bool) -> Begin:
-    return Begin(
+def _claiming(policy: SavePolicy, take_over: str | bool) -> ClaimRequest:
+    return ClaimRequest(
         take_over=take_over if isinstance(take_over, str) else None,
         take_over_any=take_over is True,
         asks_past=any(isinstance(part, Auto) for part in parts_of(policy)),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stepkeeper.save.pipeline import InFlight
+from stepkeeper.save.in_flight import InFlight
 
 __all__ = ["Health", "StepOutcome"]
 

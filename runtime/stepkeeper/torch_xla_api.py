@@ -11,7 +11,8 @@ import torch.distributed as dist
 from stepkeeper.policy.save import EveryNSteps, SavePolicy
 from stepkeeper.restore import Restorer
 from stepkeeper.save.hooks import Events
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.training.shutdown import Leaving
 from stepkeeper.training.step_controller import Stepping, checked_step
 from stepkeeper_planners.loading.selection import LoadRules
@@ -92,7 +93,7 @@ class TorchXlaApi:
     _arguments: TorchXlaArguments
     _leaving: Leaving
     _restorer: Restorer
-    _saves: Saves
+    _saves: Saver
     _stepping: Stepping
 
     @property
@@ -215,10 +216,11 @@ class TorchXlaApi:
         step = checked_step(step)
         if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
             self._leaving.raise_failure()
-        self._stepping.finished(step, state_dict, metrics)
+        request = SaveRequest(step=step, state=state_dict, metrics=metrics)
+        self._stepping.finished(request)
         if not (self.should_save(step) or force):
             return False
-        self._stepping.begin_save(step, state_dict, metrics)
+        self._stepping.start_save(request)
         return True
 
     def restore(
@@ -264,7 +266,7 @@ class TorchXlaApi:
         record = self._restorer.step(
             step, state_dict, rules=LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         )
-        self._saves.restored(record, self._restorer.take_written(), whole=items is None and not exclude)
+        self._saves.restored(record, whole=items is None and not exclude)
         self._events.restored(record)
 
     def all_steps(self) -> list[int]:

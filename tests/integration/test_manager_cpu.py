@@ -22,7 +22,8 @@ from stepkeeper.errors import (
     SaveError,
 )
 from stepkeeper.log import Log
-from stepkeeper.save.pipeline import InFlight, SaveState
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.report import SaveState
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError, UnsupportedValueError
 

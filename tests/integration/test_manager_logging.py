@@ -97,7 +97,12 @@ def test_each_record_of_a_training_that_goes_wrong_says_whose_it_is(
         training(manager)
     assert {whose(record)[1:] for record in logged} == {("2.1", 0)}
     told = {record.name.removeprefix("stepkeeper").removeprefix(".") for record in logged}
-    modules = {"training.step_controller", "training.termination", "companion.progress", "companion.supervisor"}
+    modules = {
+        "training.step_controller",
+        "training.termination",
+        "companion.progress",
+        "companion.supervisor",
+    }
     assert {"", *modules} <= told
     about = {step: whose(record)[0] for record in logged if (step := named_step(record)) is not None}
     assert {1, 2, 5} <= about.keys()

@@ -24,13 +24,6 @@ def test_what_is_saved_after_going_back_descends_from_what_was_restored(
     launch(RESTORING, 2, tmp_path, "going_back")
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_a_state_that_is_built_alike_is_not_planned_again_after_a_restart(
-    launch: Callable[..., None], tmp_path: Path, world_size: int
-) -> None:
-    launch(RESTORING, world_size, tmp_path, "planned_again")
-
-
 def test_what_one_node_reads_bad_another_reads_again(launch: Callable[..., None], tmp_path: Path) -> None:
     launch(TWO_NODES, 2, tmp_path)
 

@@ -1,7 +1,6 @@
 """Stock torch loads what the torch-free half wrote: every dtype, every shape, shards over files, bytes values."""
 
 import io
-import json
 import pickle
 import zipfile
 import zlib
@@ -16,7 +15,14 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.storage import _dtype_to_storage_type_map, _new_dtypes
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.checkpoint import (
+    SaveOrder,
+    Structure,
+    TensorOrder,
+    ValueOrder,
+    finish_checkpoint,
+    write_checkpoint,
+)
 from stepkeeper.checkpoint.dcp_format.dtypes import DTYPES
 from stepkeeper.checkpoint.dcp_format.metadata import KeyPath
 from stepkeeper.checkpoint.dcp_format.pickle_writer import pickled
@@ -87,13 +93,13 @@ def write(
             step=1,
             claim=0,
             nonce="ab" * 16,
-            tensors=tuple(rank.tensors),
+            structure=Structure.of(rank.tensors, aliases=aliases),
             values=tuple(rank.values),
         )
-        manifests.append(write_checkpoint(store, order, memoryview(rank.data), aliases=aliases))
+        manifests.append(write_checkpoint(store, order, memoryview(rank.data)))
     others = [manifest.ref() for manifest in manifests[1:]]
-    paths = None if key_paths is None else json.dumps(key_paths)
-    finish_checkpoint(store, manifests[0], others, key_paths=paths)
+    structure = None if key_paths is None else Structure.of((), key_paths=key_paths)
+    finish_checkpoint(store, manifests[0], others, structure=structure)
     return root / manifests[0].folder
 
 

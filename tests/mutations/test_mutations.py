@@ -28,7 +28,7 @@ _KILL: Final = "tests/property/test_storage_kill.py::test_killed_at_any_storage_
 _LEGACY: Final = "tests/integration/test_manager_legacy.py"
 _TIER: Final = "tests/unit/runtime/test_local_tier.py"
 _RECURRING: Final = (
-    "tests/unit/runtime/test_recurring_saves.py::"
+    "tests/unit/runtime/test_structure_cache.py::"
     "test_what_an_earlier_save_has_left_changes_nothing_that_is_stored"
 )
 _DCP: Final = "tests/integration/test_dcp_storage.py"
@@ -70,8 +70,10 @@ TESTS: Final = {
     "test_no_rank_waits_for_one_whose_companion_does_not_start",
     "moved-before-written": "tests/unit/runtime_process/test_save_transfers.py::"
     "test_a_region_is_not_used_again_before_all_is_in_it",
-    "told-plan": "tests/unit/runtime_process/test_companion_plans.py::"
-    "test_another_plan_has_another_name_and_only_the_last_is_held",
+    "told-structure": "tests/unit/runtime_process/test_companion_structures.py::"
+    "test_another_structure_has_another_key_and_only_the_last_is_held",
+    "told-is-proven": "tests/unit/runtime_process/test_companion_structures.py::"
+    "test_nothing_is_written_by_a_key_that_what_was_told_does_not_have",
     "recurring-values": _RECURRING,
     "recurring-ranks": _RECURRING,
     "vote": "tests/unit/runtime_process/test_save_votes.py::test_what_one_rank_could_not_write_is_void",

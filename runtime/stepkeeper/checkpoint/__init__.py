@@ -1,9 +1,9 @@
 """The objects of a checkpoint: written by each rank, finished by rank 0, read back verified."""
 
 from stepkeeper.checkpoint.files import CommitFiles
-from stepkeeper.checkpoint.layout_cache import Recurring
-from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
+from stepkeeper.checkpoint.structure_cache import StructureCache
 from stepkeeper.checkpoint.writing import (
     FinishedCheckpoint,
     finish_checkpoint,
@@ -15,8 +15,9 @@ __all__ = [
     "CheckpointReader",
     "CommitFiles",
     "FinishedCheckpoint",
-    "Recurring",
     "SaveOrder",
+    "Structure",
+    "StructureCache",
     "TensorOrder",
     "ValueOrder",
     "finish_checkpoint",

@@ -131,9 +131,6 @@ class Manifest:
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name under which they were written."""
 
-    plan_digest: str | None = None
-    """Of the plan that had this rank write this, by which its next process knows that plan again; None: it can't."""
-
     @property
     def tensors(self) -> tuple[TensorRecord, ...]:
         return self.inventory.tensors
@@ -167,7 +164,6 @@ class Manifest:
             "objects": [
                 {"path": o.path, "size_bytes": o.size_bytes, "blocks": o.blocks} for o in self.objects
             ],
-            "plan_digest": self.plan_digest,
             "rank": self.rank,
             "step": self.step,
         }
@@ -196,7 +192,6 @@ class Manifest:
                     values=tuple(ValueRecord(**item) for item in raw["values"]),
                 ),
                 aliases=dict(raw.get("aliases", {})),
-                plan_digest=raw.get("plan_digest"),
             )
         except ManifestError:
             raise

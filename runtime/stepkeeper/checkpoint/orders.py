@@ -1,10 +1,18 @@
-"""What a rank writes of a save."""
+"""Order what a rank writes of a save: the structure, which many saves have in common, and what is this save's own."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import Self, TypeVar
 
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 
-__all__ = ["SaveOrder", "TensorOrder", "ValueOrder"]
+__all__ = ["SaveOrder", "Structure", "TensorOrder", "ValueOrder"]
+
+T = TypeVar("T")
+KeyPath = Sequence[str | int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +34,52 @@ class ValueOrder:
     length_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """How a state is built, as far as it decides what one rank writes of it: equal as long as only contents change."""
+
+    tensors: tuple[TensorOrder, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of tied tensors → the name under which they are written."""
+
+    key_paths: str = "{}"
+    """Name → the keys that lead to it in the nested state, and what the names don't say of the nesting; as JSON."""
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[TensorOrder],
+        *,
+        aliases: Mapping[str, str] | None = None,
+        key_paths: Mapping[str, KeyPath] | None = None,
+    ) -> Self:
+        """Build the structure of which these are the parts."""
+        return cls(tensors=tuple(tensors), aliases=dict(aliases or {}), key_paths=json.dumps(key_paths or {}))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read what `text` of an equal structure was. What is alike in the tensors is one object then."""
+        aliases, key_paths, *lines = text.split("\n")
+        read = cls(tensors=_orders(lines), aliases=json.loads(aliases), key_paths=key_paths)
+        # Of what was read, whatever its writer calls it. A cached property: it is not made a second time.
+        vars(read)["key"] = _key_of(text)
+        return read
+
+    @cached_property
+    def text(self) -> str:
+        """All of it on lines of JSON: the aliases, the key paths, and one line for each tensor."""
+        # Order by order: one call for all of them would hold the GIL for as long.
+        orders = (
+            json.dumps([o.fqn, o.dtype, o.global_shape, o.offsets, o.sizes, o.start]) for o in self.tensors
+        )
+        return "\n".join((json.dumps(dict(self.aliases), sort_keys=True), self.key_paths, *orders))
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of all of it: equal for equal structures, in every process, and for no others."""
+        return _key_of(self.text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOrder:
     """What one rank writes of one save."""
@@ -39,11 +93,39 @@ class SaveOrder:
     nonce: str
     """The save's own: `new_nonce()`, the same on all ranks."""
 
-    tensors: tuple[TensorOrder, ...]
-    values: tuple[ValueOrder, ...]
-    plan_digest: str | None = None
-    """Of the plan by which the ranks share the work, for the manifest; None: it can't be known again."""
+    structure: Structure
+    values: tuple[ValueOrder, ...] = ()
 
     @property
     def folder(self) -> str:
         return checkpoint_folder(self.step, self.claim, self.nonce)
+
+    @property
+    def tensors(self) -> tuple[TensorOrder, ...]:
+        return self.structure.tensors
+
+
+def _key_of(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _orders(lines: Iterable[str]) -> tuple[TensorOrder, ...]:
+    """Read the orders. What is alike in them is one object: most tensors of a state have the shape of another."""
+    alike: dict[object, object] = {}
+
+    def one(value: T) -> T:
+        return alike.setdefault(value, value)  # type: ignore[return-value]  # each stands for itself
+
+    orders = []
+    for line in lines:
+        fqn, dtype, global_shape, offsets, sizes, start = json.loads(line)
+        order = TensorOrder(
+            fqn=fqn,
+            dtype=one(dtype),
+            global_shape=one(tuple(global_shape)),
+            offsets=one(tuple(offsets)),
+            sizes=one(tuple(sizes)),
+            start=start,
+        )
+        orders.append(order)
+    return tuple(orders)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -10,7 +10,6 @@ from typing import Final, Self
 
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME, encode_metadata
 from stepkeeper.checkpoint.file_parts import FileParts, RankData
-from stepkeeper.checkpoint.layout_cache import Part, Recurring
 from stepkeeper.checkpoint.manifest import (
     BLOCK_BYTES,
     Inventory,
@@ -19,9 +18,10 @@ from stepkeeper.checkpoint.manifest import (
     manifest_name,
     parted,
 )
-from stepkeeper.checkpoint.orders import SaveOrder
+from stepkeeper.checkpoint.orders import SaveOrder, Structure
 from stepkeeper.checkpoint.packing import File, packed
 from stepkeeper.checkpoint.reading import manifest_bytes
+from stepkeeper.checkpoint.structure_cache import Part, StructureCache, layout_of
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log.entries import ManifestRef
 from stepkeeper.storage.base import Buffer, ObjectStat, Store, StreamedStore, joined_size_bytes
@@ -89,30 +89,24 @@ def write_checkpoint(
     order: SaveOrder,
     data: RankData,
     *,
-    aliases: Mapping[str, str] | None = None,
-    recurring: Recurring | None = None,
+    cache: StructureCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Manifest:
-    """One rank's objects are durable, and so is its manifest, but rank 0's: that comes last, by `finish_checkpoint`.
+    """Make one rank's objects durable, and its manifest, but rank 0's: that comes last, by `finish_checkpoint`.
 
-    `aliases` gives tied tensors further names. Raises StorageError.
+    Raises StorageError.
     """
     streams, least_bytes = _streams(store)
-    layout = (recurring or Recurring()).layout(order, streams=streams, least_bytes=least_bytes)
+    layout = (layout_of if cache is None else cache.layout)(order, streams=streams, least_bytes=least_bytes)
     objects = write_files(store, order.folder, layout.files, data, patience=patience)
-    manifest = manifest_of(order, layout.inventory, objects, aliases or {})
+    manifest = manifest_of(order, layout.inventory, objects)
     if order.rank != 0:
         _write_object(store, order.folder, manifest_name(order.rank), [manifest.to_json()], patience)
     return manifest
 
 
-def manifest_of(
-    order: SaveOrder,
-    inventory: Inventory,
-    objects: Sequence[ObjectRecord],
-    aliases: Mapping[str, str],
-) -> Manifest:
-    """What the rank wrote, if that is in these objects."""
+def manifest_of(order: SaveOrder, inventory: Inventory, objects: Sequence[ObjectRecord]) -> Manifest:
+    """Say what the rank wrote, if that is in these objects."""
     return Manifest(
         rank=order.rank,
         world_size=order.world_size,
@@ -121,8 +115,7 @@ def manifest_of(
         nonce=order.nonce,
         objects=tuple(objects),
         inventory=inventory,
-        plan_digest=order.plan_digest,
-        aliases=dict(aliases),
+        aliases=dict(order.structure.aliases),
     )
 
 
@@ -131,15 +124,15 @@ def finish_checkpoint(
     own: Manifest,
     others: Sequence[ManifestRef],
     *,
-    key_paths: str | None = None,
-    recurring: Recurring | None = None,
+    structure: Structure | None = None,
+    cache: StructureCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FinishedCheckpoint:
-    """On rank 0, once all have written: `.metadata` and rank 0's manifest are durable. Ready to be committed.
+    """Make `.metadata` and rank 0's manifest durable, on rank 0, once all have written. Then it can be committed.
 
-    `others` are what the other ranks' manifests have to be. `key_paths` is JSON: name → keys that lead to it in the
-    nested state. Raises ManifestError if the ranks' parts don't make a whole, TornCheckpointError if a manifest isn't
-    what its rank wrote, StorageError.
+    `others` are what the other ranks' manifests have to be. The `structure` of rank 0's order says which keys lead to
+    each name in the nested state; without one, `.metadata` doesn't say it. Raises ManifestError if the ranks' parts
+    don't make a whole, TornCheckpointError if a manifest isn't what its rank wrote, StorageError.
     """
     read = [_read_once_shown(store, own.folder, ref, patience) for ref in others]
     shared = sorted((_Shared.of(data, own.folder) for data in read), key=lambda each: each.manifest.rank)
@@ -147,11 +140,15 @@ def finish_checkpoint(
 
     def metadata() -> bytes:
         manifests = [own, *(each.whole() for each in shared)]
-        paths = None if key_paths is None else {n: tuple(p) for n, p in json.loads(key_paths).items()}
+        key_paths = None if structure is None else json.loads(structure.key_paths)
+        paths = None if key_paths is None else {name: tuple(path) for name, path in key_paths.items()}
         return encode_metadata(manifests, key_paths=paths)
 
     parts = [Part(inventory=own.inventory.digest, aliases=own.aliases), *(each.part for each in shared)]
-    encoded = (recurring or Recurring()).metadata(parts, key_paths, metadata)
+    if cache is None:
+        encoded = metadata()
+    else:
+        encoded = cache.metadata(None if structure is None else structure.key, parts, metadata)
     written = _write_object(store, own.folder, METADATA_NAME, [encoded], patience)
     complete = replace(own, objects=(*own.objects, written, *(each.record for each in shared)))
     data = complete.to_json()

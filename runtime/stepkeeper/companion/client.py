@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepkeeper.companion.channel import Channel
-from stepkeeper.companion.messages import Close, Kind
-from stepkeeper.companion.plan_cache import Told
+from stepkeeper.companion.messages import CloseRequest, Kind
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.error_codec import decode_error
@@ -61,9 +60,8 @@ class CompanionProcess:
         self._lost = self._is_dismissed = False
         self._owner = os.getpid()
         self._complaint: str | None = None
-        self.told: Told | None = None
-        """Facts that the saves of this process share, once it has written one. The writer of saves reads
-        and sets it."""
+        self.structure_key: str | None = None
+        """Of the structure that it holds, once it has written a save of it. Kept by whoever asks it to write."""
 
         self._reader = threading.Thread(target=self._read, name="companion", daemon=True)
         self._reader.start()
@@ -153,7 +151,7 @@ class CompanionProcess:
         if os.getpid() != self._owner:
             return
         self._is_dismissed = True
-        farewell = encode(Close(within_millis=_FAREWELL_MILLIS))
+        farewell = encode(CloseRequest(within_millis=_FAREWELL_MILLIS))
         try:
             self._channel.send({"id": _NOBODY, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
         except OSError:

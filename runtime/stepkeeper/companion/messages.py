@@ -1,9 +1,10 @@
-"""What the trainer and its companion say to each other. A request has an answer; the state is told without one."""
+"""Define the messages between a trainer and its companion. A request has an answer; the state is told without one."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, LegacyBase, ManifestRef
@@ -12,44 +13,43 @@ from stepkeeper.policy.keep import Keep
 from stepkeeper.tier import TierPlace
 
 __all__ = [
-    "Begin",
     "Begun",
-    "Close",
-    "Commit",
+    "ClaimRequest",
+    "CloseRequest",
+    "CommitRequest",
     "Committed",
     "Kind",
-    "Open",
-    "Plan",
-    "Quarantine",
-    "Restored",
+    "OpenRequest",
+    "QuarantineRequest",
     "Staged",
-    "Upload",
-    "Void",
-    "Write",
+    "UploadRequest",
+    "VerifiedNotice",
+    "VoidRequest",
+    "WriteRequest",
     "Written",
 ]
 
 
 class Kind(StrEnum):
-    """A message's name on the wire. The dataclass of the same name is its body; the answer's is in parentheses."""
+    """A message's name on the wire. Its body is the request or notice of that name; the answer's is in parentheses."""
 
     OPEN = "open"
-    BEGIN = "begin"  # (Begun)
+    CLAIM = "claim"  # (Begun)
     WRITE = "write"  # with the region's file descriptor (Written)
-    STAGE = "stage"  # a Write, with the region's file descriptor (Staged)
+    STAGE = "stage"  # a WriteRequest, with the region's file descriptor (Staged)
     UPLOAD = "upload"  # (Written)
     COMMIT = "commit"  # (Committed)
     VOID = "void"
     QUARANTINE = "quarantine"  # (Begun)
-    RESTORED = "restored"
+    VERIFIED = "verified"
     REFRESH = "refresh"  # without a body (Begun)
     CLOSE = "close"
     STATE = "state"  # a TrainerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """The first thing that a companion is told."""
+class OpenRequest:
+    """Open a root for one rank: the first thing that a companion is asked."""
 
     rank: int
     world_size: int
@@ -70,7 +70,9 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class ClaimRequest:
+    """Claim the root, to go on from a base."""
+
     base: int | None = None
     """The commit that this process has restored; None: whatever HEAD is."""
 
@@ -112,42 +114,53 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantine:
+class QuarantineRequest:
+    """Condemn a commit that was read bad."""
+
     commit: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """All ranks have read this commit whole."""
+class VerifiedNotice:
+    """Note that all ranks have read this commit whole."""
 
     commit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What the saves of a state have in common for as long as it is built alike."""
+class WriteRequest:
+    """Write this rank's share of a save; its bytes are in the region that comes along."""
 
-    tensors: str
-    """One order a line, each the JSON of a list."""
+    step: int
+    claim: int
+    """The claim's slot."""
 
-    aliases: dict[str, str]
-    """Further names of tied tensors."""
+    nonce: str
+    """The save's own, the same on all ranks."""
 
-    key_paths: str
-    """Name → keys that lead to it in the nested state, as JSON."""
+    values: tuple[ValueOrder, ...]
+    structure_key: str
+    """Of the structure that says what is written of tensors."""
 
+    structure: str | None = None
+    """The text of that structure; None: the last save that this process has written had it too."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """This rank's share of a save; its bytes are in the region that comes along."""
+    @property
+    def folder(self) -> str:
+        return checkpoint_folder(self.step, self.claim, self.nonce)
 
-    order: SaveOrder
-    plan: str | None = None
-    """The name of the plan that has its tensors; None: the order has them, and there is no more to say of them."""
-
-    told: Plan | None = None
-    """That plan, unless this process has been told it by the last save before."""
+    def order(self, structure: Structure, *, rank: int, world_size: int) -> SaveOrder:
+        """Order all of it, with the structure that has this key."""
+        return SaveOrder(
+            rank=rank,
+            world_size=world_size,
+            step=self.step,
+            claim=self.claim,
+            nonce=self.nonce,
+            structure=structure,
+            values=self.values,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +175,8 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    """What was staged for `folder` goes to the root."""
+class UploadRequest:
+    """Bring what was staged for `folder` to the root."""
 
     folder: str
 
@@ -177,8 +190,8 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """All ranks have written; the answer comes when the commit is in the log."""
+class CommitRequest:
+    """Commit a save that all ranks have written; the answer comes when it is in the log."""
 
     folder: str
     others: tuple[ManifestRef, ...]
@@ -195,14 +208,16 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Void:
-    """The save in `folder` is given up."""
+class VoidRequest:
+    """Give up the save in `folder`."""
 
     folder: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
+class CloseRequest:
+    """End, once what is left to do is done."""
+
     within_millis: int = 0
     """How long all that is left to do may take: half of it what comes after commits, what remains the last report."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from stepkeeper.companion.messages import Begin, Begun
+from stepkeeper.companion.messages import Begun, ClaimRequest
 from stepkeeper.log import LegacyBase
 
 __all__ = ["NextClaim", "Origin", "goes_on_from", "with_origin"]
@@ -23,7 +23,7 @@ class Origin:
 class NextClaim:
     """A further claim of this process. It may or may not be in the log as long as there was no answer."""
 
-    body: Begin
+    body: ClaimRequest
     origin: Origin
 
 
@@ -34,7 +34,7 @@ def goes_on_from(begun: Begun, origin: Origin) -> bool:
     return begun.base is not None and begun.base.slot == origin.base
 
 
-def with_origin(body: Begin, origin: Origin) -> Begin:
+def with_origin(body: ClaimRequest, origin: Origin) -> ClaimRequest:
     """Return `body` with `origin` as what the claim is to go on from."""
     if isinstance(origin.base, LegacyBase):
         return replace(body, legacy=origin.base)

@@ -13,16 +13,16 @@ from typing import Any, Final
 from stepkeeper.companion.background import BackgroundTask, TaskQueue
 from stepkeeper.companion.channel import Channel, Packet
 from stepkeeper.companion.messages import (
-    Begin,
-    Close,
-    Commit,
+    ClaimRequest,
+    CloseRequest,
+    CommitRequest,
     Kind,
-    Open,
-    Quarantine,
-    Restored,
-    Upload,
-    Void,
-    Write,
+    OpenRequest,
+    QuarantineRequest,
+    UploadRequest,
+    VerifiedNotice,
+    VoidRequest,
+    WriteRequest,
 )
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
@@ -115,7 +115,7 @@ class Server:
         self._requests.append(packet)
         if packet.message["kind"] == Kind.CLOSE:
             now_s = time.monotonic()
-            within_s = decode(Close, packet.message["body"]).within_millis / 1000
+            within_s = decode(CloseRequest, packet.message["body"]).within_millis / 1000
             self._flush_from_s, self._close_by_s = now_s + within_s / 2, now_s + within_s
 
     def _may_be_answered(self, packet: Packet) -> bool:
@@ -172,7 +172,7 @@ class Server:
     ) -> tuple[dict[str, Any], BackgroundTask | None]:
         """Do what the request says. Return the answer's body, and a task to start once the answer is sent."""
         if kind is Kind.OPEN:
-            opening = decode(Open, raw)
+            opening = decode(OpenRequest, raw)
             identity = opening.identity
             identify(rank=opening.rank, attempt=None if identity is None else identity.attempt)
             opened = Session(opening, self._send_directive, on_complaint=self._send_complaint)
@@ -186,17 +186,17 @@ class Server:
         if session is None:
             raise CompanionError(f"asked to {kind} before anything was opened")
         if kind is Kind.COMMIT:
-            committed, after = session.commit(decode(Commit, raw))
+            committed, after = session.commit(decode(CommitRequest, raw))
             return encode(committed), after
         do: dict[Kind, Callable[[], object]] = {
-            Kind.BEGIN: lambda: session.begin(decode(Begin, raw)),
+            Kind.CLAIM: lambda: session.begin(decode(ClaimRequest, raw)),
             Kind.REFRESH: session.refresh,
-            Kind.QUARANTINE: lambda: session.quarantine(decode(Quarantine, raw)),
-            Kind.RESTORED: lambda: session.restored(decode(Restored, raw)),
-            Kind.WRITE: lambda: session.write(decode(Write, raw), fds[0]),
-            Kind.STAGE: lambda: session.stage(decode(Write, raw), fds[0]),
-            Kind.UPLOAD: lambda: session.upload(decode(Upload, raw)),
-            Kind.VOID: lambda: session.void(decode(Void, raw)),
+            Kind.QUARANTINE: lambda: session.quarantine(decode(QuarantineRequest, raw)),
+            Kind.VERIFIED: lambda: session.restored(decode(VerifiedNotice, raw)),
+            Kind.WRITE: lambda: session.write(decode(WriteRequest, raw), fds[0]),
+            Kind.STAGE: lambda: session.stage(decode(WriteRequest, raw), fds[0]),
+            Kind.UPLOAD: lambda: session.upload(decode(UploadRequest, raw)),
+            Kind.VOID: lambda: session.void(decode(VoidRequest, raw)),
             Kind.CLOSE: lambda: self._close(session),
         }
         answer = do[kind]()

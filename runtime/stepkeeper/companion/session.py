@@ -14,7 +14,9 @@ from typing import Final
 
 from stepkeeper.checkpoint import (
     FinishedCheckpoint,
-    Recurring,
+    SaveOrder,
+    Structure,
+    StructureCache,
     finish_checkpoint,
     verify_objects,
     write_checkpoint,
@@ -22,20 +24,19 @@ from stepkeeper.checkpoint import (
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.companion.messages import (
-    Begin,
     Begun,
-    Commit,
+    ClaimRequest,
+    CommitRequest,
     Committed,
-    Open,
-    Quarantine,
-    Restored,
+    OpenRequest,
+    QuarantineRequest,
     Staged,
-    Upload,
-    Void,
-    Write,
+    UploadRequest,
+    VerifiedNotice,
+    VoidRequest,
+    WriteRequest,
     Written,
 )
-from stepkeeper.companion.plan_cache import Held, Whole
 from stepkeeper.companion.reporter import LogView, Reporter
 from stepkeeper.contract import Commit as ReportedCommit
 from stepkeeper.contract import Directive, Head
@@ -73,7 +74,7 @@ class Session:
 
     def __init__(
         self,
-        opening: Open,
+        opening: OpenRequest,
         on_directive: Callable[[Directive], None],
         *,
         on_complaint: Callable[[str | None], None] = lambda _text: None,
@@ -89,10 +90,9 @@ class Session:
         if opening.tier is not None:
             self._hop = FirstHop(self._store, LocalTier(opening.tier, self._store.uri), patience=patience)
         self._hop_fails = False
-        self._recurring = Recurring()
-        self._plan = Held()
-        self._staged: dict[str, tuple[Whole, Manifest]] = {}
-        self._written: dict[str, tuple[Whole, Manifest]] = {}
+        self._structures = StructureCache()
+        self._staged: dict[str, tuple[SaveOrder, Manifest]] = {}
+        self._written: dict[str, tuple[SaveOrder, Manifest]] = {}
         self._verified: set[int] = set()
         self._folders: dict[int, str] = {}
         """By slot, of commits whose data is there as far as this process knows, also where the log has deleted them."""
@@ -110,7 +110,7 @@ class Session:
             self._log.resume(self._claim)
             self._tell_reporter()
 
-    def begin(self, body: Begin) -> Begun:
+    def begin(self, body: ClaimRequest) -> Begun:
         """The root is ours."""
         self._claim = self._log.begin(
             self._opening.identity,
@@ -127,7 +127,7 @@ class Session:
             return begun
         return replace(begun, past=past_of(self._log.entry, self._times, self._claim.slot))
 
-    def _offered(self, body: Begin) -> LegacyBase | None:
+    def _offered(self, body: ClaimRequest) -> LegacyBase | None:
         """What the trainer has chosen, if there is a choice. Raises LegacyRootError if it hasn't yet."""
         if body.offer is None:
             listed = self._patience.retry(lambda: self._store.list(""))
@@ -143,62 +143,55 @@ class Session:
         self._log.latest(self._held())
         return self._begun()
 
-    def quarantine(self, body: Quarantine) -> Begun:
+    def quarantine(self, body: QuarantineRequest) -> Begun:
         """That commit is live no more; the answer's base is what HEAD is now."""
         self._log.quarantine(self._held(), body.commit, body.reason)
         self._tell_reporter()
         return self._begun()
 
-    def restored(self, body: Restored) -> None:
+    def restored(self, body: VerifiedNotice) -> None:
         """The log says that the commit was read whole."""
         self._log.restored(self._held(), body.commit)
         self._tell_reporter()
 
-    def write(self, body: Write, region_fd: int) -> Written:
+    def write(self, body: WriteRequest, region_fd: int) -> Written:
         """What this rank has to write is durable; rank 0's manifest comes with the commit."""
-        whole = self._plan.whole(body)
+        order = self._order(body)
         with _mapped(region_fd) as data:
             manifest = write_checkpoint(
-                self._store,
-                whole.order,
-                data,
-                aliases=whole.aliases,
-                recurring=self._recurring,
-                patience=self._patience,
+                self._store, order, data, cache=self._structures, patience=self._patience
             )
-        self._written = {manifest.folder: (whole, manifest)}
+        self._written = {manifest.folder: (order, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
-    def stage(self, body: Write, region_fd: int) -> Staged:
+    def stage(self, body: WriteRequest, region_fd: int) -> Staged:
         """What this rank has to write is on the local disk, and `upload` goes on from there; or nothing of it is."""
         self._staged = {}
         if self._hop is None:
             raise CompanionError("there is no local tier to stage anything in")
-        whole = self._plan.whole(body)
+        order = self._order(body)
         try:
             with _mapped(region_fd) as data:
-                manifest = self._hop.stage(
-                    whole.order, data, aliases=whole.aliases, recurring=self._recurring
-                )
+                manifest = self._hop.stage(order, data, cache=self._structures)
         except OSError as error:
             why_not = None if self._hop_fails else str(error)
             self._hop_fails = True
             return Staged(held=False, why_not=why_not)
         self._hop_fails = False
-        self._staged = {manifest.folder: (whole, manifest)}
+        self._staged = {manifest.folder: (order, manifest)}
         return Staged(held=True)
 
-    def upload(self, body: Upload) -> Written:
+    def upload(self, body: UploadRequest) -> Written:
         """As `write`, of what was staged. Raises SaveError if the local disk doesn't hold it any more."""
         if self._hop is None or body.folder not in self._staged:
             raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
-        whole, manifest = self._staged[body.folder]
+        order, manifest = self._staged[body.folder]
         self._hop.upload(manifest)
         self._staged = {}
-        self._written = {manifest.folder: (whole, manifest)}
+        self._written = {manifest.folder: (order, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
-    def commit(self, body: Commit) -> tuple[Committed, BackgroundTask]:
+    def commit(self, body: CommitRequest) -> tuple[Committed, BackgroundTask]:
         """The checkpoint is HEAD; and what is to be done after the answer is given.
 
         That goes on in the log's thread too, but for its jobs: they ask the store only, so requests may be answered
@@ -206,13 +199,13 @@ class Session:
         """
         if body.folder not in self._written:
             raise CompanionError(f"nothing was written to {body.folder} by this companion process")
-        whole, own = self._written.pop(body.folder)
+        order, own = self._written.pop(body.folder)
         finished = finish_checkpoint(
             self._store,
             own,
             body.others,
-            key_paths=whole.key_paths,
-            recurring=self._recurring,
+            structure=order.structure,
+            cache=self._structures,
             patience=self._patience,
         )
         record = self._append_commit(own, finished, body.metrics)
@@ -229,7 +222,7 @@ class Session:
         )
         return Committed(record=record, uri=uri), self._after_commit(record, finished)
 
-    def void(self, body: Void) -> None:
+    def void(self, body: VoidRequest) -> None:
         """The save in that folder is given up for good."""
         self._log.void(self._held(), body.reason, body.folder)
         self._written.pop(body.folder, None)
@@ -240,6 +233,17 @@ class Session:
         """The last report was answered, or the time is up."""
         if self.reporter is not None and not self.reporter.await_answer(timeout_s):
             print("stepkeeper: the last report got no answer in time", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
+
+    def _order(self, body: WriteRequest) -> SaveOrder:
+        """Complete what is asked with what isn't told again. Raises CompanionError if that isn't held here."""
+        if body.structure is not None:
+            self._structures.hold(Structure.from_text(body.structure))
+        structure = self._structures.find(body.structure_key)
+        if structure is None:
+            raise CompanionError(
+                f"{body.folder} is to be written by a structure that wasn't told: nothing was"
+            )
+        return body.order(structure, rank=self._opening.rank, world_size=self._opening.world_size)
 
     def _append_commit(
         self, own: Manifest, finished: FinishedCheckpoint, metrics: dict[str, str] | None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import Begin, Begun, Close, Kind, Open
+from stepkeeper.companion.messages import Begun, ClaimRequest, CloseRequest, Kind, OpenRequest
 from stepkeeper.companion.origin import NextClaim, Origin, goes_on_from, with_origin
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
@@ -42,7 +42,11 @@ class Companion:
     """
 
     def __init__(
-        self, opening: Open, on_directive: Callable[[Directive], None], *, claiming: Begin | None = None
+        self,
+        opening: OpenRequest,
+        on_directive: Callable[[Directive], None],
+        *,
+        claiming: ClaimRequest | None = None,
     ) -> None:
         """Prepare a companion; no process is started yet.
 
@@ -55,7 +59,7 @@ class Companion:
         """
         self._opening = opening
         self._on_directive = on_directive
-        self._claiming = claiming or Begin()
+        self._claiming = claiming or ClaimRequest()
         self.choose_legacy: Callable[[], LegacyBase | None] = lambda: None
         """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
         from."""
@@ -221,7 +225,7 @@ class Companion:
 
     def _request_next_claim(self, process: CompanionProcess, next_claim: NextClaim) -> Begun:
         try:
-            begun = decode(Begun, process.send_request(Kind.BEGIN, encode(next_claim.body)))
+            begun = decode(Begun, process.send_request(Kind.CLAIM, encode(next_claim.body)))
         except (FencedError, RestoreError):
             # The next claim isn't in the log, and is given up.
             self._next_claim = None
@@ -231,13 +235,13 @@ class Companion:
             self._origin = next_claim.origin
         return begun
 
-    def _request_first_claim(self, process: CompanionProcess, body: Begin) -> Begun:
+    def _request_first_claim(self, process: CompanionProcess, body: ClaimRequest) -> Begun:
         try:
-            return decode(Begun, process.send_request(Kind.BEGIN, encode(body)))
+            return decode(Begun, process.send_request(Kind.CLAIM, encode(body)))
         except LegacyRootError:
             # Only a process with torch, this one, can read what another writer's step holds.
             body = replace(body, offer=self.choose_legacy())
-            return decode(Begun, process.send_request(Kind.BEGIN, encode(body)))
+            return decode(Begun, process.send_request(Kind.CLAIM, encode(body)))
 
     def report_state(self, state: TrainerState) -> None:
         """Carry `state` in reports from here on."""
@@ -258,7 +262,7 @@ class Companion:
         left_s = max(0.0, ends_s - time.monotonic())
         try:
             if not process.lost:
-                closing = Close(within_millis=int(left_s * 600))
+                closing = CloseRequest(within_millis=int(left_s * 600))
                 process.send_request(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
         except StepkeeperError as error:
             _log.warning("the last report may not have been sent: %s", error)

@@ -14,10 +14,10 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.futures import Future
 from typing_extensions import override
 
-from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.checkpoint import SaveOrder, Structure
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.layout_cache import inventory_of
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
+from stepkeeper.checkpoint.structure_cache import inventory_of
 from stepkeeper.checkpoint.writing import files_for, manifest_of, write_files
 from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
 from stepkeeper.dcp.shares import Share, add_storage_places, join_manifests
@@ -162,7 +162,7 @@ class StorageWriter(storage.StorageWriter):
             step=0,
             claim=0,
             nonce=self._save_id,
-            tensors=share.tensors,
+            structure=Structure.of(share.tensors),
             values=share.values,
         )
         with self._open() as folder:
@@ -178,9 +178,7 @@ class StorageWriter(storage.StorageWriter):
                 size_in_bytes=sum(piece.length_bytes for piece in written.pieces),
                 storage_data=written,
             )
-            for item, written in share.locate_items(
-                files, manifest_of(order, inventory_of(files), objects, {})
-            )
+            for item, written in share.locate_items(files, manifest_of(order, inventory_of(files), objects))
         ]
         future: Future[list[storage.WriteResult]] = Future()
         future.set_result(results)

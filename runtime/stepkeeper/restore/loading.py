@@ -22,7 +22,6 @@ from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState
-from stepkeeper_planners.saving.known_plan import WrittenShare
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
 from stepkeeper_planners.state.values import decode_value
 
@@ -59,18 +58,6 @@ class Loading:
     def stored_names(self) -> tuple[str, ...]:
         """What the commit holds; known once it was compared."""
         return self._contents.names
-
-    @property
-    def written(self) -> WrittenShare | None:
-        """What this rank wrote of the commit, by a plan of as many ranks as there are now. After `compare`."""
-        mine = next((each for each in self._contents.manifests if each.rank == self._ranks.rank), None)
-        if mine is None or mine.plan_digest is None or mine.world_size != self._ranks.world_size:
-            return None
-        return WrittenShare(
-            digest=mine.plan_digest,
-            boxes={tensor.fqn: stored_tensor(tensor).boxes for tensor in mine.tensors},
-            values=[value.fqn for value in mine.values],
-        )
 
     @property
     def names(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
-from stepkeeper.companion.messages import Begun, Kind, Quarantine, Restored
+from stepkeeper.companion.messages import Begun, Kind, QuarantineRequest, VerifiedNotice
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import Gang
@@ -26,7 +26,6 @@ from stepkeeper.restore.votes import Agreement
 from stepkeeper.storage import Store, open_store
 from stepkeeper.tier import NearStore
 from stepkeeper_planners.loading.selection import LoadRules
-from stepkeeper_planners.saving.known_plan import WrittenShare
 
 __all__ = ["Restorer"]
 
@@ -61,7 +60,6 @@ class Restorer:
         self._condemned: str | None = None
         """The one that this process has taken part in condemning, and why: there is no second one."""
 
-        self._written: WrittenShare | None = None
         self._half_filled: frozenset[str] = frozenset()
         """Tensors of the present state that hold parts of a torn checkpoint."""
 
@@ -110,11 +108,6 @@ class Restorer:
         if self._condemned is not None:
             raise RestoreError(f"there is no checkpoint before the one that was read bad, {self._condemned}")
         return None
-
-    def take_written(self) -> WrittenShare | None:
-        """What this rank wrote of the commit that it has loaded, told once; None: nothing by a plan of as many."""
-        written, self._written = self._written, None
-        return written
 
     def step(self, step: int, state: Mapping[str, object], *, rules: LoadRules = _WHOLE) -> Restorable:
         """`state` is what the newest commit of `step` on HEAD's line holds. Nothing is appended to the log.
@@ -295,7 +288,6 @@ class Restorer:
                 given = together(f"{name}/given", lambda: loading.give() | self._take_near(), self._note_near)
                 if given is not None:
                     raise TornCheckpointError(given.said)
-                self._written = loading.written if isinstance(loading, Loading) else None
                 return None
             # While the ranks are connected: one that is lost meanwhile is missed at once.
             return confirm(f"{name}/torn", self._gang, self._host, torn.own, self._reopen, deleted=deleted)
@@ -345,7 +337,7 @@ class Restorer:
     def _condemn(self, bad: Restorable, reason: str) -> Restorable | None:
         """What HEAD means now that `bad` is known to be bad. Another writer's step has no entry to condemn."""
         if isinstance(bad, CommitRecord):
-            body = Quarantine(commit=bad.slot, reason=reason)
+            body = QuarantineRequest(commit=bad.slot, reason=reason)
             begun = decode(
                 Begun, self._companion.ensure_process().send_request(Kind.QUARANTINE, encode(body))
             )
@@ -359,7 +351,9 @@ class Restorer:
     def _note_restored(self, commit: Restorable) -> Restorable:
         # Copies say nothing of what the root holds.
         if isinstance(commit, CommitRecord) and not self._read_near:
-            self._companion.ensure_process().send_request(Kind.RESTORED, encode(Restored(commit=commit.slot)))
+            self._companion.ensure_process().send_request(
+                Kind.VERIFIED, encode(VerifiedNotice(commit=commit.slot))
+            )
         return commit
 
     def _restorable(self, base: CommitRecord | LegacyBase | None) -> Restorable | None:

@@ -3,14 +3,20 @@
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final
 
-from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import Commit, Committed, Kind, Staged, Upload, Void, Write, Written
-from stepkeeper.companion.plan_cache import Common, Told, name_of, plan_of
+from stepkeeper.companion.messages import (
+    CommitRequest,
+    Committed,
+    Kind,
+    Staged,
+    UploadRequest,
+    VoidRequest,
+    WriteRequest,
+    Written,
+)
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import Gang
@@ -19,49 +25,46 @@ from stepkeeper.errors import CompanionLostError, DevicesFullError, FencedError,
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.report import SaveState
 from stepkeeper.save.snapshot import Region, Snapshot
 
-__all__ = ["SaveJob", "SaveState", "persist"]
+__all__ = ["SaveJob", "persist"]
 
 _log: Final = logger(__name__)
 _SAVE_TIMEOUT_S: Final = 3600.0
 
 
-class SaveState(StrEnum):
-    TRANSFERRING = "Transferring"
-    WRITING = "Writing"
-    COMMITTING = "Committing"
-    COMMITTED = "Committed"
-    FAILED = "Failed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
+    """One save from its snapshot on: the state itself isn't needed any more."""
+
     name: str
     """What the ranks call it among themselves."""
 
-    step: int
+    in_flight: InFlight
+    """Told how far it has come."""
+
     origin: Origin | None
-    """What the state was restored from, if it was: a begin that this save may have to write goes on from there."""
+    """What the state was restored from, if it was: a claim that this save may have to make goes on from there."""
 
     snapshot: Snapshot
     region: Region
     transferred: Future[None]
     """All of the snapshot is in the region; or why it isn't."""
 
-    moved: Callable[[SaveState], None]
-    duration_millis: Callable[[], int]
     release: Callable[[], None] = lambda: None
     """Told when the region is needed no more, if that is before the save has ended."""
 
-    is_last: bool = False
-    """No other save comes after it: it goes to the root at once, and nobody needs the region again."""
-
-    wrote: Callable[[int], None] = lambda _size_bytes: None
-    """Told how many bytes this rank made durable."""
-
     metrics: Mapping[str, str] = field(default_factory=dict)
     """What the training says of the step, as numbers in text."""
+
+    is_last: bool = False
+    """As `SaveRequest` has it."""
+
+    @property
+    def step(self) -> int:
+        return self.in_flight.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +103,9 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
         if lost is not None:
             raise lost
         process = companion.ensure_process()
-        written = _write(job, process, place, gang, staged=companion.has_tier and not job.is_last)
-        job.wrote(written.size_bytes)
-        job.moved(SaveState.COMMITTING)
+        written = _write(job, process, place, staged=companion.has_tier and not job.is_last)
+        job.in_flight.note_written(written.size_bytes)
+        job.in_flight.reach(SaveState.COMMITTING)
         vote = {"written": encode(written)}
     except Exception as error:  # raised below, once the others have been told
         failure = error
@@ -148,44 +151,36 @@ def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
     return _Place(claim=int(place["claim"]), nonce=str(place["nonce"]))
 
 
-def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang, *, staged: bool) -> Written:
-    job.moved(SaveState.WRITING)
-    order = SaveOrder(
-        rank=gang.rank,
-        world_size=gang.world_size,
+def _write(job: SaveJob, process: CompanionProcess, place: _Place, *, staged: bool) -> Written:
+    job.in_flight.reach(SaveState.WRITING)
+    if staged and _stage(job, process, place):
+        job.release()
+        upload = encode(UploadRequest(folder=place.folder(job.step)))
+        return decode(Written, process.send_request(Kind.UPLOAD, upload, timeout_s=_SAVE_TIMEOUT_S))
+    return decode(Written, _ask_to_write(Kind.WRITE, job, process, place))
+
+
+def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, place: _Place) -> dict[str, Any]:
+    """Have the process write this rank's share. A structure that it holds from the save before isn't told again."""
+    structure = job.snapshot.plan.structure
+    request = WriteRequest(
         step=job.step,
         claim=place.claim,
         nonce=place.nonce,
-        plan_digest=job.snapshot.plan.digest,
-        tensors=(),
         values=job.snapshot.values,
+        structure_key=structure.key,
+        structure=None if process.structure_key == structure.key else structure.text,
     )
-    if staged and _stage(job, process, order):
-        job.release()
-        upload = encode(Upload(folder=order.folder))
-        return decode(Written, process.send_request(Kind.UPLOAD, upload, timeout_s=_SAVE_TIMEOUT_S))
-    return decode(Written, _ask_to_write(Kind.WRITE, job, process, order))
-
-
-def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, order: SaveOrder) -> dict[str, Any]:
-    """The answer. What the process knows from the save before isn't told again."""
-    snapshot = job.snapshot
-    common = Common(tensors=snapshot.tensors, aliases=snapshot.aliases, key_paths=snapshot.key_paths)
-    plan, told = None, process.told
-    if told is None or told.common != common:
-        plan = plan_of(common)
-        told = Told(common=common, name=name_of(plan))
-    body = encode(Write(order=order, plan=told.name, told=plan))
     # Until there is an answer it may hold either.
-    process.told = None
-    answer = process.send_request(kind, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
-    process.told = told
+    process.structure_key = None
+    answer = process.send_request(kind, encode(request), [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
+    process.structure_key = structure.key
     return answer
 
 
-def _stage(job: SaveJob, process: CompanionProcess, order: SaveOrder) -> bool:
+def _stage(job: SaveJob, process: CompanionProcess, place: _Place) -> bool:
     """True if all is on the local disk, which is as good as nowhere, but that the region is free."""
-    staged = decode(Staged, _ask_to_write(Kind.STAGE, job, process, order))
+    staged = decode(Staged, _ask_to_write(Kind.STAGE, job, process, place))
     if staged.why_not is not None:
         _log.warning(
             "step %d, and those after it until this is mended, goes to the root without the local tier: %s",
@@ -204,13 +199,13 @@ def _decide(
     if refusals or process is None or place is None:
         error = _given_up(job.step, refusals)
         if process is not None and place is not None and not process.lost:
-            _void(process, Void(folder=place.folder(job.step), reason=str(error)))
+            _void(process, VoidRequest(folder=place.folder(job.step), reason=str(error)))
         return {"error": encode_error(error)}
     written = [decode(Written, vote["written"]) for vote in votes]
-    body = Commit(
+    body = CommitRequest(
         folder=place.folder(job.step),
         others=tuple(each.manifest for each in written[1:]),
-        duration_millis=job.duration_millis(),
+        duration_millis=job.in_flight.duration_millis(),
         metrics=dict(job.metrics) or None,
     )
     return {"committed": process.send_request(Kind.COMMIT, encode(body), timeout_s=_SAVE_TIMEOUT_S)}
@@ -232,7 +227,7 @@ def _next_save_mends(error: Exception) -> bool:
     return isinstance(error, StepkeeperError) and error.next_save_mends
 
 
-def _void(process: CompanionProcess, void: Void) -> None:
+def _void(process: CompanionProcess, void: VoidRequest) -> None:
     """The log says that nothing will come of the folder, if it can be told; nothing names it otherwise."""
     try:
         process.send_request(Kind.VOID, encode(void), timeout_s=_SAVE_TIMEOUT_S)

@@ -6,7 +6,7 @@ So the devices have their room back whatever the save before is waiting for: a s
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,99 +16,23 @@ from typing import Final
 from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
+from stepkeeper.companion.progress import numeric_metrics
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.coordination.rank_group import Gang
 from stepkeeper.errors import CompanionLostError, FencedError, GangError, SaveError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
-from stepkeeper.save.persist import SaveJob, SaveState, persist
-from stepkeeper.save.report import SaveClock, SaveReport
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.persist import SaveJob, persist
+from stepkeeper.save.report import SaveClock, SaveReport, SaveState
+from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
-from stepkeeper_planners.saving.known_plan import WrittenShare
 
-__all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
+__all__ = ["SaveEnd", "SavePipeline"]
 
 _log: Final = logger(__name__)
 _MOST_LOST_IN_A_ROW: Final = 2
-
-
-class InFlight:
-    """A save that was begun, and what has become of it so far."""
-
-    def __init__(self, step: int, clock: SaveClock | None = None) -> None:
-        self.step: Final = step
-        self.state = SaveState.TRANSFERRING
-        self.future: Final[Future[Committed]] = Future()
-        self.released: Final[Future[None]] = Future()
-        """Its memory is another save's to use."""
-
-        self.report: SaveReport | None = None
-        """Where the time went; None until it has ended."""
-
-        self.heard: Callable[[BaseException], None] = lambda _error: None
-        """Told which failure `result` has raised."""
-
-        self.clock: Final = clock or SaveClock()
-        self._began_s = time.monotonic()
-        self._size_bytes = 0
-
-    def moved(self, state: SaveState) -> None:
-        """The save has come as far as `state`."""
-        self.clock.reached(state)
-        self.state = state
-
-    def wrote(self, size_bytes: int) -> None:
-        """This rank's share, of so many bytes, is durable."""
-        self._size_bytes = size_bytes
-
-    def conclude(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
-        """The save has ended, and this is its report."""
-        record = None if committed is None else committed.record
-        self.report = self.clock.report(
-            self.step,
-            size_bytes=self._size_bytes,
-            sequence=None if record is None else record.slot,
-            uri=None if committed is None else committed.uri,
-            total_bytes=None if record is None else record.size_bytes,
-            error=error,
-        )
-        return self.report
-
-    @property
-    def done(self) -> bool:
-        """True once it is committed or failed."""
-        return self.future.done()
-
-    @property
-    def ended(self) -> bool:
-        """True from just before `done`, when its end is being told."""
-        return self.state in (SaveState.COMMITTED, SaveState.FAILED)
-
-    @property
-    def failed(self) -> bool:
-        """True once it is over and no commit came of it."""
-        return self.state is SaveState.FAILED
-
-    def result(self, timeout_s: float | None = None) -> Committed:
-        """The commit, once it is in the log.
-
-        Raises:
-            TimeoutError: it isn't yet.
-            RanksDifferError: the ranks' states differ: nothing was written.
-            StepkeeperError: the save failed. Of a rank alone, no later call raises it again, but where it says that
-                this process has lost the root; of several, the next call does, in all of them.
-
-        """
-        try:
-            return self.future.result(timeout_s)
-        except BaseException as error:
-            self.heard(error)
-            raise
-
-    def duration_millis(self) -> int:
-        """Since its snapshot was begun."""
-        return int((time.monotonic() - self._began_s) * 1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +48,7 @@ class SaveEnd:
     report: SaveReport
 
 
-class Saver:
+class SavePipeline:
     """Saves of one rank, in the order they were begun.
 
     Host memory is bounded by `max_pending` snapshots: one save more waits until one of them is needed no more.
@@ -163,10 +87,6 @@ class Saver:
         newest = self._pending[-1] if self._pending else None
         return None if newest is None or newest.done else newest
 
-    def recall(self, written: WrittenShare | None) -> None:
-        """What was restored is what this rank, among as many, wrote so; None: it wrote nothing of it by a plan."""
-        self._snapshots.recall(written)
-
     def prepare(self, state: Mapping[str, object]) -> None:
         """Saves of states built like this one compile nothing, and find memory that is there. Done once.
 
@@ -180,17 +100,10 @@ class Saver:
         region.reserve(size_bytes)
         self._transfers.submit(region.populate, size_bytes)
 
-    def start(
-        self,
-        step: int,
-        state: Mapping[str, object],
-        timeout_s: float | None = None,
-        metrics: Mapping[str, str] | None = None,
-        clock: SaveClock | None = None,
-        *,
-        is_last: bool = False,
+    def start_save(
+        self, request: SaveRequest, timeout_s: float | None = None, *, clock: SaveClock | None = None
     ) -> InFlight:
-        """A snapshot of `state` is taken and on its way. Waits first while too many saves are pending.
+        """Take a snapshot of the state and send it on its way. Waits first while too many saves are pending.
 
         Ranks: all, in the same order.
 
@@ -199,19 +112,21 @@ class Saver:
                 begun.
 
         """
-        clock = clock or SaveClock()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
+        clock = clock or SaveClock()
+        # In this thread, and before anything is held that would have to be given back.
+        metrics = numeric_metrics(request.metrics)
         region = self._free_region(timeout_s)
+        in_flight = InFlight(request.step, clock)
         name = f"save/{self._number}"
         self._number += 1
-        in_flight = InFlight(step, clock)
         if self._gang.world_size == 1:
             # Of several ranks one may ask, but all go on alike.
             in_flight.heard = _weakly(self.heard)
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot: Snapshot | None = None
         try:
-            snapshot = self._snapshots.take(state, region, timeout_s=left_s)
+            snapshot = self._snapshots.take(request.state, region, timeout_s=left_s)
             self._prepared = True
             clock.released()
             transferred = self._transfers.submit(_transfer, snapshot, region, clock)
@@ -219,24 +134,21 @@ class Saver:
             if snapshot is not None:
                 snapshot.drop()
             self._free.append(region)
-            self._executor.submit(self._tell_refusal, name, step, f"{type(error).__name__}: {error}")
+            self._executor.submit(self._tell_refusal, name, request.step, f"{type(error).__name__}: {error}")
             raise
         job = SaveJob(
             name=name,
-            step=step,
+            in_flight=in_flight,
             origin=self._origin(),
             snapshot=snapshot,
             region=region,
             transferred=transferred,
-            moved=in_flight.moved,
             release=partial(self._release, region, in_flight),
-            duration_millis=in_flight.duration_millis,
-            wrote=in_flight.wrote,
-            metrics=metrics or {},
-            is_last=is_last,
+            metrics=metrics,
+            is_last=request.is_last,
         )
         self._pending.append(in_flight)
-        self._executor.submit(self._run, job, in_flight)
+        self._executor.submit(self._run, job)
         return in_flight
 
     def _free_region(self, timeout_s: float | None) -> Region:
@@ -291,7 +203,8 @@ class Saver:
     def _forget_ended(self) -> None:
         self._pending = [pending for pending in self._pending if not pending.done]
 
-    def _run(self, job: SaveJob, in_flight: InFlight) -> None:
+    def _run(self, job: SaveJob) -> None:
+        in_flight = job.in_flight
         committed: Committed | None = None
         failure: BaseException | None = None
         try:
@@ -300,7 +213,7 @@ class Saver:
             failure = error
         self._note(failure)
         report = in_flight.conclude(committed, failure)
-        in_flight.moved(SaveState.COMMITTED if failure is None else SaveState.FAILED)
+        in_flight.reach(SaveState.COMMITTED if failure is None else SaveState.FAILED)
         try:
             self._on_end(
                 SaveEnd(

@@ -2,11 +2,18 @@
 
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
-from stepkeeper.save.persist import SaveState
+__all__ = ["SaveClock", "SaveReport", "SaveState"]
 
-__all__ = ["SaveClock", "SaveReport"]
+
+class SaveState(StrEnum):
+    TRANSFERRING = "Transferring"
+    WRITING = "Writing"
+    COMMITTING = "Committing"
+    COMMITTED = "Committed"
+    FAILED = "Failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

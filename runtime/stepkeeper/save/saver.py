@@ -1,4 +1,4 @@
-"""The saves of this process as its train thread sees them: begun, awaited, failed."""
+"""Start, await and judge the saves of this process, as its train thread sees them."""
 
 import threading
 import time
@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
@@ -19,13 +20,14 @@ from stepkeeper.log.foreign_steps import LegacyRecord, Restorable
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.save.hooks import Events
-from stepkeeper.save.pipeline import InFlight, SaveEnd, Saver
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.pipeline import SaveEnd, SavePipeline
 from stepkeeper.save.report import SaveClock, SaveReport
+from stepkeeper.save.request import SaveRequest
 from stepkeeper.storage import Store
 from stepkeeper_planners.errors import PlannerError
-from stepkeeper_planners.saving.known_plan import WrittenShare
 
-__all__ = ["Saves"]
+__all__ = ["Saver"]
 
 _log: Final = logger(__name__)
 _NOTICE: Final = "notice/failed"
@@ -34,7 +36,7 @@ _REMEMBERED: Final = 8
 """Saves that the cost of one is estimated from: their median, so that a first one's compilation counts once."""
 
 
-class Saves:
+class Saver:
     """What was restored, what is being saved, what was committed."""
 
     def __init__(
@@ -60,7 +62,7 @@ class Saves:
         self._committed: CommitRecord | None = None
         self._error: str | None = None
         self._last_begun: InFlight | None = None
-        self._saver = Saver(
+        self._pipeline = SavePipeline(
             companion,
             gang,
             max_pending=max_pending,
@@ -93,50 +95,39 @@ class Saves:
     @property
     def in_flight(self) -> InFlight | None:
         """The newest save, until it has ended."""
-        return self._saver.in_flight
+        return self._pipeline.in_flight
 
     @property
     def last_begun(self) -> InFlight | None:
         """The newest save, ended or not."""
         return self._last_begun
 
-    def restored_latest(self, record: Restorable | None, written: WrittenShare | None) -> None:
-        """The root is claimed, and the state is what HEAD means: `record`, of which this rank wrote that."""
+    def restored_latest(self, record: Restorable | None) -> None:
+        """The root is claimed, and the state is what HEAD means: `record`."""
         self._origin = None
-        self._note_restored(record, written)
+        self._note_restored(record)
 
-    def restored(self, record: Restorable, written: WrittenShare | None, *, whole: bool) -> None:
+    def restored(self, record: Restorable, *, whole: bool) -> None:
         """The state is what `record` holds: the next save goes on from there, wherever HEAD is.
 
         Of a state that is another commit's for the rest, a part says nothing; no save may be in flight.
         """
         if whole or (self._origin is None and self._companion.begun is None):
             self._origin = Origin(record.base if isinstance(record, LegacyRecord) else record.slot)
-        self._note_restored(record, written)
+        self._note_restored(record)
 
-    def _note_restored(self, record: Restorable | None, written: WrittenShare | None) -> None:
+    def _note_restored(self, record: Restorable | None) -> None:
         self._restored = record
-        self._saver.recall(written)
         if self._last_begun is not None and self._last_begun.done:
             # A step that was saved before is another one now.
             self._last_begun = None
 
     def prepare(self, state: Mapping[str, object]) -> None:
         """Saves of states built like this one compile nothing, and find their memory there. Done once; ranks: all."""
-        self._saver.prepare(state)
+        self._pipeline.prepare(state)
 
-    def begin(
-        self,
-        step: int,
-        state: Mapping[str, object],
-        timeout_s: float | None = None,
-        metrics: Mapping[str, str] | None = None,
-        *,
-        is_last: bool = False,
-    ) -> InFlight:
-        """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be.
-
-        `is_last`: no other will be begun.
+    def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
+        """Take the snapshot of the state. Waits first while as many saves are in flight as may be.
 
         Raises:
             TimeoutError: as many still were after `timeout_s`, or the root gave no answer by then.
@@ -145,8 +136,8 @@ class Saves:
         """
         clock = SaveClock()
         left_s = self._prove(timeout_s)
-        begun = self._last_begun = self._saver.start(step, state, left_s, metrics, clock, is_last=is_last)
-        self._progress.set_in_flight(step)
+        begun = self._last_begun = self._pipeline.start_save(request, left_s, clock=clock)
+        self._progress.set_in_flight(request.step)
         if begun.ended:
             self._progress.set_in_flight(None)
         return begun
@@ -172,21 +163,15 @@ class Saves:
         made.result()
         return max(0.0, ends_s - time.monotonic())
 
-    def save_for_notice(
-        self,
-        step: int,
-        state: Mapping[str, object],
-        timeout_s: float | None,
-        metrics: Mapping[str, str] | None = None,
-    ) -> None:
-        """`step` is in a save that was begun, by this call if by none before; or that isn't possible in time.
+    def save_for_notice(self, request: SaveRequest, timeout_s: float | None) -> None:
+        """Have the step in a save that was begun, by this call if by none before; or that isn't possible in time.
 
         What is committed by then is what the next process resumes.
         """
-        last = self._last_begun
+        last, step = self._last_begun, request.step
         if last is None or last.step != step or self._failed_anywhere(last, timeout_s):
             try:
-                self.begin(step, state, timeout_s, metrics, is_last=True)
+                self.start_save(replace(request, is_last=True), timeout_s)
             except (StorageError, SaveError, TimeoutError) as error:
                 _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
 
@@ -221,7 +206,7 @@ class Saves:
         try:
             self._last_begun.result()
         except Exception as error:
-            self._saver.heard(error)
+            self._pipeline.heard(error)
             raise
 
     def await_last(self, timeout_s: float | None) -> None:
@@ -240,7 +225,7 @@ class Saves:
             _log.exception("the save for the notice failed", extra={"step": last.step})
             self._error = f"the save of step {last.step} for the notice failed: {error!r}"
             self._progress.set_error(self._error)
-        self._saver.take_failure(newest=True)
+        self._pipeline.take_failure(newest=True)
 
     def save_for_exception(self, step: int, state: Mapping[str, object], timeout_s: float) -> None:
         """`step` is committed, if that was possible in time. Why not is logged: the exception is what counts."""
@@ -249,7 +234,7 @@ class Saves:
             return
         ends_s = time.monotonic() + timeout_s
         try:
-            begun = self.begin(step, state, timeout_s, is_last=True)
+            begun = self.start_save(SaveRequest(step=step, state=state, is_last=True), timeout_s)
             begun.result(max(0.0, ends_s - time.monotonic()))
         except Exception:  # of any kind: another exception is ending the training already
             _log.exception("step %d is not saved for the exception", step, extra={"step": step})
@@ -261,7 +246,7 @@ class Saves:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True if no save is in flight any more."""
-        return self._saver.wait(timeout_s)
+        return self._pipeline.wait(timeout_s)
 
     def raise_failure(self, *, newest: bool = False) -> None:
         """Nothing, if no save in the background failed since the last call.
@@ -273,7 +258,7 @@ class Saves:
                 if `newest` says that no later save can make it good; devices that were full only in that case.
 
         """
-        failure = self._saver.take_failure(newest=newest)
+        failure = self._pipeline.take_failure(newest=newest)
         if isinstance(failure, FencedError | GangError):
             raise failure
         if failure is not None:
@@ -281,7 +266,7 @@ class Saves:
 
     def close(self) -> None:
         """Saves in flight have ended, their memory is given back."""
-        self._saver.close()
+        self._pipeline.close()
 
     def finish_telling(self, timeout_s: float) -> None:
         """The hooks of all saves that have ended have been called, or had `timeout_s` for it."""

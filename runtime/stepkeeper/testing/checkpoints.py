@@ -4,8 +4,16 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.checkpoint import (
+    SaveOrder,
+    Structure,
+    TensorOrder,
+    ValueOrder,
+    finish_checkpoint,
+    write_checkpoint,
+)
 from stepkeeper.checkpoint.manifest import Manifest
+from stepkeeper.companion.messages import WriteRequest
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.storage import Store, open_store
@@ -68,26 +76,37 @@ def write_small(
     manifests = []
     for rank in range(world_size):
         row = struct.pack("<8f", *(step + rank + column for column in range(8)))
+        row_order = TensorOrder(
+            fqn="model.w",
+            dtype="float32",
+            global_shape=(world_size, 8),
+            offsets=(rank, 0),
+            sizes=(1, 8),
+            start=0,
+        )
         order = SaveOrder(
             rank=rank,
             world_size=world_size,
             step=step,
             claim=claim.slot,
             nonce=nonce,
-            tensors=(
-                TensorOrder(
-                    fqn="model.w",
-                    dtype="float32",
-                    global_shape=(world_size, 8),
-                    offsets=(rank, 0),
-                    sizes=(1, 8),
-                    start=0,
-                ),
-            ),
+            structure=Structure.of([row_order]),
             values=(ValueOrder(fqn="step", start=_ROW_BYTES, length_bytes=len(value)),) if rank == 0 else (),
         )
         manifests.append(write_checkpoint(store, order, memoryview(bytearray(row + value))))
     return manifests
+
+
+def write_request(order: SaveOrder) -> WriteRequest:
+    """Ask a companion process for what the order says, and tell it the structure."""
+    return WriteRequest(
+        step=order.step,
+        claim=order.claim,
+        nonce=order.nonce,
+        values=order.values,
+        structure_key=order.structure.key,
+        structure=order.structure.text,
+    )
 
 
 @dataclass

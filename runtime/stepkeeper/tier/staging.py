@@ -2,11 +2,11 @@
 # typing has override from Python 3.12 on.
 """A save by way of a local disk: first there, whole, then from there to the root. Only the root makes it durable."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, final
 
-from stepkeeper.checkpoint import Recurring, SaveOrder, write_checkpoint
+from stepkeeper.checkpoint import SaveOrder, StructureCache, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.errors import SaveError
@@ -34,14 +34,7 @@ class FirstHop:
         self._unfinished: str | None = None
         """The folder of a save that was staged and isn't at the root."""
 
-    def stage(
-        self,
-        order: SaveOrder,
-        data: memoryview,
-        *,
-        aliases: Mapping[str, str] | None = None,
-        recurring: Recurring | None = None,
-    ) -> Manifest:
+    def stage(self, order: SaveOrder, data: memoryview, *, cache: StructureCache | None = None) -> Manifest:
         """All that is ordered is on the local disk, so that `data` is needed no more. Nothing is durable.
 
         Raises OSError: it isn't, and nothing of it is left there.
@@ -56,9 +49,7 @@ class FirstHop:
         staging = _StreamedStaging if isinstance(self._root, StreamedStore) else _Staging
         store = staging(self._root, self._tier)
         try:
-            return write_checkpoint(
-                store, order, data, aliases=aliases, recurring=recurring, patience=_AT_ONCE
-            )
+            return write_checkpoint(store, order, data, cache=cache, patience=_AT_ONCE)
         except BaseException:
             for path in store.staged:
                 self._tier.forget(path)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import torch.distributed as dist
 
 from stepkeeper.companion.endpoint import ReportTarget
-from stepkeeper.companion.messages import Open
+from stepkeeper.companion.messages import OpenRequest
 from stepkeeper.contract import (
     CA_FILE_NAME,
     LOCAL_TIER_FOLDER,
@@ -136,7 +136,7 @@ def build_open_request(
     *,
     tier: TierPlace | None = None,
     unsafe_single_writer: bool = False,
-) -> Open:
+) -> OpenRequest:
     """Build the first message to a companion process. Without an operator it asks for no reports.
 
     Args:
@@ -149,7 +149,7 @@ def build_open_request(
 
     """
     endpoint = None if environment is None else environment.settings.endpoint
-    return Open(
+    return OpenRequest(
         rank=gang.rank,
         world_size=gang.world_size,
         uri=uri,

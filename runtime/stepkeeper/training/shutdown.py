@@ -11,7 +11,7 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import Gang
 from stepkeeper.errors import ClosedError, FencedError, GangError, StepkeeperError
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.saver import Saver
 from stepkeeper.training.step_controller import Stepping
 from stepkeeper.training.termination import format_traceback, process_exit_code
 
@@ -29,7 +29,7 @@ class Leaving:
     """The end of a manager, which comes once."""
 
     def __init__(
-        self, stepping: Stepping, saves: Saves, progress: Progress, companion: Companion, gang: Gang
+        self, stepping: Stepping, saves: Saver, progress: Progress, companion: Companion, gang: Gang
     ) -> None:
         self._stepping = stepping
         self._saves = saves

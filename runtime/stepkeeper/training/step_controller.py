@@ -3,17 +3,17 @@
 import faulthandler
 import operator
 import threading
-from collections.abc import Mapping
 from typing import Final, SupportsIndex
 
-from stepkeeper.companion.progress import Progress, numeric_metrics
+from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import Gang
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnException, OnPreemption, SavePolicy, parts_of
-from stepkeeper.save.pipeline import InFlight
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.preemption import Notice, NoticeWatcher
@@ -41,7 +41,7 @@ class Stepping:
         self,
         policy: SavePolicy,
         gang: Gang,
-        saves: Saves,
+        saves: Saver,
         *,
         progress: Progress,
         companion: Companion,
@@ -96,14 +96,14 @@ class Stepping:
         self.start()
         return self.decisions.stops(step)
 
-    def finished(self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None) -> None:
-        """`step` is done, and `state` is what came of it."""
+    def finished(self, request: SaveRequest) -> None:
+        """Take note of a finished step, and make ready to save its state."""
         self.start()
-        self._progress.record_step(step, metrics)
+        self._progress.record_step(request.step, request.metrics)
         # What a save needs compiled is compiled now: the first one may be a notice's.
-        self._saves.prepare(state)
+        self._saves.prepare(request.state)
         if self._last is not None and self._gang.world_size == 1:
-            self._last.finished(step, state)
+            self._last.finished(request.step, request.state)
 
     def due(self, step: int) -> bool:
         """True if the policy, or somebody's wish, has `step` saved. Ask `reached` first."""
@@ -116,12 +116,10 @@ class Stepping:
         saved = last is not None and last.step >= (self.decisions.stop_step or 0)
         return self.decisions.due(step, stopping=stopping and not saved)
 
-    def begin_save(
-        self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None
-    ) -> InFlight:
-        """`step` is being saved, and the policy's clock starts anew."""
+    def start_save(self, request: SaveRequest) -> InFlight:
+        """Start a save, and the policy's clock anew."""
         self.decisions.save_begun()
-        return self._saves.begin(step, state, metrics=numeric_metrics(metrics))
+        return self._saves.start_save(request)
 
     def save_for_exception(self, timeout_s: float) -> None:
         """The last finished step is committed, where the policy has that, it can be done, and the state is unbroken.
@@ -148,18 +146,14 @@ class Stepping:
         if self._last is not None:
             self._last.close()
 
-    def stop(
-        self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None = None
-    ) -> None:
-        """The one save of a notice, within what the grace period leaves; once."""
+    def stop(self, request: SaveRequest) -> None:
+        """Make the one save of a notice, within what the grace period leaves; once."""
         if self.stopped:
             return
         self.notices.record_notice("peer")
         self._progress.set_phase(ReportPhase.SAVING)
         if self.process_exit.saves_before_stop:
-            self._saves.save_for_notice(
-                step, state, self.process_exit.grace_left_s(), numeric_metrics(metrics)
-            )
+            self._saves.save_for_notice(request, self.process_exit.grace_left_s())
         self._saves.await_last(self.process_exit.grace_left_s())
         self.stopped = True
 

@@ -24,6 +24,7 @@ from typing_extensions import override
 from stepkeeper.checkpoint import (
     CommitFiles,
     SaveOrder,
+    Structure,
     TensorOrder,
     finish_checkpoint,
     write_checkpoint,
@@ -142,16 +143,18 @@ def commit(root: Path, state: dict[str, torch.Tensor]) -> None:
             step=1,
             claim=claim.slot,
             nonce="0" * 32,
-            tensors=tuple(
-                TensorOrder(
-                    fqn=fqn,
-                    dtype="float32",
-                    global_shape=tuple(state[fqn].shape),
-                    offsets=(0, rank * half.shape[1]),
-                    sizes=tuple(half.shape),
-                    start=start,
-                )
-                for (fqn, half), start in zip(halves.items(), starts, strict=False)
+            structure=Structure.of(
+                [
+                    TensorOrder(
+                        fqn=fqn,
+                        dtype="float32",
+                        global_shape=tuple(state[fqn].shape),
+                        offsets=(0, rank * half.shape[1]),
+                        sizes=tuple(half.shape),
+                        start=start,
+                    )
+                    for (fqn, half), start in zip(halves.items(), starts, strict=False)
+                ]
             ),
             values=(),
         )

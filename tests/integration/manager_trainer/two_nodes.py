@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper import CheckpointManager
-from stepkeeper.companion.messages import Open
+from stepkeeper.companion.messages import OpenRequest
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import StoreGang
 from stepkeeper.errors import BadNodeError, RestoreError
@@ -92,7 +92,7 @@ def restored(
     """By a process that reads on a node of its own name; `bad` ones may read good bytes over another connection."""
     gang = StoreGang.of(None)
     uri = root.as_uri()
-    companion = Companion(Open(rank=RANK, world_size=WORLD_SIZE, uri=uri), print)
+    companion = Companion(OpenRequest(rank=RANK, world_size=WORLD_SIZE, uri=uri), print)
     store = open_store(uri)
 
     def reopen() -> Store:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, final
 
-from stepkeeper.checkpoint import CheckpointReader, SaveOrder, TensorOrder, read_manifests
+from stepkeeper.checkpoint import CheckpointReader, SaveOrder, Structure, TensorOrder, read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
-from stepkeeper.companion.messages import Begin, Commit, Open, Void, Write, Written
+from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest, VoidRequest, Written
 from stepkeeper.companion.session import Session
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.entries import new_nonce
@@ -16,6 +16,7 @@ from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.background import done
+from stepkeeper.testing.checkpoints import write_request
 
 __all__ = ["IMPATIENT", "Gang", "check_root", "contents", "saved_bytes"]
 
@@ -57,13 +58,13 @@ class Gang:
         self.claim = Claim(slot=-1, nonce="")
         self.sessions = []
         for rank in range(world_size):
-            opening = Open(rank=rank, world_size=world_size, uri=uri, keep=keep)
+            opening = OpenRequest(rank=rank, world_size=world_size, uri=uri, keep=keep)
             session = Session(opening, lambda directive: None, patience=IMPATIENT)
             session._store = session._log._store = wrap(rank, session._store)
             self.sessions.append(session)
 
     def begin(self) -> None:
-        self.claim = self.sessions[0].begin(Begin()).claim
+        self.claim = self.sessions[0].begin(ClaimRequest()).claim
 
     def order(self, step: int, rank: int, nonce: str) -> SaveOrder:
         world_size = len(self.sessions)
@@ -81,16 +82,16 @@ class Gang:
             step=step,
             claim=self.claim.slot,
             nonce=nonce,
-            tensors=(row,),
+            structure=Structure.of([row]),
             values=(),
         )
 
     def write(self, order: SaveOrder) -> Written:
         with _region(saved_bytes(order.step, order.rank)) as fd:
-            return self.sessions[order.rank].write(Write(order=order), fd)
+            return self.sessions[order.rank].write(write_request(order), fd)
 
     def void(self, folder: str) -> None:
-        self.sessions[0].void(Void(folder=folder, reason="a rank was lost"))
+        self.sessions[0].void(VoidRequest(folder=folder, reason="a rank was lost"))
 
     def save(self, step: int) -> CommitRecord:
         """The step is committed, and what comes after a commit went well."""
@@ -99,7 +100,7 @@ class Gang:
         others = [self.write(order) for order in orders[1:]]
         self.write(orders[0])
         committed, after = self.sessions[0].commit(
-            Commit(
+            CommitRequest(
                 folder=orders[0].folder,
                 others=tuple(written.manifest for written in others),
                 duration_millis=1,

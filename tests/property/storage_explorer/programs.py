@@ -6,13 +6,20 @@ from typing import TypeVar, final
 
 from storage_explorer.replay import IMPATIENT, Process, Program
 
-from stepkeeper.checkpoint import CheckpointReader, SaveOrder, ValueOrder, read_manifests
+from stepkeeper.checkpoint import CheckpointReader, SaveOrder, Structure, ValueOrder, read_manifests
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.cli.removal import check_removable, commit_to_verify, select_removed
 from stepkeeper.cli.terminal import Root
 from stepkeeper.cli.write import _remove_commits
 from stepkeeper.companion.background import BackgroundTask
-from stepkeeper.companion.messages import Begin, Commit, Open, Quarantine, Restored, Void, Write
+from stepkeeper.companion.messages import (
+    ClaimRequest,
+    CommitRequest,
+    OpenRequest,
+    QuarantineRequest,
+    VerifiedNotice,
+    VoidRequest,
+)
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import (
     FencedError,
@@ -27,6 +34,7 @@ from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.pins import hold, remove_pin
 from stepkeeper.testing.background import jobs
+from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.testing.pod import pod_identity
 
 __all__ = ["attempt", "collector", "follower", "reader", "remover"]
@@ -60,13 +68,13 @@ def attempt(
         session = _session(process, last, start=start)
         try:
             base = _oldest(process) if rewinds else None
-            begun = _until_answered(lambda: session.begin(Begin(base=base)))
+            begun = _until_answered(lambda: session.begin(ClaimRequest(base=base)))
             process.note("claimed", begun.claim)
             found = begun.base
             if collects:
                 collector()(process)
             if found is not None and quarantines and process.choose(2):
-                reason = Quarantine(commit=found.slot, reason="a bad block")
+                reason = QuarantineRequest(commit=found.slot, reason="a bad block")
                 found = _until_answered(lambda: session.quarantine(reason)).base
             if found is not None and restores:
                 _restore(process, session, found)
@@ -169,7 +177,7 @@ def collector() -> Program:
 
 
 def _session(process: Process, last: int, claim: Claim | None = None, *, start: int | None = None) -> Session:
-    opening = Open(
+    opening = OpenRequest(
         rank=0,
         world_size=1,
         uri=process.uri,
@@ -185,20 +193,20 @@ def _restore(process: Process, session: Session, base: CommitRecord) -> None:
     try:
         _read(process, base)
     except TornCheckpointError as torn:
-        reason = Quarantine(commit=base.slot, reason=str(torn))
+        reason = QuarantineRequest(commit=base.slot, reason=str(torn))
         _until_answered(lambda: session.quarantine(reason))
         raise AssertionError(f"the newest start condemned a commit: {torn}") from torn
-    _until_answered(lambda: session.restored(Restored(commit=base.slot)))
+    _until_answered(lambda: session.restored(VerifiedNotice(commit=base.slot)))
 
 
 def _go_back(process: Process, session: Session, claim: Claim) -> Claim:
     """The oldest commit was restored: the next save goes on from there."""
     _until_answered(session.refresh)
     oldest = session._log.state.live[0]
-    return _follow(process, session, Begin(base=oldest.slot, after=claim, nonce=process.nonce()))
+    return _follow(process, session, ClaimRequest(base=oldest.slot, after=claim, nonce=process.nonce()))
 
 
-def _follow(process: Process, session: Session, body: Begin) -> Claim:
+def _follow(process: Process, session: Session, body: ClaimRequest) -> Claim:
     process.note("following", body)
     begun = _until_answered(lambda: session.begin(body))
     assert body.after is not None
@@ -263,19 +271,25 @@ class _Later:
 def _save(process: Process, session: Session, claim: Claim, step: int, later: _Later) -> None:
     value = ValueOrder(fqn="v", start=0, length_bytes=4)
     order = SaveOrder(
-        rank=0, world_size=1, step=step, claim=claim.slot, nonce=process.nonce(), tensors=(), values=(value,)
+        rank=0,
+        world_size=1,
+        step=step,
+        claim=claim.slot,
+        nonce=process.nonce(),
+        structure=Structure(),
+        values=(value,),
     )
     process.note("saving", order.folder)
     later.go_on()
     try:
-        session.write(Write(order=order), process.region)
+        session.write(write_request(order), process.region)
         later.go_on()
-        committed, after = session.commit(Commit(folder=order.folder, others=(), duration_millis=1))
+        committed, after = session.commit(CommitRequest(folder=order.folder, others=(), duration_millis=1))
     except FencedError:
         process.note("refused", order.folder)
         raise
     except TransientStorageError:
-        _until_answered(lambda: session.void(Void(folder=order.folder, reason="no answer")))
+        _until_answered(lambda: session.void(VoidRequest(folder=order.folder, reason="no answer")))
         process.note("voided", order.folder)
         return
     assert committed.record.folder == order.folder
@@ -285,7 +299,7 @@ def _save(process: Process, session: Session, claim: Claim, step: int, later: _L
 
 def _learn(process: Process, session: Session, folder: str) -> None:
     """What became of a dead process's save is known for good."""
-    _until_answered(lambda: session.void(Void(folder=folder, reason="its companion was lost")))
+    _until_answered(lambda: session.void(VoidRequest(folder=folder, reason="its companion was lost")))
     record = session._log.state.commit_in(folder)
     if record is None:
         process.note("voided", folder)

@@ -12,6 +12,7 @@ import torch
 from stepkeeper.checkpoint import (
     CommitFiles,
     SaveOrder,
+    Structure,
     TensorOrder,
     finish_checkpoint,
     reading,
@@ -71,7 +72,7 @@ def committed(store: Store, n_ranks: int, dimension: int) -> CommitRecord:
             step=1,
             claim=claim.slot,
             nonce="0" * 32,
-            tensors=tuple(orders),
+            structure=Structure.of(orders),
             values=(),
         )
         manifests.append(write_checkpoint(store, order, memoryview(data)))

@@ -12,6 +12,7 @@ from stepkeeper.checkpoint import (
     CheckpointReader,
     FinishedCheckpoint,
     SaveOrder,
+    Structure,
     TensorOrder,
     ValueOrder,
     finish_checkpoint,
@@ -40,7 +41,9 @@ ROWS = [struct.pack("<8f", *range(row * 8, row * 8 + 8)) for row in range(6)]
 VALUE = b"a torch.save blob"
 
 
-def order(rank: int, *, world_size: int = 2) -> tuple[SaveOrder, memoryview]:
+def order(
+    rank: int, *, world_size: int = 2, aliases: dict[str, str] | None = None
+) -> tuple[SaveOrder, memoryview]:
     """Rank 0 writes rows 0 to 3 of `w` and the value, rank 1 rows 4 and 5 and a scalar."""
     rows = ROWS[:4] if rank == 0 else ROWS[4:]
     offset = 0 if rank == 0 else 4
@@ -65,7 +68,7 @@ def order(rank: int, *, world_size: int = 2) -> tuple[SaveOrder, memoryview]:
         step=10,
         claim=0,
         nonce=NONCE,
-        tensors=tuple(tensors),
+        structure=Structure.of(tensors, aliases=aliases),
         values=values,
     )
     return save, memoryview(bytearray(data))
@@ -232,8 +235,8 @@ def test_many_threads_read_each_block_once(monkeypatch: pytest.MonkeyPatch) -> N
         step=1,
         claim=0,
         nonce=NONCE,
-        tensors=(
-            TensorOrder(fqn="w", dtype="uint8", global_shape=(half,), offsets=(0,), sizes=(half,), start=0),
+        structure=Structure.of(
+            [TensorOrder(fqn="w", dtype="uint8", global_shape=(half,), offsets=(0,), sizes=(half,), start=0)]
         ),
         values=(),
     )
@@ -277,7 +280,9 @@ def test_ranks_that_do_not_fit_together_are_no_checkpoint() -> None:
         finish_checkpoint(store, own, [])
     with pytest.raises(TornCheckpointError, match=r"manifest\.1\.json"):
         finish_checkpoint(store, own, [replace(other.ref(), crc32c=1)], patience=IMPATIENT)
-    half = write_checkpoint(store, replace(save, nonce="cd" * 16, tensors=save.tensors[1:]), data)
+    half = write_checkpoint(
+        store, replace(save, nonce="cd" * 16, structure=Structure.of(save.tensors[1:])), data
+    )
     with pytest.raises(ManifestError, match="'w' has 48 elements, its 1 chunks at 1 places have 32"):
         finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.ref()])
 
@@ -304,7 +309,7 @@ def test_what_an_object_is_put_together_from_is_the_same_however_often(saved: Sa
 
 def test_a_manifest_survives_json() -> None:
     store = MemoryStore()
-    manifest = write_checkpoint(store, *order(0), aliases={"v": "w"})
+    manifest = write_checkpoint(store, *order(0, aliases={"v": "w"}))
     assert Manifest.from_json(manifest.to_json(), "here") == manifest
 
 
@@ -319,7 +324,7 @@ def test_a_manifest_from_before_there_were_aliases_has_none() -> None:
 def test_a_further_name_of_nothing_or_of_another_tensor_is_refused(aliases: dict[str, str]) -> None:
     store = MemoryStore()
     other = write_checkpoint(store, *order(1))
-    own = write_checkpoint(store, *order(0), aliases=aliases)
+    own = write_checkpoint(store, *order(0, aliases=aliases))
     with pytest.raises(ManifestError, match="tied tensor"):
         finish_checkpoint(store, own, [other.ref()])
 

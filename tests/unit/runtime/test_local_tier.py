@@ -13,6 +13,7 @@ import pytest
 from stepkeeper.checkpoint import (
     CheckpointReader,
     SaveOrder,
+    Structure,
     TensorOrder,
     ValueOrder,
     write_checkpoint,
@@ -43,7 +44,14 @@ class Root:
                 raise StorageError(errno.EACCES, f"{path}: no")
 
 
-def order(step: int = 1, *, rank: int = 0, world_size: int = 1, nonce: str = "ab" * 16) -> SaveOrder:
+def order(
+    step: int = 1,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    nonce: str = "ab" * 16,
+    aliases: dict[str, str] | None = None,
+) -> SaveOrder:
     tensor = TensorOrder(
         fqn=f"w{rank}", dtype="uint8", global_shape=(N_BYTES,), offsets=(0,), sizes=(N_BYTES,), start=0
     )
@@ -54,7 +62,7 @@ def order(step: int = 1, *, rank: int = 0, world_size: int = 1, nonce: str = "ab
         step=step,
         claim=0,
         nonce=nonce,
-        tensors=(tensor,),
+        structure=Structure.of([tensor], aliases=aliases),
         values=(value,),
     )
 
@@ -96,9 +104,9 @@ def test_what_came_over_the_disk_is_what_would_have_come_without(tmp_path: Path)
     direct, by_way = Root(), Root()
     hop = FirstHop(by_way.store, LocalTier(TierPlace(folder=str(tmp_path)), by_way.store.uri))
     for rank in (0, 1):
-        one = order(rank=rank, world_size=2)
-        wrote = write_checkpoint(direct.store, one, memoryview(DATA), aliases={"v": "w0"})
-        staged = hop.stage(one, memoryview(DATA), aliases={"v": "w0"})
+        one = order(rank=rank, world_size=2, aliases={"v": "w0"})
+        wrote = write_checkpoint(direct.store, one, memoryview(DATA))
+        staged = hop.stage(one, memoryview(DATA))
         assert staged == wrote
         hop.upload(staged)
     assert by_way.store.bucket.objects == direct.store.bucket.objects
@@ -374,4 +382,4 @@ def test_many_processes_put_and_make_room_at_once(tmp_path: Path, root: Root) ->
 
 
 def small(one: SaveOrder) -> SaveOrder:
-    return replace(one, tensors=())
+    return replace(one, structure=Structure())

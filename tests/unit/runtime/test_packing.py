@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, write_checkpoint
+from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, ValueOrder, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.dcp_format.tensor_file import blob_layout
 from stepkeeper.checkpoint.packing import File, packed
@@ -41,7 +41,13 @@ def order_of(shapes: list[tuple[int, ...]], values: list[int] | None = None) -> 
         orders.append(ValueOrder(fqn=f"value {number}", start=start, length_bytes=length_bytes))
         start += length_bytes
     return SaveOrder(
-        rank=2, world_size=3, step=1, claim=0, nonce="a" * 32, tensors=tuple(tensors), values=tuple(orders)
+        rank=2,
+        world_size=3,
+        step=1,
+        claim=0,
+        nonce="a" * 32,
+        structure=Structure.of(tensors),
+        values=tuple(orders),
     )
 
 

@@ -11,6 +11,7 @@ from typing_extensions import override
 from stepkeeper.checkpoint import (
     FinishedCheckpoint,
     SaveOrder,
+    Structure,
     TensorOrder,
     finish_checkpoint,
     read_manifests,
@@ -100,7 +101,13 @@ def order(rank: int, step: int, claim: Claim) -> SaveOrder:
         fqn="w", dtype="float32", global_shape=(2, 100), offsets=(rank, 0), sizes=(1, 100), start=0
     )
     return SaveOrder(
-        rank=rank, world_size=2, step=step, claim=claim.slot, nonce=NONCE, tensors=(row,), values=()
+        rank=rank,
+        world_size=2,
+        step=step,
+        claim=claim.slot,
+        nonce=NONCE,
+        structure=Structure.of([row]),
+        values=(),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepkeeper.companion import supervisor
-from stepkeeper.companion.messages import Begin, Kind, Open
+from stepkeeper.companion.messages import ClaimRequest, Kind, OpenRequest
 from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
@@ -43,16 +43,16 @@ class InThisProcess:
 
     def send_request(self, kind: Kind, body: dict[str, Any], **_: object) -> dict[str, Any]:
         if kind is Kind.OPEN:
-            self.session = Session(decode(Open, body), lambda _directive: None, patience=IMPATIENT)
+            self.session = Session(decode(OpenRequest, body), lambda _directive: None, patience=IMPATIENT)
             self.session.resume()
             return {}
         assert self.session is not None
         if kind is Kind.REFRESH:
             refreshed: dict[str, Any] = encode(self.session.refresh())
             return refreshed
-        assert kind is Kind.BEGIN
+        assert kind is Kind.CLAIM
         self.die("before")
-        begun: dict[str, Any] = encode(self.session.begin(decode(Begin, body)))
+        begun: dict[str, Any] = encode(self.session.begin(decode(ClaimRequest, body)))
         self.die("after")
         return begun
 
@@ -75,7 +75,7 @@ class Root:
         self.store = MemoryStore(named_bucket(self.uri.removeprefix("memory://")))
 
     def companion(self) -> Companion:
-        return Companion(Open(rank=0, world_size=1, uri=self.uri), lambda _directive: None)
+        return Companion(OpenRequest(rank=0, world_size=1, uri=self.uri), lambda _directive: None)
 
     def log(self) -> Log:
         log = Log(self.store)

@@ -10,7 +10,7 @@ import pytest
 
 from stepkeeper.companion import client, supervisor
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import Kind, Open
+from stepkeeper.companion.messages import Kind, OpenRequest
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
 from stepkeeper.errors import CompanionError, CompanionLostError
@@ -61,7 +61,7 @@ def test_a_companion_that_cannot_open_its_root_is_gone(
         return started[-1]
 
     monkeypatch.setattr(supervisor, "CompanionProcess", start)
-    opening = Open(uri="nothing://here", rank=0, world_size=1)
+    opening = OpenRequest(uri="nothing://here", rank=0, world_size=1)
     companion = Companion(opening, refuse)
     with pytest.raises(ValueError, match="nothing"):
         companion.ensure_process()
@@ -74,7 +74,7 @@ def test_a_companion_that_cannot_open_its_root_is_gone(
 def test_of_a_companion_that_was_dropped_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    companion = Companion(Open(uri=tmp_path.as_uri(), rank=0, world_size=1), refuse)
+    companion = Companion(OpenRequest(uri=tmp_path.as_uri(), rank=0, world_size=1), refuse)
     process = companion.ensure_process()
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)

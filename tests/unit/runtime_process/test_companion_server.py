@@ -11,11 +11,18 @@ from typing import Any, final
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder, ValueOrder
+from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
 from stepkeeper.companion import server as module
 from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.companion.channel import Packet
-from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Upload, Write
+from stepkeeper.companion.messages import (
+    ClaimRequest,
+    CloseRequest,
+    CommitRequest,
+    Kind,
+    OpenRequest,
+    UploadRequest,
+)
 from stepkeeper.companion.server import Server
 from stepkeeper.companion.session import Session
 from stepkeeper.contract.wire import encode
@@ -23,6 +30,7 @@ from stepkeeper.errors import StorageError
 from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
+from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.tier import TierPlace
 
 Predicate = Callable[[Operation, str], bool]
@@ -55,8 +63,8 @@ class Trainer:
         self.n_asked = 0
         self.nonces: dict[int, str] = {}
         keep, tier = Keep(last=(LastN(last),)), None if disk is None else TierPlace(folder=str(disk))
-        self.body(self.ask(Kind.OPEN, Open(rank=0, world_size=1, uri=self.uri, keep=keep, tier=tier)))
-        self.claim = int(self.body(self.ask(Kind.BEGIN, Begin()))["claim"]["slot"])
+        self.body(self.ask(Kind.OPEN, OpenRequest(rank=0, world_size=1, uri=self.uri, keep=keep, tier=tier)))
+        self.claim = int(self.body(self.ask(Kind.CLAIM, ClaimRequest()))["claim"]["slot"])
 
     @property
     def session(self) -> Session:
@@ -79,16 +87,16 @@ class Trainer:
             step=step,
             claim=self.claim,
             nonce=self.nonces[step],
-            tensors=(),
+            structure=Structure(),
             values=(ValueOrder(fqn="note", start=0, length_bytes=4),),
         )
         region = os.memfd_create("region")
         os.write(region, b"note")
-        return self.ask(kind, Write(order=order), (region,))
+        return self.ask(kind, write_request(order), (region,))
 
     def commit(self, step: int) -> int:
         folder = f"{step}/{self.claim}-{self.nonces[step]}"
-        return self.ask(Kind.COMMIT, Commit(folder=folder, others=(), duration_millis=1))
+        return self.ask(Kind.COMMIT, CommitRequest(folder=folder, others=(), duration_millis=1))
 
     def save(self, step: int) -> None:
         self.body(self.write(step))
@@ -249,7 +257,7 @@ def test_a_companion_that_is_closed_deletes_first_and_reports_then(
 ) -> None:
     trainer.save(10)
     trainer.save(20)
-    trainer.body(trainer.ask(Kind.CLOSE, Close(within_millis=600_000)))
+    trainer.body(trainer.ask(Kind.CLOSE, CloseRequest(within_millis=600_000)))
     assert trainer.steps == [20]
     assert capsys.readouterr().err == ""
 
@@ -261,7 +269,7 @@ def test_a_companion_that_is_closed_leaves_what_takes_too_long_to_the_next_start
     trainer.finish()
     block = Block(trainer, of_data(10))
     trainer.save(20)
-    trainer.body(trainer.ask(Kind.CLOSE, Close(within_millis=50)))
+    trainer.body(trainer.ask(Kind.CLOSE, CloseRequest(within_millis=50)))
     assert capsys.readouterr().err == (
         "stepkeeper: closed before all was deleted that can be: the first save of the next start does that\n"
     )
@@ -310,7 +318,7 @@ def test_an_upload_that_finds_no_room_waits_too(tmp_path: Path, monkeypatch: pyt
     trainer.save(20)
     full = Full(trainer, monkeypatch, blocks=10)
     assert trainer.body(trainer.write(30, Kind.STAGE))["held"]
-    trainer.body(trainer.ask(Kind.UPLOAD, Upload(folder=f"30/{trainer.claim}-{trainer.nonces[30]}")))
+    trainer.body(trainer.ask(Kind.UPLOAD, UploadRequest(folder=f"30/{trainer.claim}-{trainer.nonces[30]}")))
     assert full.n_refused == 1
     trainer.body(trainer.commit(30))
     trainer.finish()

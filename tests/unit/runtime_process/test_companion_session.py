@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder, verify_objects
+from stepkeeper.checkpoint import SaveOrder, Structure, verify_objects
 from stepkeeper.companion import reporter
 from stepkeeper.companion import session as module
 from stepkeeper.companion.endpoint import ReportTarget
-from stepkeeper.companion.messages import Begin, Commit, Open, Write
+from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest
 from stepkeeper.companion.reporter import LogView, TrainerState
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import Commit as ReportedCommit
@@ -26,6 +26,7 @@ from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.background import done
+from stepkeeper.testing.checkpoints import write_request
 
 
 class Reports:
@@ -45,10 +46,16 @@ def region() -> Iterator[int]:
 
 def save(session: Session, claim: int, step: int, region: int) -> None:
     order = SaveOrder(
-        rank=0, world_size=1, step=step, claim=claim, nonce=secrets.token_hex(16), tensors=(), values=()
+        rank=0,
+        world_size=1,
+        step=step,
+        claim=claim,
+        nonce=secrets.token_hex(16),
+        structure=Structure(),
+        values=(),
     )
-    session.write(Write(order=order), region)
-    _, after = session.commit(Commit(folder=order.folder, others=(), duration_millis=1))
+    session.write(write_request(order), region)
+    _, after = session.commit(CommitRequest(folder=order.folder, others=(), duration_millis=1))
     done(after)
 
 
@@ -57,13 +64,13 @@ def test_what_goes_wrong_after_a_commit_is_said_and_ends_nothing(
 ) -> None:
     complaints: list[str | None] = []
     session = Session(
-        Open(rank=0, world_size=1, uri=f"memory://{secrets.token_hex(4)}"),
+        OpenRequest(rank=0, world_size=1, uri=f"memory://{secrets.token_hex(4)}"),
         lambda directive: None,
         on_complaint=complaints.append,
     )
     reports = Reports()
     monkeypatch.setattr(session, "reporter", reports)
-    claim = session.begin(Begin()).claim.slot
+    claim = session.begin(ClaimRequest()).claim.slot
 
     def broken(*args: object, **options: object) -> None:
         raise ValueError("an odd name")
@@ -93,8 +100,8 @@ class Root:
         self.store = MemoryStore(self.bucket)
         self.region = region
 
-    def opening(self, claim: Claim | None = None) -> Open:
-        return Open(
+    def opening(self, claim: Claim | None = None) -> OpenRequest:
+        return OpenRequest(
             rank=0, world_size=1, uri=f"memory://{self.name}", keep=Keep(last=(LastN(1),)), claim=claim
         )
 
@@ -116,7 +123,7 @@ class Root:
 def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(Begin()).claim
+    claim = session.begin(ClaimRequest()).claim
     root.save(session, claim, 10)
     pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
     put_pin(root.store, pin)
@@ -132,13 +139,13 @@ def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int)
 def test_pinned_garbage_of_an_earlier_claim_goes_with_a_later_save_too(region: int) -> None:
     root = Root(region)
     first = root.session()
-    claim = first.begin(Begin()).claim
+    claim = first.begin(ClaimRequest()).claim
     root.save(first, claim, 10)
     pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
     put_pin(root.store, pin)
     root.save(first, claim, 20)
     second = root.session()
-    later = second.begin(Begin()).claim
+    later = second.begin(ClaimRequest()).claim
     root.save(second, later, 30)
     assert root.steps == [10, 30]
     remove_pin(root.store, pin)
@@ -152,7 +159,7 @@ def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
 ) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(Begin()).claim
+    claim = session.begin(ClaimRequest()).claim
     root.save(session, claim, 10)
     deleting = False
 
@@ -181,7 +188,7 @@ def test_a_save_after_a_deletion_without_an_answer_is_committed(
 ) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(Begin()).claim
+    claim = session.begin(ClaimRequest()).claim
     root.save(session, claim, 10)
     unanswered = 4
 
@@ -204,13 +211,13 @@ def test_a_stale_companion_whose_commit_was_deleted_since_does_not_call_it_damag
 ) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(Begin()).claim
+    claim = session.begin(ClaimRequest()).claim
 
     def meanwhile(*args: Any, **options: Any) -> None:
         later = root.session()
         with monkeypatch.context() as patch:
             patch.setattr(module, "verify_objects", verify_objects)
-            root.save(later, later.begin(Begin()).claim, 20)
+            root.save(later, later.begin(ClaimRequest()).claim, 20)
         verify_objects(*args, **options)
 
     monkeypatch.setattr(module, "verify_objects", meanwhile)
@@ -228,8 +235,8 @@ def test_a_companion_of_a_stale_claim_reports_nothing(region: int, monkeypatch: 
     posted: queue.SimpleQueue[Report] = queue.SimpleQueue()
     monkeypatch.setattr(reporter, "post_report", lambda _, body: posted.put(Report.from_json(body)))
     root = Root(region)
-    claim = root.session().begin(Begin()).claim
-    root.session().begin(Begin())
+    claim = root.session().begin(ClaimRequest()).claim
+    root.session().begin(ClaimRequest())
     opening = replace(root.opening(claim), report_target=TARGET)
     session = Session(opening, lambda directive: None, patience=IMPATIENT)
     with pytest.raises(FencedError):
@@ -251,7 +258,7 @@ def test_the_first_report_of_a_companion_that_follows_a_lost_one_says_how_the_tr
     monkeypatch.setattr(reporter, "post_report", post)
     root = Root(region)
     first = root.session()
-    claim = first.begin(Begin()).claim
+    claim = first.begin(ClaimRequest()).claim
     root.save(first, claim, 10)
     session = Session(replace(root.opening(claim), report_target=TARGET), lambda directive: None)
     session.resume()

@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from stepkeeper.checkpoint import SaveOrder
-from stepkeeper.checkpoint.layout_cache import inventory_of
+from stepkeeper.checkpoint import SaveOrder, Structure
 from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
 from stepkeeper.checkpoint.packing import packed
+from stepkeeper.checkpoint.structure_cache import inventory_of
 from stepkeeper.checkpoint.writing import manifest_of
 from stepkeeper.dcp.shares import Share, WrittenItem, add_storage_places, join_manifests
 from stepkeeper.errors import SaveError
@@ -56,7 +56,13 @@ class Planner:
 
 def order_of(share: Share) -> SaveOrder:
     return SaveOrder(
-        rank=3, world_size=1, step=0, claim=0, nonce="a", tensors=share.tensors, values=share.values
+        rank=3,
+        world_size=1,
+        step=0,
+        claim=0,
+        nonce="a",
+        structure=Structure.of(share.tensors),
+        values=share.values,
     )
 
 
@@ -82,7 +88,7 @@ def test_each_item_has_its_pieces_also_what_was_cut_and_what_is_empty() -> None:
     )
     share = Share(planner.items(), planner.resolve)
     files = packed(order_of(share), streams=3, least_bytes=64 * 1024)
-    manifest = manifest_of(order_of(share), inventory_of(files), (), {})
+    manifest = manifest_of(order_of(share), inventory_of(files), ())
     written = {item.index.fqn: each for item, each in share.locate_items(files, manifest)}
     cut = [piece for piece in written["cut"].pieces if isinstance(piece, ChunkRecord)]
     assert len(cut) > 1

@@ -7,7 +7,7 @@ from typing import Literal, cast
 import pytest
 import torch
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import RestoreError, StorageError, TornCheckpointError
@@ -89,7 +89,13 @@ def order(rank: int, step: int) -> tuple[SaveOrder, memoryview]:
         fqn="w", dtype="float32", global_shape=(2, 8), offsets=(rank, 0), sizes=(1, 8), start=0
     )
     save = SaveOrder(
-        rank=rank, world_size=2, step=step, claim=0, nonce=f"{step:032x}", tensors=(tensor,), values=()
+        rank=rank,
+        world_size=2,
+        step=step,
+        claim=0,
+        nonce=f"{step:032x}",
+        structure=Structure.of([tensor]),
+        values=(),
     )
     return save, memoryview(bytearray(32))
 

@@ -8,8 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from stepkeeper import CheckpointManager
 from stepkeeper.prometheus import export
 from stepkeeper.save.hooks import Events
-from stepkeeper.save.persist import SaveState
-from stepkeeper.save.report import SaveClock, SaveReport
+from stepkeeper.save.report import SaveClock, SaveReport, SaveState
 
 PARTS = ("transfer", "queue", "persist", "commit", "duration")
 

@@ -17,7 +17,6 @@ from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners import PerRank
 from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.saving import known_plan
 from stepkeeper_planners.saving.fingerprints import digest_value, form_digests
 
 
@@ -171,7 +170,7 @@ def test_layouts_are_digested_once_for_states_built_alike(monkeypatch: pytest.Mo
         made.append(len(layouts))
         return form_digests(layouts)
 
-    monkeypatch.setattr(known_plan, "form_digests", counted)
+    monkeypatch.setattr("stepkeeper.save.snapshot.plan.form_digests", counted)
     snapshots, region = Snapshots(Ranks(rank=0, world_size=2)), Region()
     states: list[dict[str, object]] = [
         {"w": torch.zeros(3), "step": 1},

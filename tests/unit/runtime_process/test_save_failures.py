@@ -111,7 +111,7 @@ def test_that_the_root_or_the_peers_are_lost_stays_true(
 
 
 def test_of_several_ranks_one_that_asks_does_not_go_on_alone(manager: CheckpointManager, ends: Ends) -> None:
-    vars(manager._saves._saver)["_gang"] = SimpleNamespace(world_size=2)
+    vars(manager._saves._pipeline)["_gang"] = SimpleNamespace(world_size=2)
     ends += [SaveError("no space"), SaveError("no answer"), None]
     manager.save_async(1, STATE)
     begun = manager._saves.last_begun
@@ -147,7 +147,7 @@ def test_who_keeps_a_save_for_its_report_keeps_nothing_else(tmp_path: Path, ends
     assert begun is not None
     begun.result()
     manager.close()
-    saver = weakref.ref(manager._saves._saver)
+    saver = weakref.ref(manager._saves._pipeline)
     del manager
     gc.collect()
     assert saver() is None

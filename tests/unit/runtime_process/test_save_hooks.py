@@ -12,7 +12,8 @@ from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import CompanionError
 from stepkeeper.save.hooks import Events
 from stepkeeper.save.report import SaveClock, SaveReport
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.storage.memory import MemoryStore
 
 
@@ -23,10 +24,10 @@ class NoCompanion:
         raise CompanionError("nothing is written here")
 
 
-def saves_with(events: Events) -> Saves:
+def saves_with(events: Events) -> Saver:
     progress = Progress(lambda _state: None)
     companion = cast(Companion, NoCompanion())
-    return Saves(MemoryStore(), companion, SoloGang(), progress, max_pending=1, events=events)
+    return Saver(MemoryStore(), companion, SoloGang(), progress, max_pending=1, events=events)
 
 
 def report_of(step: int) -> SaveReport:
@@ -42,7 +43,7 @@ def test_a_hook_may_wait_for_the_save_that_it_is_told_of() -> None:
         ended.append((saves.wait(5), type(saves.last_begun.future.exception(5))))
 
     events.on_save(ask)
-    saves.begin(3, {"step": 3})
+    saves.start_save(SaveRequest(step=3, state={"step": 3}))
     saves.close()
     assert events.finish(60)
     assert ended == [(True, CompanionError)]
@@ -59,7 +60,7 @@ def test_no_save_waits_for_a_hook() -> None:
     events.on_save(wait)
     saves = saves_with(events)
     for step in range(3):
-        saves.begin(step, {"step": step}, 10.0)
+        saves.start_save(SaveRequest(step=step, state={"step": step}), 10.0)
     assert saves.wait(10)
     assert told == []
     free.set()

@@ -21,8 +21,10 @@ from stepkeeper.errors import (
     StepkeeperError,
     StorageError,
 )
+from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.persist import SaveJob, persist
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, Snapshots
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.step_controller import checked_step
@@ -81,13 +83,11 @@ def a_job() -> SaveJob:
     snapshot = Snapshots(Ranks(rank=0, world_size=1)).take({"step": 7}, region)
     return SaveJob(
         name="save/0",
-        step=7,
+        in_flight=InFlight(7),
         origin=None,
         snapshot=snapshot,
         region=region,
         transferred=transferred,
-        moved=lambda _state: None,
-        duration_millis=lambda: 1,
     )
 
 
@@ -124,8 +124,8 @@ def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
             raise GangError(f"{name}: rank 1 is lost {value} {timeout_s}")
 
     companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saves(MemoryStore(), companion, Alone(), Progress(lambda _state: None), max_pending=1)
-    saves.begin(7, {"step": 7})
+    saves = Saver(MemoryStore(), companion, Alone(), Progress(lambda _state: None), max_pending=1)
+    saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait(10)
     with pytest.raises(GangError, match="rank 1 is lost"):
         saves.raise_failure()
@@ -134,14 +134,14 @@ def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
 
 def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -> None:
     companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saves(MemoryStore(), companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
-    saves.begin(7, {"step": 7})
+    saves = Saver(MemoryStore(), companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
+    saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait(10)
     saves.raise_failure()
     with pytest.raises(SaveError, match="gone"):
         saves.raise_failure(newest=True)
     for step in (8, 9):
-        saves.begin(step, {"step": step})
+        saves.start_save(SaveRequest(step=step, state={"step": step}))
         assert saves.wait(10)
         with pytest.raises(SaveError, match="gone"):
             saves.raise_failure()
@@ -154,11 +154,11 @@ def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
 
     progress = Progress(lambda _state: None)
     companion = cast(Companion, FailingCompanion(StorageError("full")))
-    saves = Saves(MemoryStore(), companion, SoloGang(), progress, max_pending=1)
-    begun = saves.begin(7, {"step": 7})
+    saves = Saver(MemoryStore(), companion, SoloGang(), progress, max_pending=1)
+    begun = saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait(10)
     progress.set_error = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
-    begun = saves.begin(8, {"step": 8})
+    begun = saves.start_save(SaveRequest(step=8, state={"step": 8}))
     with pytest.raises(StorageError, match="full"):
         begun.result(10)
     saves.close()
@@ -180,10 +180,10 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
 
     companion = cast(Companion, FailingCompanion(AssertionError("the companion was asked")))
     store = MemoryStore(hook=refuse)
-    saves = Saves(store, companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
-    for use in (saves.await_and_prove, lambda: saves.begin(7, {"step": 7})):
+    saves = Saver(store, companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
+    for use in (saves.await_and_prove, lambda: saves.start_save(SaveRequest(step=7, state={"step": 7}))):
         with pytest.raises(StorageError, match=r"\.stepkeeper/probes/.* not allowed"):
             use()
-    saves.save_for_notice(7, {"step": 7}, 1.0)
+    saves.save_for_notice(SaveRequest(step=7, state={"step": 7}), 1.0)
     assert saves.last_begun is None
     saves.close()

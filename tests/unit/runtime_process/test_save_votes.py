@@ -17,6 +17,7 @@ from stepkeeper.coordination.rank_group import SoloGang, StoreGang
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionLostError, StorageError
 from stepkeeper.log import ManifestRef
+from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.persist import SaveJob, _decide, _Place, persist
 from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
 
@@ -59,13 +60,11 @@ def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
     transferred.set_result(None)
     return SaveJob(
         name="save/0",
-        step=7,
+        in_flight=InFlight(7),
         origin=None,
         snapshot=snapshot,
         region=region,
         transferred=transferred,
-        moved=lambda _: None,
-        duration_millis=lambda: 1,
     )
 
 
@@ -122,7 +121,7 @@ class Tiered:
     """A companion with a local disk; its commits fail."""
 
     has_tier = True
-    told = None
+    structure_key = None
 
     def __init__(self) -> None:
         self.kinds: list[Kind] = []

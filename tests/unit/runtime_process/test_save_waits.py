@@ -14,7 +14,8 @@ from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import CompanionError
 from stepkeeper.save.hooks import Events
 from stepkeeper.save.report import SaveReport
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.storage.memory import MemoryStore
 
 
@@ -39,9 +40,9 @@ def companion() -> Iterator[SlowCompanion]:
     companion.free.set()
 
 
-def saves_with(companion: SlowCompanion, max_pending: int, events: Events | None = None) -> Saves:
+def saves_with(companion: SlowCompanion, max_pending: int, events: Events | None = None) -> Saver:
     progress = Progress(lambda _state: None)
-    return Saves(
+    return Saver(
         MemoryStore(),
         cast(Companion, companion),
         SoloGang(),
@@ -59,9 +60,9 @@ def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
     events = Events()
     events.on_save(reports.append)
     saves = saves_with(companion, max_pending, events)
-    begun = [saves.begin(step, {"step": step}) for step in range(max_pending)]
+    begun = [saves.start_save(SaveRequest(step=step, state={"step": step})) for step in range(max_pending)]
     with pytest.raises(TimeoutError, match="step 0 was still in flight"):
-        saves.begin(max_pending, {"step": max_pending}, 0.0)
+        saves.start_save(SaveRequest(step=max_pending, state={"step": max_pending}), 0.0)
     assert not any(save.done for save in begun)
     freed_s: list[float] = []
 
@@ -70,7 +71,7 @@ def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
         companion.free.set()
 
     threading.Timer(0.05, free).start()
-    waited = saves.begin(max_pending, {"step": max_pending})
+    waited = saves.start_save(SaveRequest(step=max_pending, state={"step": max_pending}))
     assert begun[0].done
     assert saves.wait(60)
     assert events.finish(60)
@@ -84,7 +85,7 @@ def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
 def test_what_a_failed_save_wrote_counts_for_nothing(companion: SlowCompanion) -> None:
     companion.free.set()
     saves = saves_with(companion, 1)
-    failed = saves.begin(3, {"step": 3})
+    failed = saves.start_save(SaveRequest(step=3, state={"step": 3}))
     assert saves.wait(60)
     assert failed.report is not None
     assert (failed.report.sequence, failed.report.size_bytes, failed.report.total_bytes) == (None, 0, None)
@@ -104,7 +105,7 @@ def test_failures_are_told_with_step_attempt_and_rank(
     loggers.identify(rank=0, attempt="1.0")
     companion.free.set()
     saves = saves_with(companion, 1, Events())
-    saves.begin(3, {"step": 3})
+    saves.start_save(SaveRequest(step=3, state={"step": 3}))
     assert saves.wait(60)
     (record,) = [each for each in caplog.records if each.name == "stepkeeper"]
     assert record.levelname == "ERROR"

@@ -14,16 +14,18 @@ from stepkeeper.save.pipeline import _transfer
 from stepkeeper.save.report import SaveClock
 from stepkeeper.save.snapshot import Region, Snapshots
 from stepkeeper.save.snapshot.device import DeviceCopies
-from stepkeeper.save.snapshot.plan import Planner
+from stepkeeper.save.snapshot.plan import SnapshotPlan
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper.save.snapshot.take import Snapshot, _Arrivals
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.saving.known_plan import WrittenShare
-from stepkeeper_planners.state.gatherer import Gatherer
 
 ONE = Ranks(rank=0, world_size=1)
+
+
+def planned(snapshots: Snapshots, state: dict[str, Any]) -> SnapshotPlan:
+    return snapshots._structures.look_up(state).derived
 
 
 def state(**changed: Any) -> dict[str, Any]:
@@ -41,10 +43,10 @@ def state(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_a_plan_is_kept_until_the_state_is_built_otherwise(changed: dict[str, Any]) -> None:
-    planner = Planner(ONE)
-    first = planner.plan(Gatherer().gather(state()))
-    assert planner.plan(Gatherer().gather(state(w=torch.zeros(4, 3), step=2))) is first
-    other = planner.plan(Gatherer().gather(state(**changed)))
+    snapshots = Snapshots(ONE)
+    first = planned(snapshots, state())
+    assert planned(snapshots, state(w=torch.zeros(4, 3), step=2)) is first
+    other = planned(snapshots, state(**changed))
     assert other is not first
     assert {write.fqn for write in other.writes} == {
         name for name, value in state(**changed).items() if isinstance(value, torch.Tensor)
@@ -60,10 +62,10 @@ def test_the_first_save_after_a_start_plans_nothing(monkeypatch: pytest.MonkeyPa
 
 
 def test_values_that_decide_who_writes_what_are_part_of_the_structure() -> None:
-    planner = Planner(Ranks(rank=0, world_size=2))
-    first = planner.plan(Gatherer().gather(state(text="x")))
-    assert planner.plan(Gatherer().gather(state(text="xyz"))) is first
-    assert planner.plan(Gatherer().gather(state(text="x" * 100_000))) is not first
+    snapshots = Snapshots(Ranks(rank=0, world_size=2))
+    first = planned(snapshots, state(text="x"))
+    assert planned(snapshots, state(text="xyz")) is first
+    assert planned(snapshots, state(text="x" * 100_000)) is not first
 
 
 def test_what_grows_is_saved_whole_and_old_places_are_not_used_again() -> None:
@@ -91,7 +93,7 @@ def test_memory_is_there_ahead_of_the_first_save() -> None:
 
 
 def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
-    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
+    plan = planned(Snapshots(ONE), {"w": torch.ones(4, 3)})
     region = Region()
     region.reserve(plan.tensor_bytes)
     upper, lower = (Box(offsets=(start, 0), sizes=(2, 3)) for start in (0, 2))
@@ -111,14 +113,12 @@ def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
 def test_copies_of_which_nothing_came_fail_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = SimpleNamespace(wait_until_computed=lambda pieces: None, move_to_host=lambda batch: iter(()))
     monkeypatch.setattr(adapters, "xla_pieces", nothing, raising=False)
-    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
+    plan = planned(Snapshots(ONE), {"w": torch.ones(4, 3)})
     region = Region()
     region.reserve(plan.tensor_bytes)
     snapshot = Snapshot(
         plan=plan,
         values=(),
-        aliases={},
-        key_paths={},
         summary=StateSummary(),
         copied=("w",),
         copies=DeviceCopies(None),
@@ -130,7 +130,7 @@ def test_copies_of_which_nothing_came_fail_the_save(monkeypatch: pytest.MonkeyPa
 
 def test_elements_of_a_part_that_two_ranks_write_come_to_where_this_one_writes_its_own() -> None:
     """A box that is none of the plan's is met with those that it overlaps."""
-    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
+    plan = planned(Snapshots(ONE), {"w": torch.ones(4, 3)})
     region = Region()
     region.reserve(plan.tensor_bytes)
     arrivals = _Arrivals(plan, region, ["w"])
@@ -145,7 +145,7 @@ def test_elements_of_a_part_that_two_ranks_write_come_to_where_this_one_writes_i
 def test_what_another_rank_writes_is_let_go() -> None:
     """A program of several processes brings all ranks all that they hold, also whole batches of another one's."""
     ranks = Ranks(rank=1, world_size=2)
-    plan = Planner(ranks).plan(Gatherer().gather({"w": torch.ones(4, 3), "v": torch.ones(4, 3)}))
+    plan = planned(Snapshots(ranks), {"w": torch.ones(4, 3), "v": torch.ones(4, 3)})
     ((fqn, mine),) = plan.mine.items()
     other = "v" if fqn == "w" else "w"
     region = Region()
@@ -181,7 +181,7 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
         ),
         raising=False,
     )
-    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
+    plan = planned(Snapshots(ONE), {"w": torch.ones(4, 3)})
     plan = replace(plan, cuts=cast(Any, {"w": SimpleNamespace(device_bytes=256 * 1024 * 1024)}))
     copies = DeviceCopies(None)
     pieces = cast(Any, [Copy(), Copy(), Copy()])
@@ -191,8 +191,6 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     snapshot = Snapshot(
         plan=plan,
         values=(),
-        aliases={},
-        key_paths={},
         summary=StateSummary(),
         on_device=made,
         copied=("w",),
@@ -213,28 +211,6 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     # The next one doesn't wait for what is gone.
     assert copies.make({}, plan.cuts, ["w"]) == ([], ["w"])
     region.close()
-
-
-@pytest.mark.parametrize(("more", "told"), [({}, "by the same plan"), ({"w": torch.ones(5, 3)}, "anew")])
-def test_a_plan_is_known_again_by_a_new_process(
-    more: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two = Ranks(rank=0, world_size=2)
-    before = Planner(two).plan(Gatherer().gather(state()))
-    boxes: dict[str, list[Box]] = {}
-    for write in before.writes:
-        boxes.setdefault(write.fqn, []).append(write.box)
-    assert before.digest is not None
-    after = Planner(two)
-    assert before.digest == Planner(two).plan(Gatherer().gather(state())).digest
-    after.recall(WrittenShare(digest=before.digest, boxes=boxes, values=before.values))
-    if not more:
-        monkeypatch.setattr("stepkeeper.save.snapshot.plan.plan_save", None)
-    with caplog.at_level("INFO", "stepkeeper"):
-        found = after.plan(Gatherer().gather(state(**more)))
-    assert [record.message for record in caplog.records if told in record.message]
-    assert (found.writes == before.writes) is not bool(more)
-    assert (found.digest == before.digest) is not bool(more)
 
 
 def test_numbers_that_ranks_compare_are_found_with_each_plan() -> None:

@@ -1,33 +1,29 @@
-"""What this rank writes of a state, and where it lies in the region. Made once for states that are built alike."""
+"""Plan what this rank writes of a state, and where it lies in the region: all that follows from a state's structure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from stepkeeper.checkpoint import TensorOrder, ValueOrder
-from stepkeeper.loggers import logger
+from stepkeeper.checkpoint import Structure, TensorOrder, ValueOrder
 from stepkeeper.save.snapshot import device
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES, SavePlan, TensorWrite, plan_save
-from stepkeeper_planners.saving.fingerprints import has_whole_numbers
-from stepkeeper_planners.saving.known_plan import Structure, WrittenShare, known_plan, plan_digest
-from stepkeeper_planners.state.gatherer import Gathered
+from stepkeeper_planners.saving.assignment import SavePlan, TensorWrite, plan_save
+from stepkeeper_planners.saving.fingerprints import form_digests, has_whole_numbers
+from stepkeeper_planners.state.nesting import notes
 from stepkeeper_planners.state.tree import FlatState
-from stepkeeper_planners.state.values import content_bytes
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
     from stepkeeper_planners.adapters.xla_pieces import ClonePlan
 
-__all__ = ["Mine", "Planner", "SnapshotPlan", "laid_out_behind"]
+__all__ = ["Mine", "SnapshotPlan", "laid_out_behind", "plan_snapshot"]
 
-_log: Final = logger(__name__)
 
 Mine = list[tuple[int, TensorWrite]]
 """What this rank writes of one tensor, with its place among the plan's orders."""
@@ -35,10 +31,12 @@ Mine = list[tuple[int, TensorWrite]]
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotPlan:
-    """Good for all states with the same names, shapes, dtypes and placements."""
+    """All that the saves of states of one structure have in common."""
 
     structure: Structure
-    orders: tuple[TensorOrder, ...]
+    """As the companion is told it; its key is by which both processes know it."""
+
+    layouts: tuple[TensorLayout, ...]
     writes: tuple[TensorWrite, ...]
     """For each of `orders`, which part of which of this rank's local shards it is."""
 
@@ -55,13 +53,15 @@ class SnapshotPlan:
     whole_numbers: tuple[str, ...]
     """Those that the ranks compare by content."""
 
-    recalled: str | None = None
-    """The digest, where it is that of the save that was restored."""
+    @property
+    def orders(self) -> tuple[TensorOrder, ...]:
+        """What this rank writes of tensors, and where it lies in the region."""
+        return self.structure.tensors
 
     @cached_property
-    def digest(self) -> str | None:
-        """By which it is known again after a restart; None where it can't be."""
-        return self.recalled or plan_digest(self.structure, SavePlan(tensors=self.writes, values=self.values))
+    def forms(self) -> dict[str, bytes]:
+        """Digests of the layouts."""
+        return form_digests(self.layouts)
 
     @cached_property
     def mine(self) -> dict[str, Mine]:
@@ -91,73 +91,35 @@ class SnapshotPlan:
         return {fqn: mine for fqn, mine in self.mine.items() if fqn not in self.cuts and fqn not in whole}
 
 
-class Planner:
-    """Plans the saves of one rank; remembers the last plan."""
+def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ranks) -> SnapshotPlan:
+    """Plan what this rank writes of a state of which no computation is pending.
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._key: object = None
-        self._plan: SnapshotPlan | None = None
-        self._written: WrittenShare | None = None
+    `value_bytes` is how large each value counts as.
 
-    def recall(self, written: WrittenShare | None) -> None:
-        """The next state's plan is the one that this was written by, if it still holds."""
-        self._written = written
+    Raises:
+        UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
 
-    def plan(self, state: Gathered) -> SnapshotPlan:
-        """What this rank writes of a state of which no computation is pending.
-
-        Raises:
-            UnsupportedValueError: a value is of a type that is not stored; it names the key.
-            UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
-
-        """
-        sizes = {fqn: content_bytes(value) for fqn, value in state.flat.values.items()}
-        # A rank alone writes all values, however large they are.
-        alone = self._ranks.world_size == 1
-        weights = {fqn: 0 if alone or size < LARGE_VALUE_BYTES else size for fqn, size in sizes.items()}
-        key = (state.build.structures, weights)
-        if self._plan is None or key != self._key:
-            self._plan = self._made(state.flat, weights)
-            self._key = key
-        self._written = None
-        return self._plan
-
-    def _made(self, flat: FlatState, value_bytes: Mapping[str, int]) -> SnapshotPlan:
-        cuts = device.cuts_of(flat.tensors)
-        layouts = [
-            device.describe_cut(fqn, tensor, cuts[fqn], self._ranks)
-            if fqn in cuts
-            else adapters.describe(fqn, tensor, self._ranks)
-            for fqn, tensor in flat.tensors.items()
-        ]
-        _check_known_whole(layouts, self._ranks)
-        structure = Structure(layouts=tuple(layouts), value_bytes=value_bytes, ranks=self._ranks)
-        known = self._recalled(structure)
-        plan = known or plan_save(layouts, value_bytes, self._ranks)
-        orders, tensor_bytes = _laid_out(plan)
-        return SnapshotPlan(
-            structure=structure,
-            orders=orders,
-            writes=plan.tensors,
-            values=plan.values,
-            tensor_bytes=tensor_bytes,
-            cuts=cuts,
-            ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
-            whole_numbers=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
-            recalled=None if known is None or self._written is None else self._written.digest,
-        )
-
-    def _recalled(self, structure: Structure) -> SavePlan | None:
-        """The plan of the save that was restored, if it still holds."""
-        if self._written is None:
-            return None
-        plan = known_plan(structure, self._written)
-        if plan is None:
-            _log.info("state or release differ from those of what was restored: saves are planned anew")
-        else:
-            _log.info("the state is built like what was restored: saves go by the same plan")
-        return plan
+    """
+    cuts = device.cuts_of(flat.tensors)
+    layouts = [
+        device.describe_cut(fqn, tensor, cuts[fqn], ranks)
+        if fqn in cuts
+        else adapters.describe(fqn, tensor, ranks)
+        for fqn, tensor in flat.tensors.items()
+    ]
+    _check_known_whole(layouts, ranks)
+    plan = plan_save(layouts, value_bytes, ranks)
+    orders, tensor_bytes = _laid_out(plan)
+    return SnapshotPlan(
+        structure=Structure.of(orders, aliases=flat.aliases, key_paths=flat.paths | notes(flat.tree)),
+        layouts=tuple(layouts),
+        writes=plan.tensors,
+        values=plan.values,
+        tensor_bytes=tensor_bytes,
+        cuts=cuts,
+        ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
+        whole_numbers=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
+    )
 
 
 def laid_out_behind(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:

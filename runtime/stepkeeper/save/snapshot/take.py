@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -10,15 +11,15 @@ from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.errors import SaveError
 from stepkeeper.save.snapshot import device
 from stepkeeper.save.snapshot.copying import copy_all, copy_host_tensors
-from stepkeeper.save.snapshot.plan import Planner, SnapshotPlan, laid_out_behind
+from stepkeeper.save.snapshot.plan import SnapshotPlan, laid_out_behind, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
 from stepkeeper_planners.saving.fingerprints import digest_value, digest_whole_numbers
-from stepkeeper_planners.saving.known_plan import WrittenShare
-from stepkeeper_planners.state.gatherer import Gatherer
 from stepkeeper_planners.state.per_rank import stored_name
+from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import encode_value
 
@@ -35,10 +36,6 @@ class Snapshot:
 
     plan: SnapshotPlan
     values: tuple[ValueOrder, ...]
-    aliases: dict[str, str]
-    key_paths: Mapping[str, tuple[str | int, ...]]
-    """Name → the keys that lead to it; and what the names don't say of the nesting."""
-
     summary: StateSummary
     """What of the state all ranks must have alike."""
 
@@ -96,13 +93,12 @@ class Snapshots:
     def __init__(self, ranks: Ranks, *, device_budget_bytes: int | None = None) -> None:
         """`device_budget_bytes` may be used for copies on this process's devices; None: as much as there is."""
         self._ranks = ranks
-        self._gatherer = Gatherer()
-        self._planner = Planner(ranks)
+        # A rank alone writes all values, however large they are.
+        large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
+        self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
+            partial(plan_snapshot, ranks=ranks), large_value_bytes=large_value_bytes
+        )
         self._copies = device.DeviceCopies(device_budget_bytes)
-
-    def recall(self, written: WrittenShare | None) -> None:
-        """This rank wrote that of a save: where a state is built like the one saved there, the plan is that one's."""
-        self._planner.recall(written)
 
     def prepare(self, state: Mapping[str, object]) -> int:
         """A snapshot of `state` compiles nothing any more. The answer is how many bytes of a region it takes.
@@ -112,8 +108,8 @@ class Snapshots:
             UnsupportedShardingError: as `take`.
 
         """
-        gathered = self._gatherer.gather(state)
-        flat, plan = gathered.flat, self._planner.plan(gathered)
+        found = self._structures.look_up(state)
+        flat, plan = found.flat, found.derived
         made, rest = self._copies.make(flat.tensors, plan.cuts, device.to_copy(plan.cuts, plan.mine))
         if made:
             self._copies.left()
@@ -136,8 +132,8 @@ class Snapshots:
             SaveError: the devices have no room, and that can't be made good.
 
         """
-        gathered = self._gatherer.gather(state)
-        flat, plan = gathered.flat, self._planner.plan(gathered)
+        found = self._structures.look_up(state)
+        flat, plan = found.flat, found.derived
         blobs = self._blobs(flat, plan)
         wanted = device.to_copy(plan.cuts, plan.mine)
         pieces, rest = self._copies.make(flat.tensors, plan.cuts, wanted, timeout_s=timeout_s)
@@ -152,8 +148,6 @@ class Snapshots:
             return Snapshot(
                 plan=plan,
                 values=values,
-                aliases=dict(flat.aliases),
-                key_paths=gathered.build.key_paths,
                 summary=_summary(flat, plan, self._ranks),
                 on_device=pieces,
                 copied=tuple(fqn for fqn in wanted if fqn not in on_host),
@@ -182,8 +176,8 @@ def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
         return StateSummary()
     numbers = {fqn: digest_whole_numbers(flat.tensors[fqn]) for fqn in plan.whole_numbers}
     return StateSummary(
-        layouts=plan.structure.layouts,
-        forms=lambda: plan.structure.forms,
+        layouts=plan.layouts,
+        forms=lambda: plan.forms,
         values={fqn: digest_value(fqn, value) for fqn, value in flat.values.items()},
         contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
         aliases=dict(flat.aliases),

@@ -12,15 +12,24 @@ from typing import Any, cast
 import pytest
 import torch
 
-from stepkeeper.checkpoint import CheckpointReader, SaveOrder, TensorOrder, read_manifests
+from stepkeeper.checkpoint import CheckpointReader, SaveOrder, Structure, TensorOrder, read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
-from stepkeeper.companion.messages import Begin, Commit, Committed, Kind, Open, Plan, Upload, Void, Write
-from stepkeeper.companion.plan_cache import Common, Held, Told, name_of, plan_of
+from stepkeeper.companion.messages import (
+    ClaimRequest,
+    CommitRequest,
+    Committed,
+    Kind,
+    OpenRequest,
+    UploadRequest,
+    VoidRequest,
+    WriteRequest,
+)
 from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import CompanionError, CompanionLostError, StorageError
+from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.persist import SaveJob, persist
 from stepkeeper.save.snapshot import Region, Snapshots
 from stepkeeper.storage.memory import MemoryStore, named_bucket
@@ -31,51 +40,80 @@ ROWS = (
     TensorOrder(fqn='w\n"ü', dtype="float32", global_shape=(4, 8), offsets=(2, 0), sizes=(2, 8), start=0),
     TensorOrder(fqn="s", dtype="int64", global_shape=(), offsets=(), sizes=(), start=64),
 )
-COMMON = Common(tensors=ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")})
-ORDER = SaveOrder(rank=1, world_size=2, step=1, claim=0, nonce="0", tensors=(), values=())
+STRUCTURE = Structure.of(ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")})
+REQUEST = WriteRequest(
+    step=1, claim=0, nonce="0", values=(), structure_key=STRUCTURE.key, structure=STRUCTURE.text
+)
+
+
+def session_of(rank: int = 1, world_size: int = 2, **opening: Any) -> Session:
+    opening = {"uri": f"memory://{secrets.token_hex(4)}"} | opening
+    return Session(OpenRequest(rank=rank, world_size=world_size, **opening), lambda directive: None)
 
 
 def test_what_was_told_is_what_is_written_in_the_next_saves() -> None:
-    held, plan = Held(), plan_of(COMMON)
-    first = held.whole(Write(order=ORDER, plan=name_of(plan), told=plan))
-    again = held.whole(Write(order=replace(ORDER, step=2), plan=name_of(plan)))
-    assert first.order == replace(ORDER, tensors=ROWS)
-    assert again.order == replace(ORDER, step=2, tensors=ROWS)
-    assert (again.aliases, again.key_paths) == ({"v": "s"}, '{"s": ["a", 0, "s"]}')
-    assert held.whole(Write(order=ORDER)).order == ORDER
+    session = session_of()
+    first = session._order(REQUEST)
+    again = session._order(replace(REQUEST, step=2, structure=None))
+    assert first.structure == STRUCTURE
+    assert first == SaveOrder(
+        rank=1, world_size=2, step=1, claim=0, nonce="0", structure=STRUCTURE, values=()
+    )
+    assert again == replace(first, step=2)
+    assert again.structure is first.structure
+    assert (again.structure.aliases, again.structure.key_paths) == ({"v": "s"}, '{"s": ["a", 0, "s"]}')
+
+
+def test_a_structure_has_one_key_in_every_process() -> None:
+    told = Structure.from_text(STRUCTURE.text)
+    assert told == STRUCTURE
+    assert told.key == STRUCTURE.key
+    # What was read is written in the same words.
+    assert told.text == STRUCTURE.text
+    assert Structure.of(ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")}).key == STRUCTURE.key
+    two = {"v": "s", "u": "s"}
+    assert Structure.of(ROWS, aliases=two).key == Structure.of(ROWS, aliases=dict(reversed(two.items()))).key
 
 
 def test_what_is_alike_in_the_tensors_is_held_once() -> None:
     tensors = tuple(replace(ROWS[0], fqn=str(n), start=64 * n) for n in range(2))
-    plan = plan_of(replace(COMMON, tensors=tensors))
-    one, other = Held().whole(Write(order=ORDER, plan=name_of(plan), told=plan)).order.tensors
+    one, other = Structure.from_text(Structure.of(tensors).text).tensors
     assert (one.dtype is other.dtype, one.sizes is other.sizes) == (True, True)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        replace(COMMON, tensors=ROWS[:1]),
-        replace(COMMON, tensors=(replace(ROWS[0], start=8), ROWS[1])),
-        replace(COMMON, aliases={}),
-        replace(COMMON, key_paths={"s": ("a", 1, "s")}),
+        replace(STRUCTURE, tensors=ROWS[:1]),
+        replace(STRUCTURE, tensors=ROWS[::-1]),
+        replace(STRUCTURE, tensors=(replace(ROWS[0], start=8), ROWS[1])),
+        replace(STRUCTURE, tensors=(replace(ROWS[0], fqn="w"), ROWS[1])),
+        replace(STRUCTURE, tensors=(replace(ROWS[0], dtype="int32"), ROWS[1])),
+        replace(STRUCTURE, tensors=(replace(ROWS[0], global_shape=(8, 8)), ROWS[1])),
+        replace(STRUCTURE, tensors=(replace(ROWS[0], offsets=(0, 0)), ROWS[1])),
+        replace(STRUCTURE, tensors=(replace(ROWS[0], sizes=(1, 8)), ROWS[1])),
+        replace(STRUCTURE, aliases={}),
+        replace(STRUCTURE, aliases={"v": 'w\n"ü'}),
+        replace(STRUCTURE, key_paths='{"s": ["a", 1, "s"]}'),
+        Structure(),
     ],
 )
-def test_another_plan_has_another_name_and_only_the_last_is_held(other: Common) -> None:
-    held, plan, following = Held(), plan_of(COMMON), plan_of(other)
-    assert name_of(plan) != name_of(following)
-    for told in (plan, following):
-        held.whole(Write(order=ORDER, plan=name_of(told), told=told))
-    with pytest.raises(CompanionError, match="by a plan that wasn't told"):
-        held.whole(Write(order=ORDER, plan=name_of(plan)))
+def test_another_structure_has_another_key_and_only_the_last_is_held(other: Structure) -> None:
+    session = session_of()
+    assert other.key != STRUCTURE.key
+    session._order(REQUEST)
+    following = session._order(replace(REQUEST, structure_key=other.key, structure=other.text))
+    assert following.structure == other
+    with pytest.raises(CompanionError, match="by a structure that wasn't told"):
+        session._order(replace(REQUEST, structure=None))
 
 
-def test_nothing_is_written_by_a_name_that_what_was_told_does_not_have() -> None:
-    held, plan = Held(), plan_of(COMMON)
-    with pytest.raises(CompanionError, match="by a plan that wasn't told"):
-        held.whole(Write(order=ORDER, plan=name_of(plan), told=replace(plan, aliases={})))
-    with pytest.raises(CompanionError, match="by a plan that wasn't told"):
-        held.whole(Write(order=ORDER, plan=name_of(plan)))
+def test_nothing_is_written_by_a_key_that_what_was_told_does_not_have() -> None:
+    session, other = session_of(), replace(STRUCTURE, aliases={})
+    with pytest.raises(CompanionError, match="by a structure that wasn't told"):
+        session._order(replace(REQUEST, structure=other.text))
+    with pytest.raises(CompanionError, match="by a structure that wasn't told"):
+        session._order(replace(REQUEST, structure=None))
 
 
 @dataclass
@@ -83,10 +121,10 @@ class Process:
     """A companion process, in this one."""
 
     session: Session
-    told: Told | None = None
+    structure_key: str | None = None
     lost: bool = False
-    plans: list[bool] = field(default_factory=list)
-    """For each write that was asked for, whether its plan came along."""
+    tellings: list[bool] = field(default_factory=list)
+    """For each write that was asked for, whether its structure came along."""
 
     fails: int = 0
     """The next so many writes."""
@@ -96,8 +134,8 @@ class Process:
 
     def send_request(self, kind: Kind, raw: Any, fds: Any = (), *, timeout_s: float) -> Any:
         if kind in (Kind.WRITE, Kind.STAGE):
-            body = decode(Write, raw)
-            self.plans.append(body.told is not None)
+            body = decode(WriteRequest, raw)
+            self.tellings.append(body.structure is not None)
             if self.fails:
                 self.fails -= 1
                 raise CompanionLostError("gone before it read that")
@@ -108,10 +146,10 @@ class Process:
                 raise StorageError("no space left on device")
             return encode(written)
         if kind is Kind.VOID:
-            return self.session.void(decode(Void, raw))
+            return self.session.void(decode(VoidRequest, raw))
         if kind is Kind.UPLOAD:
-            return encode(self.session.upload(decode(Upload, raw)))
-        committed, after = self.session.commit(decode(Commit, raw))
+            return encode(self.session.upload(decode(UploadRequest, raw)))
+        committed, after = self.session.commit(decode(CommitRequest, raw))
         done(after)
         return encode(committed)
 
@@ -122,9 +160,9 @@ class Trainer:
     def __init__(self, tier: TierPlace | None = None) -> None:
         self.name = secrets.token_hex(4)
         self.has_tier = tier is not None
-        self.opening = Open(rank=0, world_size=1, uri=f"memory://{self.name}", tier=tier)
+        self.opening = OpenRequest(rank=0, world_size=1, uri=f"memory://{self.name}", tier=tier)
         self.running = Process(self.new_session())
-        self.claim = self.running.session.begin(Begin()).claim
+        self.claim = self.running.session.begin(ClaimRequest()).claim
         self.gang, self.region, self.step = SoloGang(), Region(), 0
         self.snapshots = Snapshots(self.gang.ranks)
 
@@ -150,13 +188,11 @@ class Trainer:
         transferred.set_result(None)
         job = SaveJob(
             name=str(self.step),
-            step=self.step,
+            in_flight=InFlight(self.step),
             origin=None,
             snapshot=self.snapshots.take(state, self.region),
             region=self.region,
             transferred=transferred,
-            moved=lambda _: None,
-            duration_millis=lambda: 1,
         )
         return self.contents(persist(job, cast(Companion, self), self.gang))
 
@@ -196,8 +232,8 @@ def test_a_state_that_is_built_alike_is_told_of_once_and_another_one_anew(traine
     tied = torch.ones(1)
     assert trainer.save({"b": tied, "w": torch.zeros(3), "v": tied})["v"] == floats(1)
     assert trainer.save({"w": torch.ones(2), "n": 1}) == {"w": floats(1, 1)}
-    assert trainer.running.plans[:3] == [True, False, True]
-    assert trainer.running.plans[4:] == [True, True]
+    assert trainer.running.tellings[:3] == [True, False, True]
+    assert trainer.running.tellings[4:] == [True, True]
 
 
 def test_a_companion_that_follows_a_lost_one_is_told_all(trainer: Trainer) -> None:
@@ -206,7 +242,7 @@ def test_a_companion_that_follows_a_lost_one_is_told_all(trainer: Trainer) -> No
     trainer.lose()
     assert trainer.save(state) == {"w": floats(1, 1)}
     assert trainer.save(state) == {"w": floats(1, 1)}
-    assert trainer.running.plans == [True, False]
+    assert trainer.running.tellings == [True, False]
 
 
 def test_what_a_failed_save_has_told_is_told_again(trainer: Trainer) -> None:
@@ -215,52 +251,54 @@ def test_what_a_failed_save_has_told_is_told_again(trainer: Trainer) -> None:
     with pytest.raises(CompanionLostError):
         trainer.save(state)
     assert trainer.save(state) == {"w": floats(1, 1)}
-    assert trainer.running.plans == [True, True]
+    assert trainer.running.tellings == [True, True]
 
 
 def test_a_failed_save_of_another_state_is_not_what_the_next_one_goes_by(trainer: Trainer) -> None:
-    """The companion knows that one's plan: of the one before it, it has to be told again."""
+    """The companion holds that one's structure: of the one before it, it has to be told again."""
     usual, other = {"w": torch.ones(2)}, {"w": torch.ones(3)}
     trainer.save(usual)
     trainer.running.fails_late = 1
     with pytest.raises(StorageError):
         trainer.save(other)
     assert trainer.save(usual) == {"w": floats(1, 1)}
-    assert trainer.running.plans == [True, True, True]
+    assert trainer.running.tellings == [True, True, True]
 
 
 def test_a_save_by_way_of_the_local_disk_tells_it_too(tmp_path: Any) -> None:
     trainer = Trainer(TierPlace(folder=str(tmp_path)))
     for number in (1.0, 2.0):
         assert trainer.save({"w": torch.full((2,), number)}) == {"w": floats(number, number)}
-    assert trainer.running.plans == [True, False]
+    assert trainer.running.tellings == [True, False]
     trainer.region.close()
 
 
 def test_two_ranks_tell_each_their_own(tmp_path: Any) -> None:
-    """One that changes its plan between saves, and one that doesn't."""
+    """One whose structure changes between saves, and one whose doesn't."""
     uri = tmp_path.as_uri()
-    sessions = [Session(Open(rank=rank, world_size=2, uri=uri), lambda directive: None) for rank in (0, 1)]
-    claim = sessions[0].begin(Begin()).claim.slot
+    sessions = [session_of(rank, uri=uri) for rank in (0, 1)]
+    claim = sessions[0].begin(ClaimRequest()).claim.slot
     row = TensorOrder(fqn="w", dtype="float32", global_shape=(2, 2), offsets=(0, 0), sizes=(1, 2), start=0)
     more = TensorOrder(fqn="b", dtype="float32", global_shape=(2,), offsets=(0,), sizes=(2,), start=8)
-    plans = {
-        0: plan_of(Common(tensors=(row,), aliases={}, key_paths={})),
-        1: plan_of(Common(tensors=(replace(row, offsets=(1, 0)),), aliases={}, key_paths={})),
-    }
-    longer: dict[int, Plan] = plans | {
-        1: plan_of(Common(tensors=(replace(row, offsets=(1, 0)), more), aliases={}, key_paths={}))
-    }
+    second = replace(row, offsets=(1, 0))
+    usual = {0: Structure.of([row]), 1: Structure.of([second])}
+    longer = usual | {1: Structure.of([second, more])}
     region = os.memfd_create("region")
     os.write(region, floats(1, 2, 3, 4))
     found = []
-    for step, (now, told) in enumerate([(plans, True), (plans, False), (longer, True), (longer, False)]):
+    for step, (now, told) in enumerate([(usual, True), (usual, False), (longer, True), (longer, False)]):
         nonce, written = f"{step:032x}", []
         for rank in (1, 0):
-            order = replace(ORDER, rank=rank, step=step, claim=claim, nonce=nonce)
-            body = Write(order=order, plan=name_of(now[rank]), told=now[rank] if told else None)
+            body = WriteRequest(
+                step=step,
+                claim=claim,
+                nonce=nonce,
+                values=(),
+                structure_key=now[rank].key,
+                structure=now[rank].text if told else None,
+            )
             written.append(sessions[rank].write(body, region))
-        commit = Commit(folder=order.folder, others=(written[0].manifest,), duration_millis=1)
+        commit = CommitRequest(folder=body.folder, others=(written[0].manifest,), duration_millis=1)
         committed, after = sessions[0].commit(commit)
         done(after)
         tensors = merge_tensors(read_manifests(sessions[0]._store, committed.record))

@@ -1,13 +1,13 @@
 """Saves that have much in common store what each would store if it were the first."""
 
-import json
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from stepkeeper.checkpoint import (
-    Recurring,
     SaveOrder,
+    Structure,
+    StructureCache,
     TensorOrder,
     ValueOrder,
     finish_checkpoint,
@@ -29,14 +29,15 @@ class State:
     dtype: str = "float32"
     value_bytes: int = 3
     aliases: dict[str, str] = field(default_factory=dict)
-    key_paths: str | None = None
+    key_paths: dict[str, list[str]] = field(default_factory=dict)
     split_by_columns: bool = False
     last_rank_only: str | None = None
     """A tensor that the last rank writes, of which the others know nothing."""
 
     last_rank_aliases: dict[str, str] = field(default_factory=dict)
 
-    def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
+    def structure(self, rank: int, world_size: int) -> tuple[Structure, int]:
+        """What this rank writes, and how many bytes of tensors that is."""
         tensors, start = [], 0
         for fqn, rows in self.rows.items():
             axis = 1 if self.split_by_columns else 0
@@ -61,6 +62,13 @@ class State:
             )
             tensors.append(scalar)
             start += 4
+        aliases = (self.aliases if rank == 0 else {}) | (
+            self.last_rank_aliases if rank == world_size - 1 else {}
+        )
+        return Structure.of(tensors, aliases=aliases, key_paths=self.key_paths), start
+
+    def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
+        structure, start = self.structure(rank, world_size)
         value = ValueOrder(fqn="step", start=start, length_bytes=self.value_bytes)
         return SaveOrder(
             rank=rank,
@@ -68,35 +76,35 @@ class State:
             step=step,
             claim=0,
             nonce=f"{step:032x}",
-            tensors=tuple(tensors),
+            structure=structure,
             values=(value,) if rank == 0 else (),
         )
 
 
 def stored(
-    state: State, step: int, world_size: int, recurring: list[Recurring] | None = None
+    state: State, step: int, world_size: int, caches: list[StructureCache] | None = None
 ) -> dict[str, bytes]:
+    """All objects of a save; where there are caches, as companions save that were told the structures."""
     store = MemoryStore()
-    manifests = []
+    orders, manifests = [], []
     for rank in range(world_size):
+        order = state.order(rank, step, world_size)
+        cache = None if caches is None else caches[rank]
+        if cache is not None:
+            cache.hold(Structure.from_text(order.structure.text))
+            held = cache.find(order.structure.key)
+            assert held is not None
+            order = replace(order, structure=held)
         data = bytes((step + rank + place) % 251 for place in range(4096))
-        manifests.append(
-            write_checkpoint(
-                store,
-                state.order(rank, step, world_size),
-                memoryview(data),
-                aliases=(state.aliases if rank == 0 else {})
-                | (state.last_rank_aliases if rank == world_size - 1 else {}),
-                recurring=None if recurring is None else recurring[rank],
-            )
-        )
+        manifests.append(write_checkpoint(store, order, memoryview(data), cache=cache))
+        orders.append(order)
     own, *others = manifests
     finish_checkpoint(
         store,
         own,
         [each.ref() for each in others],
-        key_paths=state.key_paths,
-        recurring=None if recurring is None else recurring[0],
+        structure=orders[0].structure,
+        cache=None if caches is None else caches[0],
     )
     return store.bucket.objects
 
@@ -111,7 +119,7 @@ CHANGED = {
     "a value's length": replace(FIRST, value_bytes=4),
     "a tied tensor": replace(FIRST, aliases={"tied": "w"}),
     "what a tied tensor stands for": replace(FIRST, aliases={"tied": "b"}),
-    "the nesting": replace(FIRST, key_paths=json.dumps({"w": ["w"]})),
+    "the nesting": replace(FIRST, key_paths={"w": ["w"]}),
     "what another rank writes": replace(FIRST, last_rank_only="more"),
     "what another rank calls it": replace(FIRST, last_rank_aliases={"tied": "b"}),
     "the placement": replace(FIRST, split_by_columns=True),
@@ -123,10 +131,10 @@ CHANGED = {
 def test_what_an_earlier_save_has_left_changes_nothing_that_is_stored(
     changed: State, world_size: int
 ) -> None:
-    recurring = [Recurring() for _ in range(world_size)]
+    caches = [StructureCache() for _ in range(world_size)]
     tied = replace(FIRST, aliases={"tied": "w"})
     for step, state in enumerate((FIRST, tied, changed, changed, FIRST), 1):
-        assert stored(state, step, world_size, recurring) == stored(state, step, world_size)
+        assert stored(state, step, world_size, caches) == stored(state, step, world_size)
 
 
 def test_what_is_the_same_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,26 +145,26 @@ def test_what_is_the_same_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return encode_metadata(*args, **options)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr("stepkeeper.checkpoint.writing.encode_metadata", counted)
-    recurring = [Recurring(), Recurring()]
+    caches = [StructureCache(), StructureCache()]
     for step in (1, 2, 3):
-        stored(FIRST, step, 2, recurring)
+        stored(FIRST, step, 2, caches)
     assert len(made) == 1
     order = FIRST.order(0, 4, 1)
-    layout = recurring[0].layout(order, streams=8, least_bytes=1)
-    again = replace(order, step=5, nonce="5", tensors=tuple(replace(each) for each in order.tensors))
-    assert recurring[0].layout(again, streams=8, least_bytes=1) is layout
-    assert recurring[0].layout(order, streams=4, least_bytes=1) is not layout
+    layout = caches[0].layout(order, streams=8, least_bytes=1)
+    again = replace(order, step=5, nonce="5", structure=FIRST.structure(0, 1)[0])
+    assert caches[0].layout(again, streams=8, least_bytes=1) is layout
+    assert caches[0].layout(order, streams=4, least_bytes=1) is not layout
 
 
 def test_metadata_of_parts_that_dont_fit_is_not_kept() -> None:
-    recurring = Recurring()
+    cache = StructureCache()
     store = MemoryStore()
     data = memoryview(bytes(4096))
     for step, state in ((1, State(rows={"w": 4})), (2, State(rows={"w": 4, "b": 2}))):
-        own = write_checkpoint(store, state.order(0, step, 2), data, recurring=recurring)
+        own = write_checkpoint(store, state.order(0, step, 2), data, cache=cache)
         other = write_checkpoint(store, State(rows={"w": 6}).order(1, step, 2), data)
         with pytest.raises(ManifestError):
-            finish_checkpoint(store, own, [other.ref()], recurring=recurring)
+            finish_checkpoint(store, own, [other.ref()], cache=cache)
 
 
 HOSTILE = ('"tensors":[', ',"tensors":[', ',"world_size":', '],"values":[', "ü\\")
@@ -164,12 +172,8 @@ HOSTILE = ('"tensors":[', ',"tensors":[', ',"world_size":', '],"values":[', "ü\
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_manifest_is_parted_at_its_tensors_whatever_they_are_called(name: str) -> None:
-    whole = write_checkpoint(
-        MemoryStore(),
-        State(rows={"w": 4, name: 2}).order(0, 1, 1),
-        memoryview(bytes(4096)),
-        aliases={name: name, "tensors": "w"},
-    )
+    state = State(rows={"w": 4, name: 2}, aliases={name: name, "tensors": "w"})
+    whole = write_checkpoint(MemoryStore(), state.order(0, 1, 1), memoryview(bytes(4096)))
     heading, inventory = parted(whole.to_json(), "here")
     assert Manifest.from_json(heading, "here") == replace(whole, inventory=Inventory())
     assert inventory == whole.inventory.encoded

@@ -1,4 +1,4 @@
-"""What a rank's saves have in common as long as the state is built alike: laid out and encoded once."""
+"""Hold the structure of a rank's last save, and all that was made from it: the objects' layout, and encoded parts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from typing import final
 
 from stepkeeper.checkpoint.dcp_format.tensor_file import blob_layout
 from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, TensorRecord, ValueRecord
-from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File, Item, packed
 
-__all__ = ["Layout", "Part", "Recurring", "inventory_of"]
+__all__ = ["Layout", "Part", "StructureCache", "inventory_of", "layout_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,33 +31,55 @@ class Part:
 
 
 @final
-class Recurring:
-    """Of the last save, and good for what is equal to it: nothing is taken from here without a comparison."""
+class StructureCache:
+    """Hold what this process was told of a state's structure, and what follows from that.
+
+    A structure is known by its key. What is made from it is kept with whatever else it was made from: the lengths of
+    this save's values, and the store's wish for objects, for the layout; for `.metadata`, the parts of all ranks. That
+    is a question of its own: of the other ranks' structures this process knows only what their manifests say.
+    """
 
     def __init__(self) -> None:
+        self._structure: Structure | None = None
         self._layout: tuple[object, Layout] | None = None
         self._metadata: tuple[object, bytes] | None = None
 
+    def hold(self, structure: Structure) -> None:
+        """Hold this one from now on, in place of the one before."""
+        self._structure = structure
+
+    def find(self, key: str) -> Structure | None:
+        """Answer the structure that is held, if it has this key."""
+        held = self._structure
+        return held if held is not None and held.key == key else None
+
     def layout(self, order: SaveOrder, *, streams: int, least_bytes: int) -> Layout:
-        """As `packed` has it."""
-        key = (order.rank, order.tensors, order.values, streams, least_bytes)
+        """Lay out the order's objects as `packed` has it."""
+        key = (order.rank, order.structure.key, order.values, streams, least_bytes)
         if self._layout is None or self._layout[0] != key:
             self._layout = None
-            files = packed(order, streams=streams, least_bytes=least_bytes)
-            self._layout = key, Layout(files=files, inventory=inventory_of(files))
+            self._layout = key, layout_of(order, streams=streams, least_bytes=least_bytes)
         return self._layout[1]
 
-    def metadata(self, parts: Sequence[Part], key_paths: str | None, made: Callable[[], bytes]) -> bytes:
-        """What `made` returns for these, whenever it was."""
-        key = (tuple(parts), key_paths)
+    def metadata(
+        self, structure_key: str | None, parts: Sequence[Part], encode: Callable[[], bytes]
+    ) -> bytes:
+        """Answer what `encode` returns for these, whenever it did."""
+        key = (structure_key, tuple(parts))
         if self._metadata is None or self._metadata[0] != key:
             self._metadata = None
-            self._metadata = key, made()
+            self._metadata = key, encode()
         return self._metadata[1]
 
 
+def layout_of(order: SaveOrder, *, streams: int, least_bytes: int) -> Layout:
+    """Lay out the order's objects as `packed` has it."""
+    files = packed(order, streams=streams, least_bytes=least_bytes)
+    return Layout(files=files, inventory=inventory_of(files))
+
+
 def inventory_of(files: Sequence[File]) -> Inventory:
-    """What is in these objects."""
+    """List what is in these objects."""
     chunks: dict[str, list[ChunkRecord]] = {}
     first: dict[str, TensorOrder] = {}
     values: list[ValueRecord] = []

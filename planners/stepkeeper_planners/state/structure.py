@@ -1,74 +1,84 @@
-"""`gather_state`, over and over: what depends only on how a state is built is found out once.
+"""Know a state's structure again: what depends on nothing but how a state is built is found out once.
 
 A state may have tens of thousands of tensors, and training waits while they are gathered: what is done for each of
 them here is a few passes in C, not a few lines of Python.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.state.nesting import notes
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import (
     FlatState,
-    Path,
     flatten,
     has_plain_leaves_only,
     is_leaf,
     leaves_of,
     resolve_state,
 )
+from stepkeeper_planners.state.values import content_bytes
 
-__all__ = ["Build", "Gathered", "Gatherer"]
+__all__ = ["Found", "StructureCache"]
+
+T = TypeVar("T")
 
 _PLAIN_DICT, _DICT, _LIST, _LEAF = "plain dict", "dict", "list", "leaf"
+_NO_VALUES: Final = (torch.Tensor, PerRank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
-    """What states that are built alike have in common. One object for them all, if they come one after the other."""
+class Found(Generic[T]):
+    """A state's own leaves, and what was derived from its structure."""
 
-    structures: Sequence[tuple[str, object]]
-    """Of the tensors by name, as `adapters.structure` says it."""
-
-    key_paths: Mapping[str, Path]
-    """Name → the keys that lead to it; and what the names don't say of the nesting."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
     flat: FlatState
-    build: Build
+    derived: T
+    """One object for all states of one structure that come one after the other."""
 
 
-class Gatherer:
-    """Gathers states; remembers how the last one was built."""
+class StructureCache(Generic[T]):
+    """Hold the structure of the last state, and all that was derived from it.
 
-    def __init__(self) -> None:
-        self._known: _Known | None = None
+    Two states have one structure if they have the same nesting, keys and names; tensors of the same classes, dtypes,
+    shapes, devices and placements, tied alike; values under the same names, the large ones of the same sizes. Their
+    elements and values are their own.
+    """
 
-    def gather(self, state: Mapping[str, object]) -> Gathered:
-        """The flat form of a nested state, of which no computation is pending any more.
+    def __init__(
+        self, derive: Callable[[FlatState, Mapping[str, int]], T], *, large_value_bytes: int | None = None
+    ) -> None:
+        """Derive by `derive`, from the first state of a structure and the sizes in bytes of its values.
 
-        state_dict() of every Stateful was called once.
+        A value smaller than `large_value_bytes` counts as 0 bytes; where that is None, every value does.
+        """
+        self._derive: Final = derive
+        self._large_value_bytes: Final = large_value_bytes
+        self._last: tuple[_Structure, T] | None = None
+
+    def look_up(self, state: Mapping[str, object]) -> Found[T]:
+        """Gather a nested state, of which no computation is pending then, and derive what its structure gives.
+
+        The state_dict() of every Stateful is called once. A structure that is refused is not held.
 
         Raises:
             DuplicateNameError: two entries get the same name.
             UnsupportedValueError: a Stateful holds itself.
+            Exception: what `derive` raises.
         """
         tree = resolve_state(state)
         contents = _Contents(tree)
-        known = self._known
-        if known is None or not known.fits(contents):
-            self._known = None
+        if self._last is None or not self._last[0].fits(contents):
+            self._last = None
             contents.materialize()
-            known = self._known = _Known(contents, flatten(tree))
-        return Gathered(flat=known.flat_of(tree, contents.leaves), build=known.build)
+            flat = flatten(tree)
+            structure = _Structure(contents, flat, self._large_value_bytes)
+            self._last = structure, self._derive(flat, structure.value_bytes)
+        structure, derived = self._last
+        return Found(flat=structure.flat_of(tree, contents.leaves), derived=derived)
 
 
 class _Contents:
@@ -83,7 +93,7 @@ class _Contents:
         self.kinds: Final = list(map(type, self.leaves))
 
     def materialize(self) -> None:
-        """No tensor has a computation pending: before that, not even where it lies is known of all."""
+        """Run what is pending on tensors: before that, not even where it lies is known of all."""
         tensors = (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
         adapters.materialize({str(index): tensor for index, tensor in enumerate(tensors)})
 
@@ -107,46 +117,48 @@ class _Contents:
                 self._add(value)
 
 
-class _Known:
-    """How one state was built."""
+class _Structure:
+    """How one state is built."""
 
-    def __init__(self, contents: _Contents, flat: FlatState) -> None:
+    def __init__(self, contents: _Contents, flat: FlatState, large_value_bytes: int | None) -> None:
         self._forms: Final = contents.forms
-        self._kinds: Final = contents.kinds
+        self._kinds = contents.kinds
         place = {name: index for index, (name, _) in enumerate(leaves_of(flat.tree))}
         self._tensors: Final = [place[name] for name in flat.paths if name not in flat.values]
         tensors = [contents.leaves[index] for index in self._tensors]
         self._ordinary: Final = adapters.ordinary_forms(tensors)
-        self._structures: Final = (
-            None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        )
+        self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
         self._tied: Final = _tied(tensors, ordinary=self._ordinary is not None)
         self._kept: Final = [(name, place[name]) for name in flat.tensors]
         self._values: Final = [(name, place[name]) for name in flat.values]
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
         self._aliases: Final = flat.aliases
         self._paths: Final = flat.paths
-        structures = ((name, adapters.structure(tensor)) for name, tensor in flat.tensors.items())
-        known: dict[object, object] = {}
-        self.build: Final = Build(
-            structures=[(name, known.setdefault(each, each)) for name, each in structures],
-            key_paths=flat.paths | notes(flat.tree),
-        )
+        self._large_value_bytes: Final = large_value_bytes
+        sizes = self._sizes_of(contents.leaves)
+        self.value_bytes: Final = dict(zip(flat.values, sizes or [0] * len(flat.values), strict=True))
+        """The size of each value, as a plan counts it."""
+
+        self._sizes: Final = sizes
 
     def fits(self, contents: _Contents) -> bool:
-        """Whether a state with these contents is built like that one: other tensors and values, nothing else."""
-        if contents.kinds != self._kinds or contents.forms != self._forms:
+        """Tell whether a state with these contents has this structure."""
+        if contents.forms != self._forms or not self._has_kinds(contents):
             return False
         tensors = [contents.leaves[index] for index in self._tensors]
         if self._ordinary is not None:
             alike = adapters.have_forms(tensors, self._ordinary)
         else:
             contents.materialize()
-            alike = list(map(adapters.structure, tensors)) == self._structures
-        return alike and _tied(tensors, ordinary=self._ordinary is not None) == self._tied
+            alike = list(map(adapters.structure, tensors)) == self._placed
+        return (
+            alike
+            and _tied(tensors, ordinary=self._ordinary is not None) == self._tied
+            and self._sizes_of(contents.leaves) == self._sizes
+        )
 
     def flat_of(self, tree: Any, leaves: Sequence[Any]) -> FlatState:
-        """The flat form of a state that fits."""
+        """Flatten a state that fits."""
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
             tensors={name: leaves[index] for name, index in self._kept},
@@ -158,9 +170,32 @@ class _Known:
             tree=tree,
         )
 
+    def _has_kinds(self, contents: _Contents) -> bool:
+        """Tell whether the leaves are of these classes, but that a value may be of another class than before."""
+        if contents.kinds == self._kinds:
+            return True
+        if len(contents.kinds) != len(self._kinds):
+            return False
+        pairs = zip(contents.kinds, self._kinds, strict=True)
+        if any(new is not old and (_is_no_value(new) or _is_no_value(old)) for new, old in pairs):
+            return False
+        self._kinds = contents.kinds
+        return True
+
+    def _sizes_of(self, leaves: Sequence[Any]) -> list[int] | None:
+        limit = self._large_value_bytes
+        if limit is None:
+            return None
+        sizes = (content_bytes(leaves[index]) for _, index in self._values)
+        return [size if size >= limit else 0 for size in sizes]
+
+
+def _is_no_value(kind: type) -> bool:
+    return issubclass(kind, _NO_VALUES)
+
 
 def _tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
-    """For each tensor that is an earlier one too: which one's."""
+    """Find, for each tensor that is an earlier one too, which one."""
     suspects: Sequence[int] = range(len(tensors))
     if ordinary:
         addresses = list(map(torch.Tensor.data_ptr, tensors))
