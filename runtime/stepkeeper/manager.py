@@ -241,9 +241,8 @@ class CheckpointManager(DropIn):
         """`step` is finished: it is saved in the background if it is due, and all ranks stop here if they were told to.
 
         Call it after every step, behind the loop's own `torch_xla.sync()`. If nothing is due it costs microseconds
-        and no network; under the policy `OnException` milliseconds, and where `state` has large values that are no
-        tensors, as long as it takes to write these down. When there is a notice, it returns `stop` once this step is
-        committed (or, where the job says Skip, once what is in flight is). Ranks: all, with the same steps.
+        and no network. When there is a notice, it returns `stop` once this step is committed (or, where the job says
+        Skip, once what is in flight is). Ranks: all, with the same steps.
 
         Raises:
             FencedError: another claim owns the root.

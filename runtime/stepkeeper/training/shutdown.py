@@ -114,8 +114,6 @@ class Leaving:
         text = traceback_of(error)
         if not isinstance(error, GangError):
             self._saves.wait(self._stepping.ending.save_s(alone=self._gang.world_size == 1))
-        if not isinstance(error, StepkeeperError | SystemExit):
-            self._stepping.save_for_exception(self._stepping.ending.save_s(alone=True))
         if text is not None:
             self._progress.failed(text)
         self._end(exit_code_of(error), text)
