@@ -23,7 +23,7 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = ["PIN_PREFIX", "Pin", "hold", "list_pins", "pin_path", "pinned_slots", "put_pin", "remove_pin"]
 
 _log: Final = logger(__name__)
-PIN_PREFIX: Final = ".stepkeeper/retention/pins/"
+PIN_PREFIX: Final = ".stepkeeper/pins/"
 FORMAT: Final = 1
 _NAME: Final = re.compile(r"([0-9]{8,})-([0-9a-f]{32})")
 

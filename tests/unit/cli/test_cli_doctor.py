@@ -76,7 +76,7 @@ def test_pins_of_what_is_gone(run: Run, root: SmallRoot) -> None:
     root.log.delete(root.claim, lambda state: [1])
     result = run("doctor", root.url, "--json")
     assert (result.exit_code, verdicts(result)["pins"]) == (0, "warn")
-    root.store.write(f".stepkeeper/retention/pins/00000002-{'b' * 32}", [b"{}"])
+    root.store.write(f".stepkeeper/pins/00000002-{'b' * 32}", [b"{}"])
     assert verdicts(run("doctor", root.url, "--json"))["pins"] == "warn"
 
 

@@ -88,7 +88,7 @@ def test_a_pin_that_cannot_be_read_holds_all_the_same() -> None:
     log = Log(store)
     claim = log.begin()
     kept, _ = save(log, store, claim, 10), save(log, store, claim, 20)
-    store.write(f".stepkeeper/retention/pins/00000001-{'a' * 32}", [b"what a later release writes"])
+    store.write(f".stepkeeper/pins/00000001-{'a' * 32}", [b"what a later release writes"])
     deleted = delete(log, claim, 10)
     assert sweep(store, [deleted]) == (deleted,)
     assert kept in folders(store.bucket)
@@ -177,7 +177,7 @@ def test_pinned_garbage_waits_for_a_collection_after_the_pin() -> None:
     assert collected(gc(log, store).collected) == [first]
     assert folders(store.bucket) == {second}
     assert {path for path in store.bucket.objects if "pins" in path} == {
-        f".stepkeeper/retention/pins/{each.slot:08d}-{each.nonce}" for each in (live, nothing)
+        f".stepkeeper/pins/{each.slot:08d}-{each.nonce}" for each in (live, nothing)
     }
 
 

@@ -54,7 +54,7 @@ def test_a_pin_is_a_small_object_named_after_what_it_holds(bucket: MemoryBucket)
     put_pin(store, pin)
     put_pin(store, pin)
     assert bucket.objects == {
-        f".stepkeeper/retention/pins/00000007-{NONCE}": b'{"format":1,"holder":"ml/eval","nonce":"'
+        f".stepkeeper/pins/00000007-{NONCE}": b'{"format":1,"holder":"ml/eval","nonce":"'
         + NONCE.encode()
         + b'","reason":"a fork","root":"gs://b/fork","slot":7}'
     }
@@ -67,7 +67,7 @@ def test_a_pin_is_a_small_object_named_after_what_it_holds(bucket: MemoryBucket)
 
 def test_names_that_are_no_pins_are_left_alone(bucket: MemoryBucket) -> None:
     for name in ("README.txt", "7-" + NONCE, "00000007-short", f"00000007-{NONCE}.bak"):
-        bucket.objects[f".stepkeeper/retention/pins/{name}"] = b""
+        bucket.objects[f".stepkeeper/pins/{name}"] = b""
     assert pinned_slots(MemoryStore(bucket)) == set()
     assert list_pins(MemoryStore(bucket)) == []
 

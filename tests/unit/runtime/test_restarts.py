@@ -55,7 +55,7 @@ def test_a_first_start_has_no_past_and_learns_from_each_hour(
     found = past(root)
     assert found == Past(restarts=0, over_s=0)
     now_s = 100.0
-    monkeypatch.setattr("stepkeeper.log.restarts.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("stepkeeper.training.disruptions.time", SimpleNamespace(monotonic=lambda: now_s))
     experience = Experience()
     assert interval_s(experience.by_now(0, found)) == interval_s(Disruptions())
     now_s += 10 * DAY_S
