@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from stepkeeper.errors import FencedError, RestoreError, SaveError, StepkeeperError, TornCheckpointError
     from stepkeeper.follower import follow
     from stepkeeper.manager import CheckpointManager
-    from stepkeeper.results import RestoreResult, StepOutcome
+    from stepkeeper.restore.results import RestoreResult
+    from stepkeeper.results import StepOutcome
     from stepkeeper.save.report import SaveReport
     from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner, prime_optimizer
 
@@ -38,7 +39,7 @@ _MODULES: Final = {
     "FencedError": "stepkeeper.errors",
     "PerRank": "stepkeeper_planners",
     "RestoreError": "stepkeeper.errors",
-    "RestoreResult": "stepkeeper.results",
+    "RestoreResult": "stepkeeper.restore.results",
     "SPMDLoadPlanner": "stepkeeper_planners",
     "SPMDSavePlanner": "stepkeeper_planners",
     "SaveError": "stepkeeper.errors",

@@ -1,11 +1,11 @@
 """Every error that stepkeeper raises by design, in one tree; each is also the builtin it is an instance of."""
 
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from stepkeeper.checkpoint.reread import BadBytes, BadItem
+from dataclasses import dataclass
+from typing import ClassVar
 
 __all__ = [
+    "BadBytes",
+    "BadItem",
     "BadNodeError",
     "BadUriError",
     "ClosedError",
@@ -105,12 +105,36 @@ class VerifyError(StepkeeperError, RuntimeError):
     """After the commit, an object in the store has another size or checksum than what was written."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadBytes:
+    """What was to be read, and wasn't what was written; or wasn't there."""
+
+    path: str
+    """The object, relative to the root."""
+
+    length_bytes: int
+    crc32c: int
+    """Of these bytes as they were written."""
+
+    offset_bytes: int = 0
+    block: int | None = None
+    """Their number in the object. None: the object as a whole, which has no other bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadItem:
+    """A part of another writer's checkpoint: who reads it tells by its form."""
+
+    folder: str
+    name: str
+    chunk: int | None = None
+    """Of a tensor."""
+
+
 class TornCheckpointError(StepkeeperError, RuntimeError):
     """Bytes of a committed checkpoint were read bad, in several fresh reads. Names the object and the block."""
 
-    def __init__(
-        self, message: str, bad: "BadBytes | BadItem | None" = None, *, missing: bool = False
-    ) -> None:
+    def __init__(self, message: str, bad: BadBytes | BadItem | None = None, *, missing: bool = False) -> None:
         super().__init__(message)
         self.bad = bad
         """Which bytes; None where they were another process's to read."""

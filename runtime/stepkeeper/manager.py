@@ -21,7 +21,8 @@ from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
 from stepkeeper.policy.save import AnyOf, Auto, SavePolicy, from_interval, parts_of
 from stepkeeper.restore import Restorer, Verification
-from stepkeeper.results import CheckpointInfo, Health, RestoreResult, StepOutcome
+from stepkeeper.restore.results import CheckpointInfo, RestoreResult
+from stepkeeper.results import Health, StepOutcome
 from stepkeeper.save.hooks import Events, SaveHook
 from stepkeeper.save.pipeline import InFlight
 from stepkeeper.save.saver import Saves

@@ -1,25 +1,10 @@
-"""What the manager answers with."""
+"""Answer a training script: what a step did, and how checkpointing is doing."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepkeeper.save.pipeline import InFlight
 
-__all__ = ["CheckpointInfo", "Health", "RestoreResult", "StepOutcome", "TensorInfo"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreResult:
-    """A commit that is in the state now, every block of it verified."""
-
-    sequence: int
-    """Its slot in the log."""
-
-    step: int
-    """The last step that was finished when it was saved: go on with the one after."""
-
-    uri: str
-    """Its folder: a checkpoint that stock torch.distributed.checkpoint reads too."""
+__all__ = ["Health", "StepOutcome"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,27 +47,3 @@ class Health:
     def ok(self) -> bool:
         """True if the newest save that has ended did not fail."""
         return self.error is None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorInfo:
-    dtype: str
-    """Without torch's prefix: float32."""
-
-    shape: tuple[int, ...]
-    """The whole tensor's, however it was sharded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointInfo:
-    """What a commit holds."""
-
-    sequence: int | None
-    """None: it is another writer's, which the log has no entry of."""
-
-    step: int
-    uri: str
-    size_bytes: int
-    tensors: Mapping[str, TensorInfo]
-    values: tuple[str, ...]
-    """Names of what is no tensor."""

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Final, final
 
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
-from stepkeeper.checkpoint.reread import BadBytes, read_there
-from stepkeeper.errors import ManifestError, TornCheckpointError
+from stepkeeper.checkpoint.reread import read_there
+from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
 from stepkeeper.log.entries import CommitRecord, ManifestRef
 from stepkeeper.storage.base import CopiedStore, Store
 from stepkeeper.storage.crc import block_crcs, crc32c

@@ -1,39 +1,11 @@
-"""Bytes that somebody read bad: which they are, so that another can read exactly them."""
+"""Read again exactly those bytes that another process read bad."""
 
-from dataclasses import dataclass
-
-from stepkeeper.errors import MissingObjectError, TransientStorageError
+from stepkeeper.errors import BadBytes, MissingObjectError, TransientStorageError
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["BadBytes", "BadItem", "read_there", "still_bad"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadBytes:
-    """What was to be read, and wasn't what was written; or wasn't there."""
-
-    path: str
-    """The object, relative to the root."""
-
-    length_bytes: int
-    crc32c: int
-    """Of these bytes as they were written."""
-
-    offset_bytes: int = 0
-    block: int | None = None
-    """Their number in the object. None: the object as a whole, which has no other bytes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BadItem:
-    """A part of another writer's checkpoint: who reads it tells by its form."""
-
-    folder: str
-    name: str
-    chunk: int | None = None
-    """Of a tensor."""
+__all__ = ["read_there", "still_bad"]
 
 
 def still_bad(store: Store, bad: BadBytes, *, patience: Patience = DEFAULT_PATIENCE) -> str | None:

@@ -13,17 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-import stepkeeper
-from stepkeeper import errors
 from stepkeeper.companion.channel import Channel
 from stepkeeper.companion.messages import Close, Kind
 from stepkeeper.companion.plan_cache import Told
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.errors import CompanionError, CompanionLostError, StepkeeperError
+from stepkeeper.error_codec import decode_error
+from stepkeeper.errors import CompanionLostError, StepkeeperError
 from stepkeeper.loggers import logger
 
-__all__ = ["CompanionProcess", "error_from", "error_to"]
+__all__ = ["CompanionProcess"]
 
 _log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
@@ -177,7 +176,7 @@ class CompanionProcess:
         with self._lock:
             future = self._pending.pop(message["id"])
         if "error" in message:
-            future.set_exception(error_from(message["error"]))
+            future.set_exception(decode_error(message["error"]))
         else:
             future.set_result(message["body"])
 
@@ -188,21 +187,8 @@ class CompanionProcess:
             _log.exception("the operator's directive %s was not followed", directive)
 
 
-def error_to(error: BaseException) -> dict[str, str]:
-    """`error` as another process can be told it."""
-    return {"kind": type(error).__name__, "message": str(error)}
-
-
-def error_from(raw: dict[str, str]) -> Exception:
-    """The error that another process told of: the same class if it is one of ours, else CompanionError."""
-    kind = getattr(errors, raw["kind"], None)
-    if isinstance(kind, type) and issubclass(kind, StepkeeperError):
-        return kind(raw["message"])
-    return CompanionError(f"{raw['kind']}: {raw['message']}\n{raw.get('traceback', '')}".rstrip())
-
-
 def _spawn(fd: int) -> "subprocess.Popen[bytes]":
-    folder = str(Path(stepkeeper.__path__[0]).parent)
+    folder = str(Path(__file__).parents[2])
     python_path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
     # A group of its own: what a terminal or a supervisor sends to the trainer's group is not for the companion.
     with _stop_signals_blocked():

@@ -31,6 +31,7 @@ from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.companion.session import Session
 from stepkeeper.contract import ContractError, Directive
 from stepkeeper.contract.wire import decode, encode
+from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionError
 from stepkeeper.loggers import identify
 
@@ -172,7 +173,7 @@ class _Server:
         except Exception as error:  # it is the trainer's to judge
             if self._puts_off(packet, error):
                 return
-            answer = {"error": _told(error)}
+            answer = {"error": encode_error(error, with_traceback=True)}
         self._put_off = None
         for fd in packet.fds:
             os.close(fd)
@@ -248,11 +249,3 @@ class _Server:
         except OSError:
             # The trainer is gone, and this process with it as soon as the other thread sees that.
             return
-
-
-def _told(error: Exception) -> dict[str, str]:
-    return {
-        "kind": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-    }

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, Protocol
 
-from stepkeeper.companion.client import error_from, error_to
 from stepkeeper.contract.wire import decode, encode
+from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import (
     MissingObjectError,
     NotExclusiveError,
@@ -111,7 +111,7 @@ def prove_shared(
         if "again" not in verdict:
             break
     if "error" in verdict:
-        raise error_from(verdict["error"])
+        raise decode_error(verdict["error"])
 
 
 def _tried(store: Store, ranks: Exchange, name: str, own: str, patience: Patience) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _tried(store: Store, ranks: Exchange, name: str, own: str, patience: Patienc
         try:
             placed = {"path": _placed(store, patience), "host": own}
         except StepkeeperError as error:
-            placed = {"error": error_to(error)}
+            placed = {"error": encode_error(error)}
     placed = ranks.broadcast(f"{name}/placed", placed, _MEET_S)
     if "error" in placed:
         return placed
@@ -210,9 +210,11 @@ def _cleaned(
             return {}
         # Since somebody has begun at that slot, a collection may have taken the object.
         next_slot = int(path.removeprefix(PROBE_PREFIX).partition("-")[0])
-        return {"again": True} if find_tail(store, patience) >= next_slot else {"error": error_to(refusal)}
+        return (
+            {"again": True} if find_tail(store, patience) >= next_slot else {"error": encode_error(refusal)}
+        )
     except StepkeeperError as error:
-        return {"error": error_to(error)}
+        return {"error": encode_error(error)}
 
 
 def _verdict(uri: str, findings: Sequence[_Finding], host: str) -> StepkeeperError | None:

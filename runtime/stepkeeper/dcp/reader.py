@@ -14,10 +14,10 @@ from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
-from stepkeeper.checkpoint.reread import BadItem, read_there
+from stepkeeper.checkpoint.reread import read_there
 from stepkeeper.dcp.fills import Fills, fill_from_chunks
 from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
-from stepkeeper.errors import BadUriError, RestoreError, TornCheckpointError
+from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
 from stepkeeper.log.entries import ManifestRef, new_nonce
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling

@@ -1,6 +1,5 @@
 """How often a training is disrupted: what the log of its root says, and how long it has gone on since."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -9,9 +8,8 @@ from stepkeeper.errors import LogFormatError, StorageError
 from stepkeeper.log import Begin, Entry
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.loggers import logger
-from stepkeeper.policy.save import Disruptions
 
-__all__ = ["Experience", "Past", "past_of"]
+__all__ = ["Past", "past_of"]
 
 _log: Final = logger(__name__)
 _MOST: Final = 16
@@ -27,22 +25,6 @@ class Past:
 
     over_s: int | None
     """In how long a time. None: the store doesn't say when things were put."""
-
-
-class Experience:
-    """What is known of disruptions as a training goes on: each hour without one counts."""
-
-    def __init__(self) -> None:
-        self._claim: int | None = None
-        self._since_s = 0.0
-
-    def by_now(self, claim: int, past: Past) -> Disruptions:
-        """`past` was what is known when `claim` was made. Nothing, where restarts are known and times are not."""
-        if claim != self._claim:
-            self._claim, self._since_s = claim, time.monotonic()
-        if past.over_s is None:
-            return Disruptions()
-        return Disruptions(count=past.restarts, over_s=past.over_s + time.monotonic() - self._since_s)
 
 
 def past_of(entry: Callable[[int], Entry], times: StoreTimes, claim: int) -> Past | None:

@@ -12,9 +12,9 @@ from stepkeeper.restore.mismatch import check_refilled, findings_said, said_find
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.placing import Places, stored_tensor
-from stepkeeper.save.snapshot import run_pending
 from stepkeeper.storage import Store
 from stepkeeper.storage.base import CopiedStore
+from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.differences import Findings, mismatch, unexpected_everywhere
 from stepkeeper_planners.loading.matching import StateReads, Stored, Wanted, compare
@@ -149,7 +149,9 @@ class Loading:
             for each in self._reads.values
         }
         scatter_state(self._state, self._flat, loaded)
-        run_pending(self._flat.tensors)
+        # Else what was put into XLA tensors becomes part of the first training step's program, which may round
+        # differently then than in an undisturbed run.
+        adapters.materialize(self._flat.tensors)
         return {}
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from stepkeeper.companion.client import error_from, error_to
+from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import RestoreError
 from stepkeeper_planners import errors as planners_errors
 from stepkeeper_planners.errors import LoadMismatchError, PlannerError
@@ -44,7 +44,7 @@ def said_findings(said: dict[str, Any]) -> Findings:
 
 def error_said(error: Exception, rank: int) -> dict[str, Any]:
     """As the other ranks can be told what this one fails with."""
-    said: dict[str, Any] = {**error_to(error), "rank": rank}
+    said: dict[str, Any] = {**encode_error(error), "rank": rank}
     if isinstance(error, LoadMismatchError):
         said["mismatch"] = {name: getattr(error, name) for name in _MISMATCH}
     return said
@@ -58,7 +58,7 @@ def raised_from(said: dict[str, Any]) -> Exception:
     kind = getattr(planners_errors, said["kind"], None)
     if isinstance(kind, type) and issubclass(kind, PlannerError) and _takes_text(kind):
         return kind(message)
-    return error_from({"kind": said["kind"], "message": message})
+    return decode_error({"kind": said["kind"], "message": message})
 
 
 def first_error(said: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

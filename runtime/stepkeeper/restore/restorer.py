@@ -19,10 +19,10 @@ from stepkeeper.restore.foreign.content import open_content
 from stepkeeper.restore.foreign.loading import LegacyLoading
 from stepkeeper.restore.loading import Loading, agreed_mismatch
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
+from stepkeeper.restore.results import CheckpointInfo, RestoreResult, TensorInfo
 from stepkeeper.restore.second_read import Host, confirm, this_host
 from stepkeeper.restore.verifying import Verification, Verifying
 from stepkeeper.restore.votes import Agreement
-from stepkeeper.results import CheckpointInfo, RestoreResult, TensorInfo
 from stepkeeper.storage import Store, open_store
 from stepkeeper.tier import NearStore
 from stepkeeper_planners.loading.selection import LoadRules

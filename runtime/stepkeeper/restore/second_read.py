@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stepkeeper.checkpoint.reread import BadBytes, BadItem, still_bad
+from stepkeeper.checkpoint.reread import still_bad
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import Gang
-from stepkeeper.errors import BadNodeError, RestoreError, TornCheckpointError
+from stepkeeper.errors import BadBytes, BadItem, BadNodeError, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
 from stepkeeper.restore.foreign.content import open_content
 from stepkeeper.restore.mismatch import error_said, first_error, raised_from

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stepkeeper.companion.client import error_from, error_to
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import GangError, TornCheckpointError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import LegacyRecord, Restorable
@@ -50,12 +50,12 @@ class Agreement:
                 choice = _told(choose())
             except Exception as error:  # raised below, once the others have been told
                 failure = error
-                choice = {"error": error_to(error)}
+                choice = {"error": encode_error(error)}
         choice = self._gang.broadcast(f"{name}/choice", choice, TIMEOUT_S)
         if failure is not None:
             raise failure
         if "error" in choice:
-            raise error_from(choice["error"])
+            raise decode_error(choice["error"])
         if "legacy" in choice:
             return decode(LegacyRecord, choice["legacy"])
         return decode(CommitRecord, choice["commit"]) if "commit" in choice else None

@@ -1,50 +1,20 @@
 """Whether all ranks are about to save the same state. Found out before anything is written, behind the train thread."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from stepkeeper.coordination.rank_group import Gang
 from stepkeeper.errors import SaveError
+from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
-from stepkeeper_planners.geometry.layout import TensorLayout
-from stepkeeper_planners.saving.fingerprints import fingerprint, name_differences, name_digests
+from stepkeeper_planners.saving.fingerprints import fingerprint, name_differences
 from stepkeeper_planners.saving.rules import check_rules, planning_rules
 
-__all__ = ["StateSummary", "check_same_state"]
+__all__ = ["check_same_state"]
 
 _TIMEOUT_S: Final = 3600.0
 _COMPARED: Final = 8
 """States that are looked at by name where ranks differ: one of each kind, up to so many kinds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSummary:
-    """What of a state must be the same on all ranks, as it was when its snapshot was taken."""
-
-    layouts: Sequence[TensorLayout] = ()
-    forms: Callable[[], Mapping[str, bytes]] | None = None
-    """Digests of the layouts, where these are kept from save to save."""
-
-    values: Mapping[str, bytes] = field(default_factory=dict)
-    """Digests of the values."""
-
-    contents: Mapping[str, bytes] = field(default_factory=dict)
-    """Digests of those tensors that are compared too."""
-
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    per_rank: Sequence[str] = ()
-
-    def digests(self) -> dict[str, bytes]:
-        """One for each name."""
-        return name_digests(
-            self.layouts,
-            forms=None if self.forms is None else self.forms(),
-            values=self.values,
-            contents=self.contents,
-            aliases=self.aliases,
-            per_rank_keys=self.per_rank,
-        )
 
 
 def check_same_state(

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.checkpoint.manifest import checkpoint_folder
-from stepkeeper.companion.client import CompanionProcess, error_from, error_to
+from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Commit, Committed, Kind, Staged, Upload, Void, Write, Written
 from stepkeeper.companion.plan_cache import Common, Told, name_of, plan_of
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import CompanionLostError, DevicesFullError, FencedError, SaveError, StepkeeperError
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
@@ -105,7 +106,7 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
         vote = {"written": encode(written)}
     except Exception as error:  # raised below, once the others have been told
         failure = error
-        vote = {"error": error_to(error)}
+        vote = {"error": encode_error(error)}
     votes = gang.gather(f"{job.name}/vote", vote, _SAVE_TIMEOUT_S)
     outcome: dict[str, Any] | None = None
     if gang.rank == 0:
@@ -113,10 +114,10 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
             outcome = _decide(job, process, place, votes)
         except Exception as error:  # raised below, once the others have been told
             failure = failure or error
-            outcome = {"error": error_to(error)}
+            outcome = {"error": encode_error(error)}
     outcome = gang.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
     if "error" in outcome:
-        raise _own_or_shared(failure, error_from(outcome["error"]))
+        raise _own_or_shared(failure, decode_error(outcome["error"]))
     return decode(Committed, outcome["committed"])
 
 
@@ -138,12 +139,12 @@ def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
             place = {"claim": claim.slot, "nonce": new_nonce()}
         except Exception as error:  # raised below, once the others have been told
             failure = error
-            place = {"error": error_to(error)}
+            place = {"error": encode_error(error)}
     place = gang.broadcast(f"{job.name}/place", place, _SAVE_TIMEOUT_S)
     if failure is not None:
         raise failure
     if "error" in place:
-        raise error_from(place["error"])
+        raise decode_error(place["error"])
     return _Place(claim=int(place["claim"]), nonce=str(place["nonce"]))
 
 
@@ -199,12 +200,12 @@ def _decide(
     job: SaveJob, process: CompanionProcess | None, place: _Place | None, votes: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Rank 0's part: the commit if all voted for it, else its void."""
-    refusals = {rank: error_from(vote["error"]) for rank, vote in enumerate(votes) if "error" in vote}
+    refusals = {rank: decode_error(vote["error"]) for rank, vote in enumerate(votes) if "error" in vote}
     if refusals or process is None or place is None:
         error = _given_up(job.step, refusals)
         if process is not None and place is not None and not process.lost:
             _void(process, Void(folder=place.folder(job.step), reason=str(error)))
-        return {"error": error_to(error)}
+        return {"error": encode_error(error)}
     written = [decode(Written, vote["written"]) for vote in votes]
     body = Commit(
         folder=place.folder(job.step),

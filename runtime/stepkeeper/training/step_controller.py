@@ -10,11 +10,11 @@ from stepkeeper.companion.progress import Progress, numbers_in
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import Gang
-from stepkeeper.log.restarts import Experience
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
 from stepkeeper.save.pipeline import InFlight
 from stepkeeper.save.saver import Saves
+from stepkeeper.training.disruptions import Experience
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.preemption import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import Decisions, Seen

@@ -9,12 +9,13 @@ import pytest
 
 from stepkeeper.errors import MissingObjectError
 from stepkeeper.log import Entry
-from stepkeeper.log.restarts import Experience, Past, past_of
+from stepkeeper.log.restarts import Past, past_of
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.save import Auto, Disruptions, SaveCost
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
+from stepkeeper.training.disruptions import Experience
 
 DAY_S = 86400
 COST = SaveCost(stall_s=1.0, duration_s=2.0)

@@ -12,9 +12,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, Serializat
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper.checkpoint.reread import BadItem
 from stepkeeper.coordination.rank_group import SoloGang
-from stepkeeper.errors import BadNodeError, RestoreError, TornCheckpointError
+from stepkeeper.errors import BadItem, BadNodeError, RestoreError, TornCheckpointError
 from stepkeeper.restore.foreign.choosing import choose
 from stepkeeper.restore.foreign.loading import LegacyLoading
 from stepkeeper.restore.second_read import confirm, this_host

@@ -11,8 +11,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch d
 from stepkeeper.coordination.rank_group import SoloGang, StoreGang
 from stepkeeper.errors import SaveError
 from stepkeeper.save import consistency as same_state
-from stepkeeper.save.consistency import StateSummary, check_same_state
+from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners import PerRank
 from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout

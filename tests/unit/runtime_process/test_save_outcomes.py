@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from stepkeeper.companion.client import error_to
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
@@ -59,7 +59,7 @@ class FirstOfTwo:
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         assert timeout_s
-        return [dict(value), {"error": error_to(self.other)} if name.endswith("/vote") else dict(value)]
+        return [dict(value), {"error": encode_error(self.other)} if name.endswith("/vote") else dict(value)]
 
     def abort(self) -> None:
         """Nobody waits."""

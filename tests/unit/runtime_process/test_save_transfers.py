@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from stepkeeper.companion.client import error_to
 from stepkeeper.companion.messages import Committed, Kind, Written
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
 from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import SaveError
 from stepkeeper.log import CommitRecord, ManifestRef
 from stepkeeper.save import report as save_report
@@ -207,7 +207,7 @@ def test_the_ranks_talk_of_one_save_after_the_other_in_one_thread(
         second.result(LONGEST_S)
     parts = ("state", "same", "place", "vote", "outcome")
     assert gang.said == [f"save/{number}/{part}" for number in (0, 1) for part in parts]
-    assert gang.votes["save/1/vote"] == {"error": error_to(SaveError("elements are lacking"))}
+    assert gang.votes["save/1/vote"] == {"error": encode_error(SaveError("elements are lacking"))}
     assert len(gang.threads) == 1, "each thread has a client of its own"
     saves.close()
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.companion.client import CompanionProcess, error_to
+from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, Staged, Written
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
 from stepkeeper.coordination.rank_group import SoloGang, StoreGang
+from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionLostError, StorageError
 from stepkeeper.log import ManifestRef
 from stepkeeper.save.persist import SaveJob, _decide, _Place, persist
@@ -83,7 +84,7 @@ def wrote(rank: int) -> dict[str, Any]:
     return {"written": encode(Written(size_bytes=1, manifest=ref))}
 
 
-FAILED = {"error": error_to(StorageError(28, "no space left"))}
+FAILED = {"error": encode_error(StorageError(28, "no space left"))}
 
 
 def test_what_all_ranks_wrote_is_committed() -> None:

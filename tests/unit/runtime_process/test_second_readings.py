@@ -2,10 +2,10 @@
 
 import pytest
 
-from stepkeeper.checkpoint.reread import BadBytes, BadItem, still_bad
+from stepkeeper.checkpoint.reread import still_bad
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloGang
-from stepkeeper.errors import BadNodeError, StorageError, TornCheckpointError
+from stepkeeper.errors import BadBytes, BadItem, BadNodeError, StorageError, TornCheckpointError
 from stepkeeper.restore.second_read import Host, Question, Reading, confirm, question_of, this_host
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.save.consistency import StateSummary
 from stepkeeper.save.pipeline import _transfer
 from stepkeeper.save.report import SaveClock
 from stepkeeper.save.snapshot import Region, Snapshots
 from stepkeeper.save.snapshot.device import DeviceCopies
 from stepkeeper.save.snapshot.plan import Planner
+from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper.save.snapshot.take import Snapshot, _Arrivals
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.boxes import Box

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from stepkeeper.checkpoint.reread import BadItem, read_there
-from stepkeeper.errors import RestoreError, TornCheckpointError
+from stepkeeper.checkpoint.reread import read_there
+from stepkeeper.errors import BadItem, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
 from stepkeeper.restore.foreign.archive import HeldArchive
 from stepkeeper.storage import Store

@@ -12,7 +12,6 @@ import torch
 
 from stepkeeper.restore.foreign.content import LegacyContent, open_content
 from stepkeeper.restore.mismatch import check_refilled, findings_said
-from stepkeeper.save.snapshot import run_pending
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes
@@ -164,7 +163,9 @@ class LegacyLoading:
             for each in self._reads.values
         }
         scatter_state(self._state, self._flat, loaded)
-        run_pending(self._flat.tensors)
+        # Else what was put into XLA tensors becomes part of the first training step's program, which may round
+        # differently then than in an undisturbed run.
+        adapters.materialize(self._flat.tensors)
         return {}
 
     def _loads(self) -> Iterator[_Load]:

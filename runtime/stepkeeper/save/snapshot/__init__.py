@@ -1,7 +1,6 @@
 """A copy of the state as it is after one step, in memory that the companion process can read."""
 
-from stepkeeper.save.snapshot.device import run_pending
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot, Snapshots
 
-__all__ = ["Region", "Snapshot", "Snapshots", "run_pending"]
+__all__ = ["Region", "Snapshot", "Snapshots"]

@@ -11,7 +11,6 @@ import torch
 
 from stepkeeper.errors import DevicesFullError, SaveError
 from stepkeeper.loggers import logger
-from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ __all__ = [
     "cuts_of",
     "describe_cut",
     "moved",
-    "run_pending",
     "to_copy",
 ]
 
@@ -39,15 +37,6 @@ _WAITED_PIECE_BYTES: Final = 64 * 1024 * 1024
 
 _SMALLEST_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _LONGEST_TRANSFER_S: Final = 3600.0
-
-
-def run_pending(tensors: Mapping[str, torch.Tensor]) -> None:
-    """What was put into XLA tensors is in them, not in a program that the first training step would become part of.
-
-    A step that is compiled together with leftovers of a restore may round differently than the same step in an
-    undisturbed run. The device's random numbers go on as if there had been no such call.
-    """
-    adapters.materialize(tensors)
 
 
 def cuts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, "Cut"]:

@@ -8,11 +8,11 @@ import torch
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.errors import SaveError
-from stepkeeper.save.consistency import StateSummary
 from stepkeeper.save.snapshot import device
 from stepkeeper.save.snapshot.copying import copy_all, copy_host_tensors
 from stepkeeper.save.snapshot.plan import Planner, SnapshotPlan, laid_out_behind
 from stepkeeper.save.snapshot.region import Region
+from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.fingerprints import digest_value, digest_whole_numbers

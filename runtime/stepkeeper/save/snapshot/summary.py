@@ -1,0 +1,38 @@
+"""Sum up a snapshot for comparison: what must be the same on all ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stepkeeper_planners.geometry.layout import TensorLayout
+from stepkeeper_planners.saving.fingerprints import name_digests
+
+__all__ = ["StateSummary"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSummary:
+    """What of a state must be the same on all ranks, as it was when its snapshot was taken."""
+
+    layouts: Sequence[TensorLayout] = ()
+    forms: Callable[[], Mapping[str, bytes]] | None = None
+    """Digests of the layouts, where these are kept from save to save."""
+
+    values: Mapping[str, bytes] = field(default_factory=dict)
+    """Digests of the values."""
+
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    """Digests of those tensors that are compared too."""
+
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    per_rank: Sequence[str] = ()
+
+    def digests(self) -> dict[str, bytes]:
+        """One for each name."""
+        return name_digests(
+            self.layouts,
+            forms=None if self.forms is None else self.forms(),
+            values=self.values,
+            contents=self.contents,
+            aliases=self.aliases,
+            per_rank_keys=self.per_rank,
+        )
