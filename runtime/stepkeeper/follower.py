@@ -98,7 +98,6 @@ class Follower:
         timeout_s: float | None,
         after: int | None,
         every: bool,
-        holder: str | None,
     ) -> None:
         if not poll_s > 0:
             raise ValueError(f"poll_s is longer than 0 s, not {poll_s}")
@@ -110,7 +109,7 @@ class Follower:
         self._restorer = Restorer(self._store, idle, gang)
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
-        self._holder = holder or f"follow by process {os.getpid()} on {socket.gethostname()}"
+        self._holder = f"follow by process {os.getpid()} on {socket.gethostname()}"
         self._current: FollowedCommit | None = None
         self._closed = threading.Event()
 
@@ -198,7 +197,6 @@ def follow(
     timeout_s: float | None = None,
     after: int | None = None,
     every: bool = False,
-    holder: str | None = None,
 ) -> Follower:
     """The commits of `uri` as they come, first the newest that is there: for evaluation beside a training.
 
@@ -211,10 +209,10 @@ def follow(
 
     Whoever is slower than the training skips to the newest; with `every`, each commit comes that isn't deleted yet.
     `after` is the sequence that was had before. Each is pinned while it is used; a process that is killed leaves its
-    pin, which `stepkeeper gc --pins` lists by `holder`. Ends when none came for `timeout_s`; by default it never does.
+    pin, which `stepkeeper gc --pins` lists by process and host. Ends when none came for `timeout_s`; by default never.
 
     Raises:
         BadUriError: `uri` names no store.
 
     """
-    return Follower(uri, poll_s=poll_s, timeout_s=timeout_s, after=after, every=every, holder=holder)
+    return Follower(uri, poll_s=poll_s, timeout_s=timeout_s, after=after, every=every)

@@ -175,7 +175,7 @@ class CheckpointManager(DropIn):
             ProcessGroupError: the job has several hosts, and they don't form a process group yet.
 
         """
-        environment = read_environment(places=places)
+        environment = read_environment(places)
         check_ranks(environment, process_group)
         settings = environment.settings
         tier = environment.local_tier if local_tier is None else local_tier

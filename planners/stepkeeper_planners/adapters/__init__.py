@@ -48,11 +48,6 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     return _adapter(tensor).local_shards(tensor)
 
 
-def local_shard(tensor: torch.Tensor, local_index: int) -> torch.Tensor:
-    """One local shard, as `local_shards`; on XLA each call moves all of the tensor's."""
-    return local_shards(tensor)[local_index]
-
-
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
     """The tensor has these elements, bit for bit, in place, with the sharding it had; other copies on this rank too.
 

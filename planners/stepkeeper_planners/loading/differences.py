@@ -79,11 +79,8 @@ def unexpected_everywhere(
     return [None if each is None else replace(each.differences, unexpected=unexpected) for each in findings]
 
 
-def mismatch(by_rank: Sequence[Differences | None], partly: str | None = None) -> LoadMismatchError:
-    """One report of what all ranks found; it says of which ranks where they don't agree.
-
-    `partly` says how a part is loaded, where the caller has no arguments for that; None advises the planner's.
-    """
+def mismatch(by_rank: Sequence[Differences | None]) -> LoadMismatchError:
+    """One report of what all ranks found; it says of which ranks where they don't agree."""
     found = {rank: each for rank, each in enumerate(by_rank) if each}
     missing = _union(found, len(by_rank), lambda each: each.missing)
     unexpected = _union(found, len(by_rank), lambda each: each.unexpected)
@@ -103,7 +100,7 @@ def mismatch(by_rank: Sequence[Differences | None], partly: str | None = None) -
         unexpected=together.unexpected,
         mismatched=together.mismatched,
         ranks={name: those for name, those in some.items() if those is not None},
-        advice=(*_causes(together), *(_arguments(together) if partly is None else (partly,))),
+        advice=(*_causes(together), *_arguments(together)),
     )
 
 

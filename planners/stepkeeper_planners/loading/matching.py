@@ -9,7 +9,7 @@ import torch
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import LayoutError, LoadMismatchError, PerRankError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.loading.differences import Differences, mismatch
+from stepkeeper_planners.loading.differences import Differences
 from stepkeeper_planners.loading.resharding import PieceRead, StoredTensor, pieces_of
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.state.per_rank import Resize, names_to_read, parse_stored_name, value_for
@@ -108,18 +108,6 @@ def compare(
     return _Comparison(
         wanted, stored, ranks, LoadRules() if rules is None else rules, owner or ranks
     ).result()
-
-
-def plan_load(wanted: Wanted, stored: Stored, ranks: Ranks, rules: LoadRules | None = None) -> StateReads:
-    """As `compare`, for who asks no other rank.
-
-    Raises:
-        LoadMismatchError: names are missing or unexpected, or shapes, dtypes or kinds differ; all in one report.
-    """
-    reads, differences = compare(wanted, stored, ranks, rules)
-    if differences:
-        raise mismatch([differences])
-    return reads
 
 
 class _Comparison:

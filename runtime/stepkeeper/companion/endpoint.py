@@ -28,7 +28,7 @@ class ReportTarget:
     token_file: str
 
 
-def post_report(target: ReportTarget, body: bytes, timeout_s: float = _TIMEOUT_S) -> Directive:
+def post_report(target: ReportTarget, body: bytes) -> Directive:
     """The operator has taken the report `body`, and this is its answer.
 
     Raises:
@@ -42,7 +42,7 @@ def post_report(target: ReportTarget, body: bytes, timeout_s: float = _TIMEOUT_S
         token = Path(target.token_file).read_text(encoding="ascii").strip()
         context = ssl.create_default_context(cafile=target.ca_file)
         connection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=timeout_s, context=context
+            parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context
         )
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         try:

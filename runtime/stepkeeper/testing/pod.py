@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from stepkeeper.contract import Identity
 
-__all__ = ["pod_identity"]
+__all__ = ["pod_environ", "pod_identity"]
 
 _IDENTITY: Final = Identity(
     namespace="default",
@@ -28,3 +28,11 @@ _IDENTITY: Final = Identity(
 def pod_identity(**fields: Any) -> Identity:
     """The identity of the only host of the first start of default/lm, with `fields` changed."""
     return dataclasses.replace(_IDENTITY, **fields)
+
+
+def pod_environ(identity: Identity) -> dict[str, str]:
+    """The variables that the operator sets in the container of that identity."""
+    return {
+        identity.variable(each.name): str(getattr(identity, each.name))
+        for each in dataclasses.fields(identity)
+    }

@@ -1,7 +1,6 @@
 """Where a process finds out who it is and what is asked of it, when an operator made its container."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -69,7 +68,7 @@ class Environment:
         )
 
 
-def read_environment(environ: Mapping[str, str] | None = None, places: Places | None = None) -> Environment:
+def read_environment(places: Places | None = None) -> Environment:
     """What this container was told.
 
     Raises:
@@ -77,9 +76,8 @@ def read_environment(environ: Mapping[str, str] | None = None, places: Places | 
         ContractError: a variable or the settings are not as the operator writes them.
 
     """
-    environ = os.environ if environ is None else environ
     places = places or Places()
-    if not Identity.present(environ):
+    if not Identity.present(os.environ):
         raise NotInPodError(
             f"{Identity.variable('job_uid')} is not set: this process is in no container of a "
             "CheckpointedTrainingJob. Without the operator, write "
@@ -93,7 +91,9 @@ def read_environment(environ: Mapping[str, str] | None = None, places: Places | 
             f"the job's settings can't be read from {path}: {error}. The operator mounts them from a ConfigMap; "
             "a template must not mount anything over that folder"
         ) from error
-    return Environment(identity=Identity.from_env(environ), settings=Settings.from_json(text), places=places)
+    return Environment(
+        identity=Identity.from_env(os.environ), settings=Settings.from_json(text), places=places
+    )
 
 
 def check_ranks(environment: Environment, group: dist.ProcessGroup | None) -> None:

@@ -11,7 +11,7 @@ from stepkeeper_planners.errors import LoadMismatchError, PatternError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.loading.differences import Differences, mismatch
-from stepkeeper_planners.loading.matching import Stored, ValueRead, Wanted, compare, plan_load
+from stepkeeper_planners.loading.matching import StateReads, Stored, ValueRead, Wanted, compare
 from stepkeeper_planners.loading.resharding import StoredTensor, chunk_reads
 from stepkeeper_planners.loading.selection import LoadRules
 
@@ -32,6 +32,13 @@ def tensors(*names: str) -> list[TensorLayout]:
 
 def checkpoint(*names: str, values: Sequence[str] = ()) -> Stored:
     return Stored(tensors={name: stored() for name in names}, values=values)
+
+
+def plan_load(wanted: Wanted, of: Stored, ranks: Ranks, rules: LoadRules | None = None) -> StateReads:
+    reads, differences = compare(wanted, of, ranks, rules)
+    if differences:
+        raise mismatch([differences])
+    return reads
 
 
 def refused(wanted: Wanted, of: Stored, ranks: Ranks = ALONE, **rules: Any) -> LoadMismatchError:

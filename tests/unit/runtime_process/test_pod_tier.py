@@ -9,14 +9,14 @@ from stepkeeper import CheckpointManager
 from stepkeeper.contract import SETTINGS_FILE_NAME, Interval, Settings
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper.testing.pod import pod_environ, pod_identity
 from stepkeeper.training import environment as env
 from stepkeeper.training.environment import Places
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
-    for name, value in pod_identity().to_env().items():
+    for name, value in pod_environ(pod_identity()).items():
         monkeypatch.setenv(name, value)
     settings = Settings(uri="gs://bucket/run", interval=Interval(steps=1))
     (tmp_path / SETTINGS_FILE_NAME).write_bytes(settings.to_json())

@@ -116,9 +116,7 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-def plan_shards(
-    entries: Sequence[Entry], max_shard_bytes: int | None, stem: str = "model"
-) -> tuple[Shard, ...]:
+def plan_shards(entries: Sequence[Entry], max_shard_bytes: int | None) -> tuple[Shard, ...]:
     """The files, named as Hugging Face has them. Only one with a single tensor may be larger than asked for."""
     groups: list[list[Entry]] = []
     room_bytes = -1
@@ -130,7 +128,7 @@ def plan_shards(
         room_bytes -= entry.n_bytes
     n_files = len(groups)
     return tuple(
-        Shard(file_name=_file_name(stem, number, n_files), entries=_aligned(group))
+        Shard(file_name=_file_name(number, n_files), entries=_aligned(group))
         for number, group in enumerate(groups, 1)
     )
 
@@ -149,5 +147,5 @@ def _aligned(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     return tuple(sorted(entries, key=lambda entry: -entry.dtype.itemsize))
 
 
-def _file_name(stem: str, number: int, n_files: int) -> str:
-    return f"{stem}.safetensors" if n_files == 1 else f"{stem}-{number:05}-of-{n_files:05}.safetensors"
+def _file_name(number: int, n_files: int) -> str:
+    return "model.safetensors" if n_files == 1 else f"model-{number:05}-of-{n_files:05}.safetensors"
