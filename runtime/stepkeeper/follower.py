@@ -118,7 +118,6 @@ class Follower:
         timeout_s: float | None,
         after: int | None,
         every: bool,
-        holder: str | None,
     ) -> None:
         if not poll_s > 0:
             raise ValueError(f"poll_s is longer than 0 s, not {poll_s}")
@@ -130,7 +129,7 @@ class Follower:
         self._restorer = Restorer(self._store, idle, gang)
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
-        self._holder = holder or f"follow by process {os.getpid()} on {socket.gethostname()}"
+        self._holder = f"follow by process {os.getpid()} on {socket.gethostname()}"
         self._current: FollowedCommit | None = None
         self._closed = threading.Event()
 
@@ -220,7 +219,6 @@ def follow(
     timeout_s: float | None = None,
     after: int | None = None,
     every: bool = False,
-    holder: str | None = None,
 ) -> Follower:
     """Follow the commits of a root as they come, starting with the newest. Made for evaluation beside a training.
 
@@ -232,7 +230,7 @@ def follow(
                 write(commit.step, evaluate(model))
 
     A reader that is slower than the training skips to the newest commit. Each commit is pinned while it is in use.
-    A process that is killed leaves its pin; `stepkeeper gc --pins` lists it by `holder`.
+    A process that is killed leaves its pin; `stepkeeper gc --pins` lists it by process and host.
 
     Args:
         uri: The root: a URI (file://…, gs://…) or the path of a folder.
@@ -240,7 +238,6 @@ def follow(
         timeout_s: End the iteration when no commit came for so many seconds; None never ends it.
         after: Sequence of the last commit that was handled before; only later commits come.
         every: Yield every new commit that isn't deleted yet, in order, instead of skipping to the newest.
-        holder: Name to write into pins; by default the process id and the host name.
 
     Returns:
         An iterator over FollowedCommit, which is also a context manager.
@@ -253,4 +250,4 @@ def follow(
         One process on its own. No other rank takes part, and no process group is used.
 
     """
-    return Follower(uri, poll_s=poll_s, timeout_s=timeout_s, after=after, every=every, holder=holder)
+    return Follower(uri, poll_s=poll_s, timeout_s=timeout_s, after=after, every=every)

@@ -176,7 +176,7 @@ class CheckpointManager(TorchXlaApi):
             ProcessGroupError: the job has several hosts, and they don't form a process group yet.
 
         """
-        environment = read_environment(places=places)
+        environment = read_environment(places)
         check_world_size(environment, process_group)
         settings = environment.settings
         tier = environment.local_tier if local_tier is None else local_tier
@@ -245,9 +245,8 @@ class CheckpointManager(TorchXlaApi):
         """`step` is finished: it is saved in the background if it is due, and all ranks stop here if they were told to.
 
         Call it after every step, behind the loop's own `torch_xla.sync()`. If nothing is due it costs microseconds
-        and no network; under the policy `OnException` milliseconds, and where `state` has large values that are no
-        tensors, as long as it takes to write these down. When there is a notice, it returns `stop` once this step is
-        committed (or, where the job says Skip, once what is in flight is). Ranks: all, with the same steps.
+        and no network. When there is a notice, it returns `stop` once this step is committed (or, where the job says
+        Skip, once what is in flight is). Ranks: all, with the same steps.
 
         Raises:
             FencedError: another claim owns the root.

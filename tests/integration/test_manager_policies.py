@@ -3,15 +3,13 @@
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from stepkeeper import CheckpointManager, PerRank, SaveReport
+from stepkeeper import CheckpointManager, SaveReport
 from stepkeeper.contract import Interval, Settings
 from stepkeeper.errors import ForeignRootError, GangError, SaveError
 from stepkeeper.log import Log
@@ -64,163 +62,19 @@ def saved_steps(uri: str, policy: SavePolicy, n_steps: int, error: BaseException
     return open_manager(uri).all_steps()
 
 
-def test_an_exception_leaves_the_last_finished_step_behind(uri: str) -> None:
-    assert saved_steps(uri, save.OnException(), 3, ValueError("the loss is no number")) == [3]
-    state = new_state()
-    train(state, 0)
-    open_manager(uri).restore(3, state)
-    assert state["position"] == 3
-
-
-def test_a_keyboard_interrupt_is_an_exception_too(uri: str) -> None:
-    policy = save.AnyOf((save.EveryNSteps(2), save.OnException()))
-    assert saved_steps(uri, policy, 3, KeyboardInterrupt()) == [2, 3]
-
-
 @pytest.mark.parametrize(
-    ("policy", "error"),
-    [
-        (save.OnException(), None),
-        (save.OnException(), SystemExit(3)),
-        (save.OnException(), GangError("rank 1 is lost")),
-        (save.EveryNSteps(7), ValueError("the loss is no number")),
-    ],
-    ids=["no exception", "a chosen end", "our own", "not asked for"],
+    "error",
+    [None, SystemExit(3), GangError("rank 1 is lost"), ValueError("the loss is no number")],
+    ids=["no exception", "a chosen end", "our own", "the training's"],
 )
-def test_nothing_is_saved_for(uri: str, policy: SavePolicy, error: BaseException | None) -> None:
+def test_nothing_is_saved_for(uri: str, error: BaseException | None) -> None:
+    policy = save.EveryNSteps(7)
     if isinstance(error, GangError):
         with pytest.raises(SystemExit, match="78"):
             saved_steps(uri, policy, 3, error)
         assert open_manager(uri).all_steps() == []
     else:
         assert saved_steps(uri, policy, 3, error) == []
-
-
-def change_by_an_optimizer(state: dict[str, Any]) -> None:
-    state["optimizer"].zero_grad()
-    state["optimizer"].step()
-
-
-def change_in_place(state: dict[str, Any]) -> None:
-    with torch.no_grad():
-        state["model"].bias.mul_(2.0)
-
-
-def change_by_data(state: dict[str, Any]) -> None:
-    """As optimizers written by hand do, which torch has no count of."""
-    state["model"].bias.data.add_(0.5)
-
-
-def change_by_numpy(state: dict[str, Any]) -> None:
-    state["model"].bias.detach().numpy()[:] += 0.5
-
-
-def change_by_other_data(state: dict[str, Any]) -> None:
-    other = state["ema"].clone()
-    other[-1] = 2.0
-    state["ema"].data = other
-
-
-def change_what_came_later(state: dict[str, Any]) -> None:
-    with torch.no_grad():
-        state["ema"].mul_(2.0)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        change_by_an_optimizer,
-        change_in_place,
-        change_by_data,
-        change_by_numpy,
-        change_by_other_data,
-        change_what_came_later,
-    ],
-)
-def test_a_state_that_is_between_two_steps_is_not_saved(
-    uri: str, change: Callable[[dict[str, Any]], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    state = new_state()
-    train(state, 0)
-
-    def training(manager: CheckpointManager) -> None:
-        for step in (1, 2):
-            train(state, step)
-            manager.step(step, state)
-            state["ema"] = torch.ones(100)
-        manager.step(3, state)
-        change(state)
-        raise ValueError("the loss is no number")
-
-    with pytest.raises(ValueError, match="no number"), open_manager(uri, save.OnException()) as manager:
-        training(manager)
-    assert open_manager(uri).all_steps() == []
-    assert "no step's as a whole" in caplog.text
-
-
-class Loader:
-    """Where a training stands in its data."""
-
-    def __init__(self) -> None:
-        self.position = 0
-        self.order = np.arange(4)
-
-    def __next__(self) -> int:
-        self.position += 1
-        self.order[0] = self.position
-        return self.position
-
-    def state_dict(self) -> dict[str, Any]:
-        return vars(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-
-
-def test_a_loader_that_has_gone_on_is_saved_where_it_was(uri: str) -> None:
-    """The batch that the failed step took is to come again."""
-
-    def state_of_data() -> dict[str, Any]:
-        loader, seeds = Loader(), [torch.arange(3)]
-        return {"loader": loader, "own": PerRank(Loader()), "pair": (np.zeros(2), 1), "seeds": seeds}
-
-    def training(manager: CheckpointManager) -> None:
-        for step in range(1, 6):
-            batch = next(state["loader"]), next(state["own"].value)
-            state["pair"][0][:] = step
-            if batch == (3, 3):
-                raise ValueError("the loss is no number")
-            train(state, step)
-            manager.step(step, state)
-
-    state = new_state() | state_of_data()
-    train(state, 0)
-    with pytest.raises(ValueError, match="no number"), open_manager(uri, save.OnException()) as manager:
-        training(manager)
-    found = new_state() | state_of_data()
-    train(found, 0)
-    open_manager(uri).restore(2, found)
-    assert (found["position"], next(found["loader"]), next(found["own"].value)) == (2, 3, 3)
-    assert found["loader"].order.tolist() == found["own"].value.order.tolist() == [3, 1, 2, 3]
-    assert found["pair"][0].tolist() == [2.0, 2.0]
-    assert torch.equal(found["model"].weight, state["model"].weight)
-
-
-def test_what_cannot_be_saved_for_an_exception_hides_it_not(
-    uri: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    state = new_state() | {"lock": "a string for now"}
-
-    def training(manager: CheckpointManager) -> None:
-        manager.step(1, state)
-        state["lock"] = object()
-        manager.step(2, state)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), open_manager(uri, save.OnException()) as manager:
-        training(manager)
-    assert "step 2 is not saved for the exception" in caplog.text
-    assert "lock: a builtins.object can't be stored" in caplog.text
 
 
 def test_continuous_saves_begin_when_the_one_before_is_committed(uri: str) -> None:

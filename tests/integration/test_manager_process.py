@@ -24,7 +24,7 @@ from stepkeeper.contract import (
 )
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper.testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
 
@@ -66,7 +66,7 @@ def pod(
     settings = Settings(uri=uri, interval=Interval(steps=interval_steps), on_disruption=on_disruption)
     (folder / "settings.json").write_bytes(settings.to_json())
     identity = pod_identity()
-    return identity.to_env()
+    return pod_environ(identity)
 
 
 def last_word(folder: Path) -> Termination:

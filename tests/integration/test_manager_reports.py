@@ -28,7 +28,7 @@ from stepkeeper.contract import (
     ReportPhase,
     Settings,
 )
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper.testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
 STARTED: "list[subprocess.Popen[bytes]]" = []
@@ -160,7 +160,7 @@ def start_trainer(
     # A proxy that isn't there: whoever asks it gets nowhere.
     env = (
         os.environ
-        | identity.to_env()
+        | pod_environ(identity)
         | {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     )
     command = [sys.executable, str(TRAINER), uri, str(n_steps), json.dumps({"pod": str(pod), **options})]

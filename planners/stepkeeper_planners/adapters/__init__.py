@@ -53,11 +53,6 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     return _adapter(tensor).local_shards(tensor)
 
 
-def local_shard(tensor: torch.Tensor, local_index: int) -> torch.Tensor:
-    """Return one local shard, as `local_shards` does. On XLA each call moves all shards of the tensor."""
-    return local_shards(tensor)[local_index]
-
-
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
     """Overwrite the tensor's elements in place, bit for bit. Its sharding stays; all copies on this rank are filled.
 

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from stepkeeper_planners.errors import LayoutError, format_ranks
 from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.disjoint import Placed, find_overlap
 from stepkeeper_planners.geometry.layout import Owner, TensorLayout
-from stepkeeper_planners.geometry.overlaps import find_overlap
+from stepkeeper_planners.geometry.overlaps import OverlapSearch
 
 __all__ = ["check_cover", "check_disjoint", "check_layout"]
 
@@ -43,8 +44,7 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], o
             raise LayoutError(
                 f"{fqn}: {_named(number, boxes, owners)} is not inside the shape {global_shape}"
             )
-    full = [number for number, box in enumerate(boxes) if box.volume]
-    check_disjoint(fqn, [boxes[number] for number in full], [owners[n] for n in full] if owners else ())
+    check_disjoint(fqn, boxes, owners)
     covered = sum(box.volume for box in boxes)
     if covered != whole.volume:
         held = f", of {format_ranks(_ranks(owner for each in owners for owner in each))}," if owners else ""
@@ -55,17 +55,21 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], o
 
 
 def check_disjoint(fqn: str, boxes: Sequence[Box], owners: _Owners = ()) -> None:
-    """No two of these boxes, none of them empty, have an element in common.
+    """No two of these boxes have an element in common.
 
     Raises:
         LayoutError: two have; it names the tensor and both.
     """
     if len(boxes) > 1 and not boxes[0].offsets:
         raise LayoutError(f"{fqn}: a 0-dim tensor has one chunk, got {len(boxes)}")
-    found = find_overlap(boxes)
+    found = find_overlap(boxes, _search)
     if found is not None:
         one, other = (_named(number, boxes, owners) for number in found)
         raise LayoutError(f"{fqn}: {one} and {other} overlap")
+
+
+def _search(boxes: Sequence[Placed]) -> tuple[int, int] | None:
+    return OverlapSearch(boxes).found
 
 
 def _named(number: int, boxes: Sequence[Box], owners: _Owners) -> str:

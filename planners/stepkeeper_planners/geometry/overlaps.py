@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.disjoint import Placed
 
-__all__ = ["OverlapSearch", "find_intersections", "find_overlap"]
+__all__ = ["OverlapSearch", "find_intersections"]
 
 _FEW = 64
 """Up to so many boxes are compared directly with any number of others; fewer aren't worth a tree."""
@@ -27,22 +28,18 @@ _FEW_PAIRS = 32
 _Ints = npt.NDArray[np.int64]
 
 
-def find_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
-    """Return the numbers of two boxes that have an element in common, the lower first; None if there are no such two.
-
-    Args:
-        boxes: boxes with the same number of dimensions, none of them empty.
-    """
-    return OverlapSearch(boxes).found
-
-
 class OverlapSearch:
-    """Search for an overlap when constructed; keep the result and the amount of work."""
+    """Search for an overlap when constructed; keep the result and the amount of work.
 
-    def __init__(self, boxes: Sequence[Box]) -> None:
+    The boxes have the same number of dimensions, and none is empty. `find_overlap` is faster where straight lines
+    separate most of the boxes.
+    """
+
+    def __init__(self, boxes: Sequence[Placed]) -> None:
         self.n_visited = 0
         """The number of visits to boxes, plus the number of pairs that were compared."""
         self.found: tuple[int, int] | None = None
+        """The numbers of two boxes that overlap, the lower first."""
         if len(boxes) > 1:
             tree = _Tree(*_corners(boxes))
             everyone = np.arange(len(boxes))
@@ -203,7 +200,7 @@ class _Tree:
         return pairs.covering[rows], pairs.starting[columns]
 
 
-def _corners(boxes: Sequence[Box]) -> tuple[_Ints, _Ints]:
+def _corners(boxes: Sequence[Placed]) -> tuple[_Ints, _Ints]:
     starts = np.array([box.offsets for box in boxes], dtype=np.int64).reshape(len(boxes), -1)
     return starts, starts + np.array([box.sizes for box in boxes], dtype=np.int64).reshape(starts.shape)
 

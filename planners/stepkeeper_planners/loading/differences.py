@@ -90,15 +90,11 @@ def intersect_unexpected(
     return [None if each is None else replace(each.differences, unexpected=unexpected) for each in findings]
 
 
-def build_mismatch_error(
-    by_rank: Sequence[Differences | None], partly: str | None = None
-) -> LoadMismatchError:
+def build_mismatch_error(by_rank: Sequence[Differences | None]) -> LoadMismatchError:
     """Build one error from all ranks' differences. It names the ranks where they don't agree.
 
     Args:
         by_rank: each rank's differences; None for a rank that found none.
-        partly: a sentence that says how to load a part, if the caller has no arguments for that; None advises
-            SPMDLoadPlanner's arguments.
     """
     found = {rank: each for rank, each in enumerate(by_rank) if each}
     missing = _union(found, len(by_rank), lambda each: each.missing)
@@ -119,7 +115,7 @@ def build_mismatch_error(
         unexpected=together.unexpected,
         mismatched=together.mismatched,
         ranks={name: those for name, those in some.items() if those is not None},
-        advice=(*_causes(together), *(_arguments(together) if partly is None else (partly,))),
+        advice=(*_causes(together), *_arguments(together)),
     )
 
 

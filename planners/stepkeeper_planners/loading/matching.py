@@ -7,7 +7,7 @@ import torch
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.errors import LayoutError, PerRankError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.loading.differences import Differences, build_mismatch_error
+from stepkeeper_planners.loading.differences import Differences
 from stepkeeper_planners.loading.load_request import LoadRequest, Path
 from stepkeeper_planners.loading.resharding import PieceRead, plan_tensor_reads
 from stepkeeper_planners.loading.selection import LoadRules
@@ -38,20 +38,6 @@ def compare(
         The reads, and the differences. The reads mean nothing if there are differences.
     """
     return _Comparison(request, stored, ranks, LoadRules() if rules is None else rules, owner or ranks).run()
-
-
-def plan_load(
-    request: LoadRequest, stored: StoredState, ranks: Ranks, rules: LoadRules | None = None
-) -> StateReads:
-    """Plan the reads of a rank that doesn't exchange differences with others; see `compare`.
-
-    Raises:
-        LoadMismatchError: names are missing or unexpected, or shapes, dtypes or kinds differ; one report lists all.
-    """
-    reads, differences = compare(request, stored, ranks, rules)
-    if differences:
-        raise build_mismatch_error([differences])
-    return reads
 
 
 class _Comparison:

@@ -1,8 +1,9 @@
 """Who writes what: each element exactly once, bytes spread over those that hold them. All ranks compute the same.
 
-Even means: no rank writes more than the least that the heaviest must write, which is `Assignment.heaviest_bytes` (the
-total divided by the ranks, unless some ranks alone hold more than their part), up to a few grains. A grain is the
-largest chunk of several holders that isn't cut because it is small, or the smallest piece that one is cut into.
+Even means: no rank writes more than the least that the heaviest must write (the total divided by the ranks, unless some
+ranks alone hold more than their part), up to 2 % and a few grains. A grain is the largest chunk of several holders that
+isn't cut because it is small, or the smallest piece that one is cut into. This holds where the sets of holders are
+nested or disjoint; `balance` says what holds of others.
 """
 
 import heapq
@@ -33,7 +34,7 @@ __all__ = [
     "plan_save",
 ]
 
-ASSIGNMENT_VERSION: Final = 1
+ASSIGNMENT_VERSION: Final = 2
 """Raised with every change after which the same state is divided otherwise: ranks must not differ in that."""
 
 MIN_SLICE_BYTES: Final = 65_536
@@ -104,22 +105,15 @@ class Assignment:
     """All pieces of all tensors, each with the rank that writes it."""
 
     by_rank: tuple[tuple[_Piece, ...], ...]
-    heaviest_bytes: int
-    """No assignment of the tensors, however finely cut, has a heaviest rank that writes less, values included."""
-
     value_writers: Mapping[str, int]
 
     @classmethod
-    def of(
-        cls, pieces: Iterable[_Piece], world_size: int, heaviest_bytes: int, value_writers: Mapping[str, int]
-    ) -> "Assignment":
+    def of(cls, pieces: Iterable[_Piece], world_size: int, value_writers: Mapping[str, int]) -> "Assignment":
         """The pieces, by rank."""
         by_rank: list[list[_Piece]] = [[] for _ in range(world_size)]
         for piece in pieces:
             by_rank[piece.rank].append(piece)
-        return cls(
-            by_rank=tuple(map(tuple, by_rank)), heaviest_bytes=heaviest_bytes, value_writers=value_writers
-        )
+        return cls(by_rank=tuple(map(tuple, by_rank)), value_writers=value_writers)
 
     def share(self, rank: int) -> tuple[TensorWrite, ...]:
         """What this rank writes, sorted by name and place."""
@@ -189,7 +183,7 @@ def assign(
     loads = _loads(whole, values)
     even = -(-sum(loads) // world_size)
     if _is_even(loads, even, even):
-        return Assignment.of(whole, world_size, even, writers)
+        return Assignment.of(whole, world_size, writers)
     shared = [group for group, ranks in enumerate(holders) if len(ranks) > 1]
     sizes = Counter[int]()
     for work in works:
@@ -197,11 +191,11 @@ def assign(
     level = level_shares([Group(holders=holders[i], size_bytes=sizes[i]) for i in shared], fixed)
     heaviest = level.heaviest_bytes
     if _is_even(loads, heaviest, even):
-        return Assignment.of(whole, world_size, heaviest, writers)
+        return Assignment.of(whole, world_size, writers)
     grain_bytes = max(min_slice_bytes, even // _PARTS_OF_A_SHARE)
     cut = tuple(_cut(works, dict(zip(shared, level.of_groups, strict=True)), holders, grain_bytes))
     best = min(whole, cut, key=lambda pieces: _unevenness(_loads(pieces, values), heaviest, even))
-    return Assignment.of(best, world_size, heaviest, writers)
+    return Assignment.of(best, world_size, writers)
 
 
 def _value_writers(value_bytes: Mapping[str, int], loads: Sequence[int]) -> dict[str, int]:

@@ -72,7 +72,7 @@ class SPMDSavePlanner(SavePlanner):
         self._digests: dict[str, bytes] = {}
         self._layouts: dict[str, TensorLayout] = {}
         self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
-        self._assignment = Assignment(by_rank=((),), heaviest_bytes=0, value_writers={})
+        self._assignment = Assignment(by_rank=((),), value_writers={})
         self._metadata = GlobalMetadata({})
         self._own_values: dict[str, object] = {}
         self._blobs: dict[str, bytes] = {}

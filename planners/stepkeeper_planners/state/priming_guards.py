@@ -43,6 +43,10 @@ def global_hooks_off() -> Iterator[None]:
 def check_unreachable(stand_in: Optimizer, forbidden: Collection[object]) -> None:
     """No attribute of the copy leads to one of the training's own objects: a lambda over self would, or a lock's dict.
 
+    Only this finds, and before it is done, what a step would write to the parameters' `.data`, as many optimizers do:
+    torch counts no such write, so `check_unchanged` doesn't see it. It comes from what deepcopy leaves as it is: a
+    function over the parameters that clips them after the step, or a bucket that holds them beside a process group.
+
     Raises:
         PrimeError: one does; it is named.
     """

@@ -3,18 +3,18 @@
 from stepkeeper.errors import BadBytes, MissingObjectError, TransientStorageError
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.crc import crc32c
-from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+from stepkeeper.storage.retry import DEFAULT_PATIENCE
 
 __all__ = ["read_there", "still_bad"]
 
 
-def still_bad(store: Store, bad: BadBytes, *, patience: Patience = DEFAULT_PATIENCE) -> str | None:
+def still_bad(store: Store, bad: BadBytes) -> str | None:
     """Read once more: None if these bytes are right, else what is wrong with them.
 
     Raises StorageError: no answer says nothing.
     """
     length = None if bad.block is None else bad.length_bytes
-    data = patience.retry(lambda: read_there(store, bad.path, bad.offset_bytes, length))
+    data = DEFAULT_PATIENCE.retry(lambda: read_there(store, bad.path, bad.offset_bytes, length))
     if data is None:
         return "it is missing"
     if len(data) != bad.length_bytes:

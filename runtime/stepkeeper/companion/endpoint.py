@@ -30,13 +30,12 @@ class ReportTarget:
     token_file: str
 
 
-def post_report(target: ReportTarget, body: bytes, timeout_s: float = _TIMEOUT_S) -> Directive:
+def post_report(target: ReportTarget, body: bytes) -> Directive:
     """Send a report, and return the directive that the operator answers with.
 
     Args:
         target: The operator's endpoint, and the credentials to use.
         body: The report, as JSON.
-        timeout_s: Seconds for each of connecting, sending and receiving.
 
     Raises:
         EndpointError: The endpoint could not be reached, or answered with anything but 200.
@@ -49,7 +48,7 @@ def post_report(target: ReportTarget, body: bytes, timeout_s: float = _TIMEOUT_S
         token = Path(target.token_file).read_text(encoding="ascii").strip()
         context = ssl.create_default_context(cafile=target.ca_file)
         connection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=timeout_s, context=context
+            parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context
         )
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         try:

@@ -80,11 +80,6 @@ class Log:
         """As of the last call."""
         return self._state
 
-    @property
-    def pending_slot(self) -> int | None:
-        """The slot whose content isn't known, after UnknownOutcomeError."""
-        return None if self._pending is None else self._state.tail + 1
-
     def open(self) -> LogState:
         """The state at the tail: its slot is found by `find_tail`, and then at most 17 entries are read.
 

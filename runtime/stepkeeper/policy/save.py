@@ -16,7 +16,6 @@ __all__ = [
     "EveryNSteps",
     "EverySeconds",
     "Moment",
-    "OnException",
     "OnPreemption",
     "SaveCost",
     "SavePolicy",
@@ -179,14 +178,6 @@ class OnPreemption:
     def due(self, moment: Moment) -> bool:
         """Return True if all ranks stop at this step."""
         return moment.stopping
-
-
-@dataclass(frozen=True, slots=True)
-class OnException:
-    """Save the last finished step when an exception leaves the manager's block: no step is due by it."""
-
-    def due(self, moment: Moment) -> bool:  # noqa: ARG002  # the protocol's signature
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,18 +227,6 @@ class Saver:
             self._progress.set_error(self._error)
         self._pipeline.take_failure(newest=True)
 
-    def save_for_exception(self, step: int, state: Mapping[str, object], timeout_s: float) -> None:
-        """`step` is committed, if that was possible in time. Why not is logged: the exception is what counts."""
-        last = self._last_begun
-        if last is not None and last.step == step and not last.failed:
-            return
-        ends_s = time.monotonic() + timeout_s
-        try:
-            begun = self.start_save(SaveRequest(step=step, state=state, is_last=True), timeout_s)
-            begun.result(max(0.0, ends_s - time.monotonic()))
-        except Exception:  # of any kind: another exception is ending the training already
-            _log.exception("step %d is not saved for the exception", step, extra={"step": step})
-
     def await_and_prove(self) -> None:
         """No save is in flight, and the root is proven to be one for all ranks. Raises StorageError."""
         self.wait()

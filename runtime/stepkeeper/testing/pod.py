@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from stepkeeper.contract import Identity
 
-__all__ = ["pod_identity"]
+__all__ = ["pod_environ", "pod_identity"]
 
 _IDENTITY: Final = Identity(
     namespace="default",
@@ -33,3 +33,11 @@ def pod_identity(**fields: Any) -> Identity:
 
     """
     return dataclasses.replace(_IDENTITY, **fields)
+
+
+def pod_environ(identity: Identity) -> dict[str, str]:
+    """The variables that the operator sets in the container of that identity."""
+    return {
+        identity.variable(each.name): str(getattr(identity, each.name))
+        for each in dataclasses.fields(identity)
+    }

@@ -1,7 +1,6 @@
 """Read who this process is and what the operator asks of it, in a container that the operator made."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -77,11 +76,10 @@ class Environment:
         )
 
 
-def read_environment(environ: Mapping[str, str] | None = None, places: PodPaths | None = None) -> Environment:
+def read_environment(places: PodPaths | None = None) -> Environment:
     """Read what the operator told this container.
 
     Args:
-        environ: Environment variables; by default the process's own.
         places: Paths of the pod's files; by default those of a real pod.
 
     Raises:
@@ -89,9 +87,8 @@ def read_environment(environ: Mapping[str, str] | None = None, places: PodPaths 
         ContractError: A variable or the settings are not as the operator writes them.
 
     """
-    environ = os.environ if environ is None else environ
     places = places or PodPaths()
-    if not Identity.present(environ):
+    if not Identity.present(os.environ):
         raise NotInPodError(
             f"{Identity.variable('job_uid')} is not set: this process is in no container of a "
             "CheckpointedTrainingJob. Without the operator, write "
@@ -105,7 +102,9 @@ def read_environment(environ: Mapping[str, str] | None = None, places: PodPaths 
             f"the job's settings can't be read from {path}: {error}. The operator mounts them from a ConfigMap; "
             "a template must not mount anything over that folder"
         ) from error
-    return Environment(identity=Identity.from_env(environ), settings=Settings.from_json(text), places=places)
+    return Environment(
+        identity=Identity.from_env(os.environ), settings=Settings.from_json(text), places=places
+    )
 
 
 def check_world_size(environment: Environment, group: dist.ProcessGroup | None) -> None:

@@ -116,8 +116,6 @@ class Leaving:
         text = format_traceback(error)
         if not isinstance(error, GangError):
             self._saves.wait(self._stepping.process_exit.save_timeout_s(alone=self._gang.world_size == 1))
-        if not isinstance(error, StepkeeperError | SystemExit):
-            self._stepping.save_for_exception(self._stepping.process_exit.save_timeout_s(alone=True))
         if text is not None:
             self._progress.set_error(text)
         self._end(process_exit_code(error), text)

@@ -10,7 +10,7 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import Gang
 from stepkeeper.loggers import logger
-from stepkeeper.policy.save import AnyOf, Disruptions, OnException, OnPreemption, SavePolicy, parts_of
+from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
@@ -19,7 +19,6 @@ from stepkeeper.training.environment import Environment
 from stepkeeper.training.preemption import Notice, NoticeWatcher
 from stepkeeper.training.save_decision import Decisions, Seen
 from stepkeeper.training.termination import ProcessExit
-from stepkeeper.unbroken import LastState
 
 __all__ = ["Stepping", "checked_step"]
 
@@ -49,17 +48,14 @@ class Stepping:
         saves_on_notice: bool,
     ) -> None:
         """Raises ValueError where `policy` saves on preemption, and `saves_on_notice` says not to."""
-        parts = tuple(parts_of(policy))
-        if OnPreemption() in parts and not saves_on_notice:
+        if OnPreemption() in parts_of(policy) and not saves_on_notice:
             raise ValueError("OnPreemption() and chkpt_on_preemption=False contradict each other")
         self._saves = saves
         self._progress = progress
-        self._gang = gang
         self._companion = companion
         self.saves_on_notice: Final = saves_on_notice
         self.stopped = False
         self._started = self._closed = False
-        self._last: LastState | None = LastState() if OnException() in parts else None
         self._disruption_history = DisruptionHistory()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
         self.decisions: Final = Decisions(policy, gang, self._seen)
@@ -102,8 +98,6 @@ class Stepping:
         self._progress.record_step(request.step, request.metrics)
         # What a save needs compiled is compiled now: the first one may be a notice's.
         self._saves.prepare(request.state)
-        if self._last is not None and self._gang.world_size == 1:
-            self._last.finished(request.step, request.state)
 
     def due(self, step: int) -> bool:
         """True if the policy, or somebody's wish, has `step` saved. Ask `reached` first."""
@@ -121,30 +115,11 @@ class Stepping:
         self.decisions.save_begun()
         return self._saves.start_save(request)
 
-    def save_for_exception(self, timeout_s: float) -> None:
-        """The last finished step is committed, where the policy has that, it can be done, and the state is unbroken.
-
-        Other ranks can't be asked: they don't know of the exception, and may wait for this one in a collective.
-        """
-        if self._last is None:
-            return
-        if self._gang.world_size > 1:
-            _log.warning("nothing is saved for the exception: all ranks would have to save together")
-            return
-        intact = self._last.intact()
-        self._last.close()
-        if intact is None:
-            _log.warning("nothing is saved for the exception: the state is no step's as a whole")
-        else:
-            self._saves.save_for_exception(*intact, timeout_s)
-
     def close(self) -> None:
         """Nothing is heard or watched any more."""
         self._closed = True
         self.decisions.close()
         self.notices.close()
-        if self._last is not None:
-            self._last.close()
 
     def stop(self, request: SaveRequest) -> None:
         """Make the one save of a notice, within what the grace period leaves; once."""

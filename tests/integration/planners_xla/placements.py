@@ -101,7 +101,7 @@ def every_dtype() -> None:
             assert layout.dtype == name
             filled(tensor, source)
             for chunk in layout.chunks:
-                got = adapters.local_shard(tensor, chunk.owners[0].local_index)
+                got = adapters.local_shards(tensor)[chunk.owners[0].local_index]
                 assert got.dtype == dtype
                 want = source[chunk.box.slices].contiguous()
                 assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), name

@@ -20,7 +20,7 @@ from stepkeeper.contract import (
     Termination,
     token_audience,
 )
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper.testing.pod import pod_environ, pod_identity
 
 IDENTITY = pod_identity(
     jobset_number=1, restart_attempt=4, slice_index=1, host_index=3, n_slices=2, hosts_per_slice=4
@@ -28,8 +28,8 @@ IDENTITY = pod_identity(
 
 
 def test_an_identity_survives_the_environment() -> None:
-    assert Identity.from_env(IDENTITY.to_env()) == IDENTITY
-    assert set(IDENTITY.to_env()) == set(Identity.variables())
+    assert Identity.from_env(pod_environ(IDENTITY)) == IDENTITY
+    assert set(pod_environ(IDENTITY)) == set(Identity.variables())
 
 
 def test_the_rank_counts_hosts_over_all_slices() -> None:
@@ -39,7 +39,7 @@ def test_the_rank_counts_hosts_over_all_slices() -> None:
 
 
 def test_a_missing_variable_is_named() -> None:
-    environ = IDENTITY.to_env()
+    environ = pod_environ(IDENTITY)
     del environ["STEPKEEPER_POD_UID"]
     with pytest.raises(ContractError, match="STEPKEEPER_POD_UID is missing"):
         Identity.from_env(environ)
@@ -47,7 +47,7 @@ def test_a_missing_variable_is_named() -> None:
 
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ContractError, match="STEPKEEPER_GRACE_S='soon' is no whole number"):
-        Identity.from_env(IDENTITY.to_env() | {"STEPKEEPER_GRACE_S": "soon"})
+        Identity.from_env(pod_environ(IDENTITY) | {"STEPKEEPER_GRACE_S": "soon"})
 
 
 def test_settings_survive_json_and_equal_settings_give_equal_bytes() -> None:

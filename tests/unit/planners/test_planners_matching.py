@@ -12,10 +12,10 @@ from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.loading.differences import Differences, build_mismatch_error
 from stepkeeper_planners.loading.load_request import LoadRequest
-from stepkeeper_planners.loading.matching import compare, plan_load
+from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.resharding import group_by_chunk
 from stepkeeper_planners.loading.selection import LoadRules
-from stepkeeper_planners.loading.state_reads import ValueRead
+from stepkeeper_planners.loading.state_reads import StateReads, ValueRead
 from stepkeeper_planners.loading.stored_state import StoredState, StoredTensor
 
 ALONE = Ranks(rank=0, world_size=1)
@@ -35,6 +35,15 @@ def tensors(*names: str) -> list[TensorLayout]:
 
 def checkpoint(*names: str, values: Sequence[str] = ()) -> StoredState:
     return StoredState(tensors={name: stored() for name in names}, values=values)
+
+
+def plan_load(
+    request: LoadRequest, stored: StoredState, ranks: Ranks, rules: LoadRules | None = None
+) -> StateReads:
+    reads, differences = compare(request, stored, ranks, rules)
+    if differences:
+        raise build_mismatch_error([differences])
+    return reads
 
 
 def refused(wanted: LoadRequest, of: StoredState, ranks: Ranks = ALONE, **rules: Any) -> LoadMismatchError:

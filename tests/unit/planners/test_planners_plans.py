@@ -7,7 +7,7 @@ import pytest
 import torch
 from planners_parts.layouts import rows
 
-from stepkeeper_planners.adapters import describe, fill, local_shard
+from stepkeeper_planners.adapters import describe, fill, local_shards
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
@@ -121,7 +121,7 @@ def test_a_plain_tensor_is_read_and_filled(tensor: torch.Tensor) -> None:
     assert layout == whole_tensor(
         "t", str(tensor.dtype)[6:], tuple(tensor.shape), Ranks(rank=0, world_size=3)
     )
-    shard = local_shard(tensor, 0)
+    shard = local_shards(tensor)[0]
     assert shard.is_contiguous()
     assert not shard.requires_grad
     assert not shard.is_conj()

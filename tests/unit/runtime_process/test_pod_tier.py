@@ -9,14 +9,14 @@ from stepkeeper import CheckpointManager
 from stepkeeper.contract import SETTINGS_FILE_NAME, Interval, Settings
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper.testing.pod import pod_environ, pod_identity
 from stepkeeper.training import environment as env
 from stepkeeper.training.environment import PodPaths
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPaths:
-    for name, value in pod_identity().to_env().items():
+    for name, value in pod_environ(pod_identity()).items():
         monkeypatch.setenv(name, value)
     settings = Settings(uri="gs://bucket/run", interval=Interval(steps=1))
     (tmp_path / SETTINGS_FILE_NAME).write_bytes(settings.to_json())
@@ -42,13 +42,13 @@ def test_what_the_job_does_not_say_can_be_given(places: PodPaths, options: dict[
     CheckpointManager.from_env(
         places=places,
         max_pending_async=2,
-        also_save=save.OnException(),
+        also_save=save.AtSteps((250,)),
         also_keep=keep.BestN(2, "loss", "min"),
         unsafe_single_writer=True,
         device_budget_bytes=5,
     )
     assert options["max_pending_async"] == 2
-    assert options["policy"] == save.AnyOf((save.EveryNSteps(1), save.OnException()))
+    assert options["policy"] == save.AnyOf((save.EveryNSteps(1), save.AtSteps((250,))))
     assert options["keep"] == keep.AnyOf((keep.LastN(3), keep.BestN(2, "loss", "min")))
     assert options["unsafe_single_writer"]
     assert options["device_budget_bytes"] == 5

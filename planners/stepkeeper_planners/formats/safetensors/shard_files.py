@@ -117,15 +117,12 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-def plan_shard_files(
-    entries: Sequence[TensorEntry], max_shard_bytes: int | None, stem: str = "model"
-) -> tuple[ShardFile, ...]:
+def plan_shard_files(entries: Sequence[TensorEntry], max_shard_bytes: int | None) -> tuple[ShardFile, ...]:
     """Divide the tensors among files with Hugging Face's names.
 
     Args:
         entries: the tensors, in order.
         max_shard_bytes: the size of a file, at most; only a file of a single tensor may be larger. None for one file.
-        stem: the beginning of the files' names.
     """
     groups: list[list[TensorEntry]] = []
     room_bytes = -1
@@ -137,7 +134,7 @@ def plan_shard_files(
         room_bytes -= entry.n_bytes
     n_files = len(groups)
     return tuple(
-        ShardFile(file_name=_file_name(stem, number, n_files), entries=_aligned(group))
+        ShardFile(file_name=_file_name(number, n_files), entries=_aligned(group))
         for number, group in enumerate(groups, 1)
     )
 
@@ -156,5 +153,5 @@ def _aligned(entries: Sequence[TensorEntry]) -> tuple[TensorEntry, ...]:
     return tuple(sorted(entries, key=lambda entry: -entry.dtype.itemsize))
 
 
-def _file_name(stem: str, number: int, n_files: int) -> str:
-    return f"{stem}.safetensors" if n_files == 1 else f"{stem}-{number:05}-of-{n_files:05}.safetensors"
+def _file_name(number: int, n_files: int) -> str:
+    return "model.safetensors" if n_files == 1 else f"model-{number:05}-of-{n_files:05}.safetensors"

@@ -6,10 +6,10 @@ from itertools import chain
 from math import prod
 from typing import Final
 
-from stepkeeper.checkpoint.dcp_format.cover import overlap
 from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Instance, Pairs, pickled
 from stepkeeper.checkpoint.manifest import ChunkRecord, Manifest, TensorRecord, ValueRecord
 from stepkeeper.errors import ManifestError
+from stepkeeper_planners.geometry.disjoint import find_overlap
 
 __all__ = ["METADATA_NAME", "KeyPath", "encode_metadata", "merge_tensors", "merge_values"]
 
@@ -160,9 +160,10 @@ def _check_covered(tensor: TensorRecord) -> None:
             f"tensor {tensor.fqn!r} has {prod(tensor.global_shape)} elements, its {len(tensor.chunks)} chunks "
             f"at {len(places)} places have {volume}: the ranks' plans don't fit together"
         )
-    twice = overlap([(chunk.offsets, chunk.sizes) for chunk in tensor.chunks])
-    if twice is not None:
+    overlap = find_overlap(tensor.chunks)
+    if overlap is not None:
+        one, other = ((chunk.offsets, chunk.sizes) for chunk in map(tensor.chunks.__getitem__, overlap))
         raise ManifestError(
-            f"tensor {tensor.fqn!r}: its chunks {twice[0]} and {twice[1]} (offsets and sizes) overlap, others "
-            "leave a gap: the ranks' plans don't fit together"
+            f"tensor {tensor.fqn!r}: its chunks {one} and {other} (offsets and sizes) overlap, others leave a gap: "
+            "the ranks' plans don't fit together"
         )

@@ -13,7 +13,7 @@ from isal import isal_zlib
 from stepkeeper.checkpoint.dcp_format.dtypes import dtype_named, size_in_bytes
 from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Persistent, pickled
 
-__all__ = ["BlobLayout", "blob_frame", "blob_layout", "data_offset"]
+__all__ = ["BlobLayout", "blob_frame", "blob_layout"]
 
 _ALIGNMENT: Final = 64
 """As torch aligns it, so that a mapped file can be used in place."""
@@ -53,11 +53,6 @@ class _Frame:
 
 def blob_layout(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
     return _frame(dtype, sizes).layout
-
-
-def data_offset(dtype: str, sizes: tuple[int, ...]) -> int:
-    """Where in a blob the tensor's first byte is."""
-    return blob_layout(dtype, sizes).data_offset_bytes
 
 
 def blob_frame(dtype: str, sizes: tuple[int, ...], crc32: int) -> tuple[bytes, bytes]:
