@@ -10,16 +10,15 @@ from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import SoloGang
 from stepkeeper.errors import RestoreError, StepkeeperError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.loggers import logger
-from stepkeeper.restore import Restorer
+from stepkeeper.restore.restorer import Restorer
 from stepkeeper.retention.deletable import metrics_of
 from stepkeeper.retention.pins import Pin, hold, remove_pin
 from stepkeeper.storage import Store, open_store
-from stepkeeper.training.environment import opening_of, uri_of
+from stepkeeper.training.environment import uri_of
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["FollowedCommit", "Follower", "follow"]
@@ -60,7 +59,7 @@ class FollowedCommit:
 
         """
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        self._restorer.record(self._record, state, rules=rules, pinned=self._pin is not None)
+        self._restorer.restore(self._record, state, rules=rules, pinned=self._pin is not None)
 
     def close(self) -> None:
         """It may be deleted. Where the store gives no answer the pin is left, and said."""
@@ -104,10 +103,7 @@ class Follower:
             raise ValueError(f"poll_s is longer than 0 s, not {poll_s}")
         self._store = open_store(uri_of(uri))
         self._log = Log(self._store)
-        gang = SoloGang()
-        # Not a process of its own: one is started only by who writes.
-        idle = Companion(opening_of(None, gang, self._store.uri, None), lambda _directive: None)
-        self._restorer = Restorer(self._store, idle, gang)
+        self._restorer = Restorer(self._store, SoloGang())
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
         self._holder = holder or f"follow by process {os.getpid()} on {socket.gethostname()}"

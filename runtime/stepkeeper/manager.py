@@ -20,8 +20,8 @@ from stepkeeper.loggers import identify
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
 from stepkeeper.policy.save import AnyOf, Auto, SavePolicy, from_interval, parts_of
-from stepkeeper.restore import Restorer, Verification
-from stepkeeper.restore.results import CheckpointInfo, RestoreResult
+from stepkeeper.restore import LatestRestore, Restorer, describe_step, record_uri, verify_step
+from stepkeeper.restore.results import CheckpointInfo, RestoreResult, Verification
 from stepkeeper.results import Health, StepOutcome
 from stepkeeper.save.hooks import Events, SaveHook
 from stepkeeper.save.pipeline import InFlight
@@ -121,7 +121,8 @@ class CheckpointManager(DropIn):
         self._progress = Progress(self._companion.tell)
         reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
         near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
-        self._restorer = Restorer(self._store, self._companion, self._gang, reopen=reopen, near=near)
+        self._restorer = Restorer(self._store, self._gang, reopen=reopen, near=near)
+        self._latest = LatestRestore(self._restorer, self._companion)
         self._events = Events()
         self._saves = Saves(
             self._store,
@@ -226,7 +227,7 @@ class CheckpointManager(DropIn):
         self._leaving.raise_failure()
         self._progress.moved(ReportPhase.RESTORING)
         with self._leaving.fenced_said():
-            record = self._restorer.latest(state, rules=rules)
+            record = self._latest.restore(state, rules=rules)
         self._saves.restored_latest(record)
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
@@ -234,7 +235,9 @@ class CheckpointManager(DropIn):
         self._events.restored(record)
         self._progress.restored(None if record is None else Restored(sequence=record.slot, step=record.step))
         self._stepping.decisions.save_begun()
-        return None if record is None else self._restorer.result(record)
+        if record is None:
+            return None
+        return RestoreResult(sequence=record.slot, step=record.step, uri=record_uri(self._store, record))
 
     def step(
         self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None = None
@@ -270,7 +273,7 @@ class CheckpointManager(DropIn):
             RestoreError: there is no such commit, and it lists those that there are; or it was deleted meanwhile.
 
         """
-        return self._restorer.describe(step)
+        return describe_step(self._store, step)
 
     def verify(self, step: int) -> Verification:
         """Every byte of the newest commit of `step` on HEAD's line is right, each read by one of the ranks. Ranks: all.
@@ -286,7 +289,7 @@ class CheckpointManager(DropIn):
         """
         # A commit that comes meanwhile may delete what is being read. It can't where training waits for this call.
         self._saves.wait()
-        return self._restorer.verify(step)
+        return verify_step(self._restorer, self._companion, step)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True if no save is in flight any more; False if that took longer than `timeout_s`.

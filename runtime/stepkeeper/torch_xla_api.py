@@ -8,10 +8,12 @@ from typing import Self, SupportsIndex
 
 import torch.distributed as dist
 
+from stepkeeper.companion.supervisor import Companion
 from stepkeeper.policy.save import EveryNSteps, SavePolicy
-from stepkeeper.restore import Restorer
+from stepkeeper.restore import Restorer, list_steps, restore_step
 from stepkeeper.save.hooks import Events
 from stepkeeper.save.saver import Saves
+from stepkeeper.storage import Store
 from stepkeeper.training.shutdown import Leaving
 from stepkeeper.training.step_controller import Stepping, checked_step
 from stepkeeper_planners.loading.selection import LoadRules
@@ -76,12 +78,14 @@ class DropIn:
     What it was constructed with can be read and, having been acted on, not be set.
     """
 
+    _companion: Companion
     _events: Events
     _given: Given
     _leaving: Leaving
     _restorer: Restorer
     _saves: Saves
     _stepping: Stepping
+    _store: Store
 
     @property
     def base_path(self) -> str:
@@ -189,15 +193,14 @@ class DropIn:
         # A commit that comes meanwhile may delete what is being read.
         self._saves.wait()
         self._leaving.raise_failure()
-        record = self._restorer.step(
-            step, state_dict, rules=LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        )
+        rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
+        record = restore_step(self._restorer, self._companion, step, state_dict, rules=rules)
         self._saves.restored(record, whole=items is None and not exclude)
         self._events.restored(record)
 
     def all_steps(self) -> list[int]:
         """The steps that can be restored: HEAD's and its ancestors'."""
-        return self._restorer.steps()
+        return list_steps(self._store)
 
     def join(self) -> None:
         """No save is in flight. Raises what one of them failed with."""

@@ -18,7 +18,8 @@ from stepkeeper.checkpoint.reread import read_there
 from stepkeeper.dcp.fills import Fills, fill_from_chunks
 from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
 from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
-from stepkeeper.log.entries import ManifestRef, new_nonce
+from stepkeeper.log.entries import new_nonce
+from stepkeeper.log.records import ManifestRef
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.foreign.content import LegacyContent

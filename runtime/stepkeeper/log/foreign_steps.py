@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepkeeper.log.entries import CommitRecord, LegacyBase
+from stepkeeper.log.records import CommitRecord, LegacyBase
 from stepkeeper.log.state import LogState
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience

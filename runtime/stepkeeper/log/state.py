@@ -1,30 +1,14 @@
 """The log replayed: what its entries, in their order, mean. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from stepkeeper.errors import FencedError, ForeignRootError, LogFormatError, RestoreError
-from stepkeeper.log.entries import (
-    Begin,
-    Body,
-    Commit,
-    CommitRecord,
-    Delete,
-    Entry,
-    Index,
-    LegacyBase,
-    Owner,
-    Quarantine,
-    Restored,
-    StateAfter,
-    Void,
-)
+from stepkeeper.errors import LogFormatError, RestoreError
+from stepkeeper.log.entries import Begin, Body, Commit, Delete, Entry, Quarantine, Restored, Void
+from stepkeeper.log.records import CommitRecord, Index, LegacyBase, Owner, StateAfter
 
-__all__ = ["Base", "CommitRecord", "LogState", "apply", "check_owner", "entry_for", "resolve_base"]
-
-Base = int | LegacyBase | None
-"""What a begin goes on from: a commit's slot, another writer's step, nothing."""
+__all__ = ["CommitRecord", "LogState", "apply", "entry_for"]
 
 _INDEX_EVERY: Final = 16
 """At most that many entries are read to open a log, whatever its length."""
@@ -85,53 +69,6 @@ class LogState:
     def commit_in(self, folder: str) -> CommitRecord | None:
         """The commit whose data is in `folder`: how one learns whether a lost save went in."""
         return next((record for record in self.commits.values() if record.folder == folder), None)
-
-
-def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | None) -> None:
-    """Nothing, if `owner` may claim the root. Raises FencedError or ForeignRootError."""
-    if owner is not None:
-        known = state.owners.get(owner.uid)
-        if known is not None and known.ordinal > owner.ordinal:
-            raise FencedError(
-                f"start {list(known.ordinal)} of {owner.name} has claimed this root; "
-                f"this is the older start {list(owner.ordinal)}"
-            )
-    last = state.owner
-    if last is None or (owner is not None and owner.name == last.name):
-        return
-    if take_over is True or take_over == last.name:
-        return
-    raise ForeignRootError(
-        f"this root belongs to {last.name}; to go on with it under "
-        f"{owner.name if owner else 'no job name'}, stop that job and take it over by that name"
-    )
-
-
-def resolve_base(
-    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], LegacyBase | None] = lambda: None
-) -> Base:
-    """What a begin goes on from: `base` if given, nothing from scratch, else what HEAD means.
-
-    Where nothing is committed `offer` is asked for another writer's step. Raises RestoreError if `base` isn't live, or
-    if HEAD is nothing although there were commits.
-    """
-    if base is not None:
-        return base if isinstance(base, LegacyBase) else state.live_commit(base).slot
-    if scratch:
-        return None
-    if state.head is not None:
-        return state.head
-    if not state.commits:
-        return offer() or state.legacy
-    if state.legacy is None:
-        bad = ", ".join(f"{r.slot} (step {r.step})" for r in state.commits.values() if r.quarantined)
-        live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
-        raise RestoreError(
-            f"this root holds commits, but no latest one; quarantined: {bad or 'none'}; on abandoned branches: "
-            f"{live or 'none'}. Give the training another root; or, for it to start from scratch in this one, "
-            "have stepkeeper.log.Log(store).begin(scratch=True) say so"
-        )
-    return state.legacy
 
 
 def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> Entry:

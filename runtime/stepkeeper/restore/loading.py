@@ -1,14 +1,14 @@
 """One commit on its way into one rank's state: compared first, then filled, then given to the objects in it."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.contents import Contents
 from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
 from stepkeeper.log import CommitRecord
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.mismatch import check_refilled, findings_said, said_findings
+from stepkeeper.restore.mismatch import check_refilled, findings_said
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.placing import Places, stored_tensor
@@ -16,14 +16,14 @@ from stepkeeper.storage import Store
 from stepkeeper.storage.base import CopiedStore
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.differences import Findings, mismatch, unexpected_everywhere
+from stepkeeper_planners.loading.differences import Findings
 from stepkeeper_planners.loading.matching import StateReads, Stored, Wanted, compare
 from stepkeeper_planners.loading.requests import wanted_of
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
 from stepkeeper_planners.state.values import decode_value
 
-__all__ = ["Loading", "agreed_mismatch"]
+__all__ = ["Loading"]
 
 
 class Loading:
@@ -140,17 +140,3 @@ class Loading:
         # differently then than in an undisturbed run.
         adapters.materialize(self._flat.tensors)
         return {}
-
-
-class Compared(Protocol):
-    """A loading whose state was compared with what is stored."""
-
-    @property
-    def stored_names(self) -> tuple[str, ...]: ...
-
-
-def agreed_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
-    """One report of where the ranks' states don't fit; names that only some ranks ask for are no reason."""
-    found = [said_findings(each["findings"]) if "findings" in each else None for each in said]
-    differences = unexpected_everywhere(found, loading.stored_names)
-    return mismatch(differences) if any(differences) else None

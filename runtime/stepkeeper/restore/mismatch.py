@@ -1,15 +1,24 @@
 """What ranks tell one another about a restore: where their states don't fit the commit, and what went wrong."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import RestoreError
 from stepkeeper_planners import errors as planners_errors
 from stepkeeper_planners.errors import LoadMismatchError, PlannerError
-from stepkeeper_planners.loading.differences import Differences, Findings
+from stepkeeper_planners.loading.differences import Differences, Findings, mismatch, unexpected_everywhere
 
-__all__ = ["check_refilled", "error_said", "findings_said", "first_error", "raised_from", "said_findings"]
+__all__ = [
+    "Compared",
+    "agreed_mismatch",
+    "check_refilled",
+    "error_said",
+    "findings_said",
+    "first_error",
+    "raised_from",
+    "said_findings",
+]
 
 _LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing")
 _MISMATCH: Final = ("missing", "unexpected", "mismatched", "ranks", "advice", "loaded")
@@ -24,6 +33,20 @@ def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None
             "to be torn, and the one before it has nothing in their place. Build the state anew and restore again: "
             "the torn one isn't chosen any more"
         )
+
+
+class Compared(Protocol):
+    """A loading whose state was compared with what is stored."""
+
+    @property
+    def stored_names(self) -> tuple[str, ...]: ...
+
+
+def agreed_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
+    """One report of where the ranks' states don't fit; names that only some ranks ask for are no reason."""
+    found = [said_findings(each["findings"]) if "findings" in each else None for each in said]
+    differences = unexpected_everywhere(found, loading.stored_names)
+    return mismatch(differences) if any(differences) else None
 
 
 def findings_said(findings: Findings) -> dict[str, Any]:

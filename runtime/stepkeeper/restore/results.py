@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["CheckpointInfo", "RestoreResult", "TensorInfo"]
+__all__ = ["CheckpointInfo", "RestoreResult", "TensorInfo", "Verification"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +42,17 @@ class CheckpointInfo:
     tensors: Mapping[str, TensorInfo]
     values: tuple[str, ...]
     """Names of what is no tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A commit of which every byte is as it was written."""
+
+    sequence: int
+    """Its slot in the log."""
+
+    step: int
+    uri: str
+    n_objects: int
+    size_bytes: int
+    """All of which was read."""

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Collection, Mapping
 
-from stepkeeper.log.state import CommitRecord, LogState
+from stepkeeper.log.records import CommitRecord
+from stepkeeper.log.state import LogState
 from stepkeeper.policy.keep import Committed, KeepPolicy
 
 __all__ = ["deletable", "metrics_of"]

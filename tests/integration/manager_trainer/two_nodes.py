@@ -18,7 +18,7 @@ from stepkeeper.coordination.rank_group import StoreGang
 from stepkeeper.errors import BadNodeError, RestoreError
 from stepkeeper.log import Begin, Log
 from stepkeeper.log.foreign_steps import Restorable
-from stepkeeper.restore import Restorer
+from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.restore.second_read import Host
 from stepkeeper.storage import ObjectStat, Store, open_store
 from stepkeeper.storage.base import Buffer
@@ -99,9 +99,9 @@ def restored(
         return BadNode(open_store(uri)) if bad_again else open_store(uri)
 
     host = Host(name=f"node-{RANK}", machine="one" if one_machine else str(RANK))
-    restorer = Restorer(BadNode(store) if bad else store, companion, gang, host=host, reopen=reopen)
+    restorer = Restorer(BadNode(store) if bad else store, gang, host=host, reopen=reopen)
     try:
-        return restorer.latest(state)
+        return LatestRestore(restorer, companion).restore(state)
     finally:
         dist.barrier()
         companion.close(10)

@@ -3,25 +3,20 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stepkeeper.companion.supervisor import Companion
 from stepkeeper.coordination.rank_group import Gang, SoloGang
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log.foreign_steps import LegacyRecord
 from stepkeeper.restore import Restorer
-from stepkeeper.restore import restorer as choosing
+from stepkeeper.restore import restorer as restoring
 from stepkeeper.restore import second_read as confirming
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.storage import open_store
-
-
-class NoCompanion:
-    """Nothing is asked of it."""
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -49,9 +44,9 @@ def test_the_ranks_are_connected_until_all_know_what_is_bad(
         asked.append(connected)
         return confirming.confirm(*arguments, **named)
 
-    monkeypatch.setattr(choosing, "exchange_among", watched)
-    monkeypatch.setattr(choosing, "confirm", noting)
-    restorer = Restorer(open_store(tmp_path.as_uri()), cast(Companion, NoCompanion()), SoloGang())
+    monkeypatch.setattr(restoring, "exchange_among", watched)
+    monkeypatch.setattr(restoring, "confirm", noting)
+    restorer = Restorer(open_store(tmp_path.as_uri()), SoloGang())
     with pytest.raises(TornCheckpointError, match="another checksum"):
-        restorer.record(LegacyRecord(slot=0, step=1, folder="1"), {"w": torch.zeros(300)})
+        restorer.restore(LegacyRecord(slot=0, step=1, folder="1"), {"w": torch.zeros(300)})
     assert asked == [True]

@@ -11,7 +11,8 @@ import pytest
 from stepkeeper.errors import GangError
 from stepkeeper.restore.peers import frames as wire
 from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive, send
-from stepkeeper.restore.peers.links import Links, PeerStoppedError, addresses_of_host
+from stepkeeper.restore.peers.joining import addresses_of_host
+from stepkeeper.restore.peers.links import Links, PeerStoppedError
 from stepkeeper.restore.placing import Bytes
 
 Pair = tuple[socket.socket, socket.socket]

@@ -13,8 +13,8 @@ from stepkeeper.checkpoint.manifest import (
     TensorRecord,
 )
 from stepkeeper.restore.peers.duties import Sharing
-from stepkeeper.restore.peers.links import neighbours
-from stepkeeper.restore.verifying import share_of
+from stepkeeper.restore.peers.exchange import neighbours
+from stepkeeper.restore.verify import share_of
 
 
 def table_of(*sizes_bytes: int) -> BlockTable:

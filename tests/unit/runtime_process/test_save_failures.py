@@ -20,7 +20,7 @@ from stepkeeper.errors import (
     StepkeeperError,
 )
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.entries import ManifestRef
+from stepkeeper.log.records import ManifestRef
 from stepkeeper.save.persist import SaveJob, _own_or_shared
 
 STATE = {"step": 1}

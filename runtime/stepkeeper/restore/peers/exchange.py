@@ -13,12 +13,14 @@ from stepkeeper.errors import GangError, TornCheckpointError
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Duties, Sharing
-from stepkeeper.restore.peers.links import Links, addresses_of_host, neighbours
+from stepkeeper.restore.peers.joining import addresses_of_host
+from stepkeeper.restore.peers.links import Links
 
-__all__ = ["Exchange", "exchange_among"]
+__all__ = ["Exchange", "exchange_among", "neighbours"]
 
 _log: Final = logger(__name__)
 _TIMEOUT_S: Final = 3600.0
+_CHILDREN: Final = 8
 
 
 class Exchange:
@@ -148,3 +150,10 @@ def _connected(gang: Gang, links: Links, name: str, peers: Collection[int], addr
     if gang.rank == 0:
         _log.warning("each rank reads all that it needs from the store itself: %s", first["why_not"])
     return False
+
+
+def neighbours(rank: int, world_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Who is before this rank, if anybody, and who is after it, where all ranks stand in a tree. Pure."""
+    above = () if rank == 0 else ((rank - 1) // _CHILDREN,)
+    first = rank * _CHILDREN + 1
+    return above, tuple(range(min(first, world_size), min(first + _CHILDREN, world_size)))

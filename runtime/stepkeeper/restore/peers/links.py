@@ -10,21 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from stepkeeper.errors import GangError
-from stepkeeper.loggers import logger
-from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, call, greet, listen, receive, send
+from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, receive, send
+from stepkeeper.restore.peers.joining import Joining, shut
 from stepkeeper.restore.placing import Bytes
 
-__all__ = ["Links", "PeerStoppedError", "addresses_of_host", "neighbours"]
-
-_log: Final = logger(__name__)
-_CALL_TIMEOUT_S: Final = 5.0
-"""For each address that a rank may have."""
+__all__ = ["Links", "PeerStoppedError"]
 
 _CALLED_TIMEOUT_S: Final = 30.0
 """For a call that was answered to be noted."""
 
 _LISTENED_S: Final = 5.0
-_CHILDREN: Final = 8
 
 
 class PeerStoppedError(GangError):
@@ -51,8 +46,7 @@ class Links:
     def __init__(self, rank: int, on_lost: Callable[[int, str], Exception]) -> None:
         self._rank = rank
         self._on_lost = on_lost
-        self._listener = listen()
-        self._secret = b""
+        self._joining = Joining(rank, self._join)
         self._links: dict[int, _Link] = {}
         self._changed = threading.Condition()
         self._failure: Exception | None = None
@@ -65,12 +59,12 @@ class Links:
 
     @property
     def port(self) -> int:
-        return int(self._listener.getsockname()[1])
+        return self._joining.port
 
     def start(self, secret: bytes, relayed_to: Collection[int]) -> None:
         """Those who know the secret may call. Manifests that come are passed on to those ranks."""
-        self._secret, self._relayed_to = secret, relayed_to
-        threading.Thread(target=self._accept, name="restore-links", daemon=True).start()
+        self._relayed_to = relayed_to
+        self._joining.start(secret)
 
     def call(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
         """There is a connection to those of these ranks that are before this one; the others call.
@@ -79,7 +73,7 @@ class Links:
         """
         for peer in sorted(peers):
             if peer < self._rank and peer not in self._links:
-                self._join(peer, self._called(peer, addresses[peer]))
+                self._join(peer, self._joining.connect(peer, addresses[peer]))
 
     def meet(self, peers: Collection[int]) -> None:
         """There is a connection to each of these ranks: all of them have called. Raises GangError."""
@@ -135,12 +129,11 @@ class Links:
     def close(self, *, said: bool = True) -> None:
         """No connection is used any more. Unless it was `said` to all that this rank is done, it is lost to them."""
         self._left = True
-        _shut(self._listener, socket.SHUT_RDWR)
-        self._listener.close()
+        self._joining.close()
         for link in list(self._links.values()):
             link.bye = True
             if not said:
-                _shut(link.sock, socket.SHUT_RDWR)
+                shut(link.sock, socket.SHUT_RDWR)
                 continue
             try:
                 with link.lock:
@@ -149,39 +142,11 @@ class Links:
                 continue
             # What the other end still sends is read to its end: a connection that is closed before takes with it what
             # has not arrived there yet.
-            _shut(link.sock, socket.SHUT_WR)
+            shut(link.sock, socket.SHUT_WR)
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-    def _called(self, peer: int, address: Mapping[str, Any]) -> socket.socket:
-        tried: list[str] = []
-        for host in address["hosts"]:
-            try:
-                return call(host, address["port"], (self._rank, peer), self._secret, _CALL_TIMEOUT_S)
-            except OSError as error:
-                tried.append(f"{host}: {error}")
-        raise ConnectionError(
-            f"rank {self._rank} can't reach rank {peer} on port {address['port']} ({'; '.join(tried)})"
-        )
-
-    def _accept(self) -> None:
-        while not self._left:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(sock,), name="restore-greet", daemon=True).start()
-
-    def _greet(self, sock: socket.socket) -> None:
-        try:
-            rank = greet(sock, self._rank, self._secret)
-        except OSError as error:
-            _log.debug("a connection to the port of a restore was refused: %s", error)
-            sock.close()
-            return
-        self._join(rank, sock)
 
     def _join(self, rank: int, sock: socket.socket) -> None:
         link = _Link(rank, sock)
@@ -265,44 +230,3 @@ class Links:
             fail = self._fail
         if fail is not None:
             fail(error)
-
-
-def neighbours(rank: int, world_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Who is before this rank, if anybody, and who is after it, where all ranks stand in a tree. Pure."""
-    above = () if rank == 0 else ((rank - 1) // _CHILDREN,)
-    first = rank * _CHILDREN + 1
-    return above, tuple(range(min(first, world_size), min(first + _CHILDREN, world_size)))
-
-
-def addresses_of_host(towards: str | None) -> list[str]:
-    """Where other hosts may reach this one, likeliest first; `towards` is a host that all ranks reach."""
-    found: dict[str, None] = {}
-    if towards is not None:
-        for family, *_, address in _looked_up(towards):
-            try:
-                with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                    # Sends nothing: it asks by which of its addresses this host would.
-                    sock.connect(address)
-                    found[str(sock.getsockname()[0])] = None
-            except OSError:
-                # No way there, or none of that kind: a host may have no IPv6.
-                continue
-    found.update((str(address[0]), None) for *_, address in _looked_up(socket.gethostname()))
-    # Ranks on one host reach each other so in any case.
-    found["127.0.0.1"] = None
-    return list(found)
-
-
-def _looked_up(host: str) -> list[Any]:
-    try:
-        return list(socket.getaddrinfo(host, 1, type=socket.SOCK_STREAM))
-    except OSError:
-        return []
-
-
-def _shut(sock: socket.socket, how: int) -> None:
-    try:
-        sock.shutdown(how)
-    except OSError:
-        # It was closed, or never connected.
-        return

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
@@ -11,31 +11,60 @@ from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.blocks import Block, BlockTable
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
-from stepkeeper.errors import TornCheckpointError
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord
-from stepkeeper.restore.peers.exchange import Exchange
+from stepkeeper.log.foreign_steps import LegacyRecord
+from stepkeeper.restore.listing import find_settled_step, name_record, record_uri, was_deleted
+from stepkeeper.restore.peers.exchange import Exchange, exchange_among
+from stepkeeper.restore.restorer import Restorer
+from stepkeeper.restore.results import Verification
+from stepkeeper.restore.second_read import confirm
 from stepkeeper.storage import Store
 
-__all__ = ["Verification", "Verifying", "share_of"]
+__all__ = ["share_of", "verify_step"]
 
 _STREAMS: Final = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """A commit of which every byte is as it was written."""
+def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verification:
+    """Read every byte of the newest commit of `step` on HEAD's line, each in one of the ranks, and compare it.
 
-    sequence: int
-    """Its slot in the log."""
+    Nothing is appended to the log, and nothing is condemned.
 
-    step: int
-    uri: str
-    n_objects: int
-    size_bytes: int
-    """All of which was read."""
+    Raises:
+        RestoreError: There is no such commit, or it is another writer's, which has no checksums; or it was deleted
+            meanwhile.
+        TornCheckpointError: Bytes of it are bad.
+        BadNodeError: One node reads bad bytes where another one reads good ones.
+
+    """
+    store, gang = restorer.store, restorer.gang
+    record = restorer.votes.on(partial(find_settled_step, store, companion, step))
+    assert record is not None
+    if isinstance(record, LegacyRecord):
+        raise RestoreError(
+            f"{name_record(record)} has no checksums of blocks: restore it and save, then it can be verified"
+        )
+    name = restorer.votes.name()
+    with exchange_among(gang, name) as exchange:
+        verifying = _Verifying(store, record, gang.rank, gang.world_size, exchange)
+        torn = restorer.votes.together(f"{name}/verified", verifying.read)
+        if torn is not None:
+            deleted = partial(was_deleted, store, record)
+            raise TornCheckpointError(
+                confirm(f"{name}/torn", gang, restorer.host, torn.own, restorer.reopen, deleted=deleted)
+            )
+    return Verification(
+        sequence=record.slot,
+        step=record.step,
+        uri=record_uri(store, record),
+        n_objects=verifying.n_objects,
+        size_bytes=verifying.size_bytes,
+    )
 
 
-class Verifying:
+class _Verifying:
     """Of one commit, by one of `world_size` ranks."""
 
     def __init__(

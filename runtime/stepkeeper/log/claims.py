@@ -1,0 +1,99 @@
+"""Decide who may claim a root, and what the claim goes on from. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepkeeper.contract import Identity
+from stepkeeper.errors import FencedError, ForeignRootError, RestoreError
+from stepkeeper.log.entries import Begin
+from stepkeeper.log.records import LegacyBase, Owner
+from stepkeeper.log.state import LogState
+
+__all__ = ["Base", "Claim", "begin_body", "check_claim", "check_owner", "owner_of", "resolve_base"]
+
+Base = int | LegacyBase | None
+"""What a begin goes on from: a commit's slot, another writer's step, nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The right to append, until a later begin. Survives the process that got it."""
+
+    slot: int
+    nonce: str
+
+
+def check_claim(state: LogState, claim: Claim) -> None:
+    if state.claim != claim.slot:
+        raise FencedError(
+            f"claim {claim.slot} is stale: slot {state.claim} has claimed the root"
+            + (f" for {state.owner.name} {list(state.owner.ordinal)}" if state.owner else "")
+        )
+
+
+def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | None) -> None:
+    """Nothing, if `owner` may claim the root. Raises FencedError or ForeignRootError."""
+    if owner is not None:
+        known = state.owners.get(owner.uid)
+        if known is not None and known.ordinal > owner.ordinal:
+            raise FencedError(
+                f"start {list(known.ordinal)} of {owner.name} has claimed this root; "
+                f"this is the older start {list(owner.ordinal)}"
+            )
+    last = state.owner
+    if last is None or (owner is not None and owner.name == last.name):
+        return
+    if take_over is True or take_over == last.name:
+        return
+    raise ForeignRootError(
+        f"this root belongs to {last.name}; to go on with it under "
+        f"{owner.name if owner else 'no job name'}, stop that job and take it over by that name"
+    )
+
+
+def resolve_base(
+    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], LegacyBase | None] = lambda: None
+) -> Base:
+    """What a begin goes on from: `base` if given, nothing from scratch, else what HEAD means.
+
+    Where nothing is committed `offer` is asked for another writer's step. Raises RestoreError if `base` isn't live, or
+    if HEAD is nothing although there were commits.
+    """
+    if base is not None:
+        return base if isinstance(base, LegacyBase) else state.live_commit(base).slot
+    if scratch:
+        return None
+    if state.head is not None:
+        return state.head
+    if not state.commits:
+        return offer() or state.legacy
+    if state.legacy is None:
+        bad = ", ".join(f"{r.slot} (step {r.step})" for r in state.commits.values() if r.quarantined)
+        live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
+        raise RestoreError(
+            f"this root holds commits, but no latest one; quarantined: {bad or 'none'}; on abandoned branches: "
+            f"{live or 'none'}. Give the training another root; or, for it to start from scratch in this one, "
+            "have stepkeeper.log.Log(store).begin(scratch=True) say so"
+        )
+    return state.legacy
+
+
+def begin_body(base: Base, owner: Owner | None, host: str, *, anew: bool) -> Begin:
+    return Begin(
+        base=base if isinstance(base, int) else None,
+        legacy=base if isinstance(base, LegacyBase) else None,
+        scratch=anew or None,
+        owner=owner,
+        host=host,
+    )
+
+
+def owner_of(identity: Identity | None) -> Owner | None:
+    if identity is None:
+        return None
+    return Owner(
+        name=f"{identity.namespace}/{identity.job}",
+        uid=identity.job_uid,
+        jobset_number=identity.jobset_number,
+        restart_attempt=identity.restart_attempt,
+    )

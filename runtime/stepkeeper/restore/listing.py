@@ -1,0 +1,68 @@
+"""List the steps that can be restored from a root, and find one of them."""
+
+from functools import partial
+
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.errors import RestoreError
+from stepkeeper.log import Log, LogState
+from stepkeeper.log.foreign_steps import LegacyRecord, LegacyStep, Restorable, below, find_steps
+from stepkeeper.storage import Store
+
+__all__ = ["find_settled_step", "find_step", "list_steps", "name_record", "record_uri", "was_deleted"]
+
+
+def list_steps(store: Store) -> list[int]:
+    """List the steps of HEAD's line, and of the other writer that it goes on from; least first."""
+    state = Log(store).open()
+    return _steps_in(state, below(state, partial(find_steps, store)))
+
+
+def find_step(store: Store, step: int) -> Restorable:
+    """Find the newest commit of `step` on HEAD's line, or what another writer left there of it.
+
+    Raises:
+        RestoreError: There is none; the message lists the steps that there are.
+
+    """
+    state = Log(store).open()
+    record = next((record for record in state.line if record.step == step), None)
+    if record is not None:
+        return record
+    found = below(state, partial(find_steps, store))
+    legacy = next((each for each in found if each.step == step and each.finished), None)
+    if legacy is not None:
+        return LegacyRecord(slot=state.tail + 1, step=step, folder=legacy.folder)
+    steps = ", ".join(map(str, _steps_in(state, found))) or "none"
+    raise RestoreError(f"{store.uri} has no commit of step {step}; its steps: {steps}")
+
+
+def find_settled_step(store: Store, companion: Companion, step: int) -> Restorable:
+    """Find a step as `find_step` does, once the deletions that follow this process's own commits are made."""
+    if companion.begun is not None:
+        # Answered after whatever follows the last commit.
+        companion.latest()
+    return find_step(store, step)
+
+
+def was_deleted(store: Store, record: Restorable, *, pinned: bool = False) -> bool:
+    """Tell whether the log has had this commit and has deleted it since, with no pin that kept its data."""
+    if pinned or isinstance(record, LegacyRecord):
+        return False
+    state = Log(store).open()
+    return state.tail >= record.slot and state.commit_in(record.folder) is None
+
+
+def name_record(record: Restorable) -> str:
+    """Name a checkpoint in messages for people."""
+    if isinstance(record, LegacyRecord):
+        return f"step {record.step} of another writer ({record.folder})"
+    return f"the commit of step {record.step} ({record.folder})"
+
+
+def record_uri(store: Store, record: Restorable) -> str:
+    """Return the URI of a checkpoint's folder."""
+    return f"{store.uri.rstrip('/')}/{record.folder}"
+
+
+def _steps_in(state: LogState, found: tuple[LegacyStep, ...]) -> list[int]:
+    return sorted({record.step for record in state.line} | {each.step for each in found if each.finished})
