@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from stepkeeper.contract import Commit, Report
+from stepkeeper.contract import Report, ReportedCommit
 
 __all__ = ["LastReport", "ReportBook"]
 
@@ -17,7 +17,7 @@ class LastReport:
 
     pod: str
     received_at: float
-    commits: tuple[Commit, ...] = ()
+    commits: tuple[ReportedCommit, ...] = ()
     """The newest commits that were reported to this operator, oldest first."""
 
 

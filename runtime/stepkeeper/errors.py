@@ -13,9 +13,7 @@ __all__ = [
     "CompanionLostError",
     "DevicesFullError",
     "FencedError",
-    "ForeignRootError",
-    "GangError",
-    "LegacyRootError",
+    "ForeignStepsError",
     "LogFormatError",
     "LogGapError",
     "ManifestError",
@@ -23,6 +21,8 @@ __all__ = [
     "NotExclusiveError",
     "NotInPodError",
     "ObjectExistsError",
+    "OtherJobsRootError",
+    "PeerLostError",
     "PinFormatError",
     "ProcessGroupError",
     "RefusedError",
@@ -77,7 +77,7 @@ class FencedError(StepkeeperError, RuntimeError):
     """Another claim owns the root: nothing more may be written by this one. Exit code 77."""
 
 
-class ForeignRootError(FencedError):
+class OtherJobsRootError(FencedError):
     """The root is another job's, and nobody said to take it over. Nothing was written."""
 
 
@@ -147,7 +147,7 @@ class BadNodeError(StepkeeperError, RuntimeError):
     """A node reads bad bytes where another one reads good ones: the checkpoint is whole. Nothing was condemned."""
 
 
-class LegacyRootError(StepkeeperError, RuntimeError):
+class ForeignStepsError(StepkeeperError, RuntimeError):
     """Nothing is committed in a root with steps of another writer, and none of them was chosen to go on from."""
 
 
@@ -181,7 +181,7 @@ class CompanionLostError(StepkeeperError, ConnectionError):
     next_save_mends = True
 
 
-class GangError(StepkeeperError, ConnectionError):
+class PeerLostError(StepkeeperError, ConnectionError):
     """Another rank did not answer in time: lost, or far behind."""
 
 

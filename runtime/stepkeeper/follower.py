@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import RestoreError, StepkeeperError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.loggers import logger
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.retention.deletable import metrics_of
-from stepkeeper.retention.pins import Pin, hold, remove_pin
+from stepkeeper.retention.pins import Pin, pin_commit, remove_pin
 from stepkeeper.storage import Store, open_store
 from stepkeeper.training.environment import uri_of
 from stepkeeper_planners.loading.selection import LoadRules
@@ -103,7 +103,7 @@ class Follower:
             raise ValueError(f"poll_s is longer than 0 s, not {poll_s}")
         self._store = open_store(uri_of(uri))
         self._log = Log(self._store)
-        self._restorer = Restorer(self._store, SoloGang())
+        self._restorer = Restorer(self._store, SoloRankGroup())
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
         self._holder = holder or f"follow by process {os.getpid()} on {socket.gethostname()}"
@@ -163,7 +163,9 @@ class Follower:
             state = self._log.refresh() if self._log.state.tail >= 0 else self._log.open()
             if self._next_of(state) is None:
                 return None
-            pin, record = hold(self._log, self._store, self._chosen, holder=self._holder, reason="follow")
+            pin, record = pin_commit(
+                self._log, self._store, self._chosen, holder=self._holder, reason="follow"
+            )
         except TransientStorageError as error:
             _log.warning("%s gave no answer, it is asked again: %s", self._store.uri, error)
             return None

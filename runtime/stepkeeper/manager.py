@@ -13,8 +13,8 @@ import torch.distributed as dist
 from stepkeeper.companion.messages import Begin
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import Directive, ReportPhase, Restored
-from stepkeeper.coordination.rank_group import open_gang
+from stepkeeper.contract import Directive, ReportedRestore, ReportPhase
+from stepkeeper.coordination.rank_group import open_rank_group
 from stepkeeper.errors import BadUriError
 from stepkeeper.loggers import identify
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
@@ -105,11 +105,11 @@ class CheckpointManager(DropIn):
         tier = _tier_place(local_tier, local_tier_bytes)
         keep = from_max_to_keep(given.max_to_keep, keep)
         self._store = open_store(uri_of(given.path), unsafe_single_writer=unsafe_single_writer)
-        self._gang = open_gang(process_group)
-        identify(rank=self._gang.rank, attempt=attempt_of(environment))
+        self._rank_group = open_rank_group(process_group)
+        identify(rank=self._rank_group.rank, attempt=attempt_of(environment))
         opening = opening_of(
             environment,
-            self._gang,
+            self._rank_group,
             self._store.uri,
             keep,
             tier=tier,
@@ -121,13 +121,13 @@ class CheckpointManager(DropIn):
         self._progress = Progress(self._companion.tell)
         reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
         near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
-        self._restorer = Restorer(self._store, self._gang, reopen=reopen, near=near)
+        self._restorer = Restorer(self._store, self._rank_group, reopen=reopen, near=near)
         self._latest = LatestRestore(self._restorer, self._companion)
         self._events = Events()
         self._saves = Saves(
             self._store,
             self._companion,
-            self._gang,
+            self._rank_group,
             self._progress,
             max_pending=given.max_pending_async,
             device_budget_bytes=device_budget_bytes,
@@ -135,14 +135,16 @@ class CheckpointManager(DropIn):
         )
         self._stepping = Stepping(
             given.policy,
-            self._gang,
+            self._rank_group,
             self._saves,
             progress=self._progress,
             companion=self._companion,
             environment=environment,
             saves_on_notice=chkpt_on_preemption,
         )
-        self._leaving = Leaving(self._stepping, self._saves, self._progress, self._companion, self._gang)
+        self._leaving = Leaving(
+            self._stepping, self._saves, self._progress, self._companion, self._rank_group
+        )
         if environment is not None:
             # It is told and reports from here on; elsewhere that begins with the training.
             self._stepping.start()
@@ -233,7 +235,9 @@ class CheckpointManager(DropIn):
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
             self._saves.prepare(state)
         self._events.restored(record)
-        self._progress.restored(None if record is None else Restored(sequence=record.slot, step=record.step))
+        self._progress.restored(
+            None if record is None else ReportedRestore(sequence=record.slot, step=record.step)
+        )
         self._stepping.decisions.save_begun()
         if record is None:
             return None
@@ -336,7 +340,7 @@ class CheckpointManager(DropIn):
 
         Raises:
             StepkeeperError: a save in the background failed.
-            GangError: a rank didn't come.
+            PeerLostError: a rank didn't come.
 
         """
         self._leaving.close()

@@ -13,7 +13,7 @@ import torch
 
 from stepkeeper import CheckpointManager, PerRank, SaveReport
 from stepkeeper.contract import Interval, Settings
-from stepkeeper.errors import ForeignRootError, GangError, SaveError
+from stepkeeper.errors import OtherJobsRootError, PeerLostError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
@@ -82,13 +82,13 @@ def test_a_keyboard_interrupt_is_an_exception_too(uri: str) -> None:
     [
         (save.OnException(), None),
         (save.OnException(), SystemExit(3)),
-        (save.OnException(), GangError("rank 1 is lost")),
+        (save.OnException(), PeerLostError("rank 1 is lost")),
         (save.EveryNSteps(7), ValueError("the loss is no number")),
     ],
     ids=["no exception", "a chosen end", "our own", "not asked for"],
 )
 def test_nothing_is_saved_for(uri: str, policy: SavePolicy, error: BaseException | None) -> None:
-    if isinstance(error, GangError):
+    if isinstance(error, PeerLostError):
         with pytest.raises(SystemExit, match="78"):
             saved_steps(uri, policy, 3, error)
         assert open_manager(uri).all_steps() == []
@@ -334,7 +334,7 @@ def test_another_jobs_root_is_taken_over_where_that_is_said(uri: str, name: bool
     state = {"w": torch.zeros(3)}
     for wrong in (False, "default/other"):
         with (
-            pytest.raises(ForeignRootError, match="default/lm"),
+            pytest.raises(OtherJobsRootError, match="default/lm"),
             open_manager(uri, take_over=wrong) as manager,
         ):
             save_once(manager, state)
@@ -346,7 +346,7 @@ def test_another_jobs_root_is_taken_over_where_that_is_said(uri: str, name: bool
 def save_once(manager: CheckpointManager, state: dict[str, Any]) -> None:
     try:
         manager.save(20, state, force=True)
-    except ForeignRootError:
+    except OtherJobsRootError:
         manager._leaving._end(1, None)
         raise
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from stepkeeper.contract import Identity
 from stepkeeper.errors import RefusedError, RestoreError
-from stepkeeper.log import Begin, CommitRecord, LogState, Owner
+from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
 
 __all__ = ["HOST_PREFIX", "check_over", "check_removable", "identity_of", "needs_proof", "pick_removed"]
 
@@ -58,7 +58,7 @@ def needs_proof(state: LogState, slots: Collection[int]) -> CommitRecord | None:
     return state.latest if of_line and not _verified_of_line(state) else None
 
 
-def check_over(state: LogState, last: Begin, last_write: str, *, force: bool) -> None:
+def check_over(state: LogState, last: BeginEntry, last_write: str, *, force: bool) -> None:
     """Nothing, if nobody can be writing under the last claim, or `force` says that nobody is. Raises RefusedError."""
     if force or last.host.startswith(HOST_PREFIX):
         return

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from stepkeeper.companion.reporter import TrainerState
-from stepkeeper.contract import ReportPhase, Restored
+from stepkeeper.contract import ReportedRestore, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 from stepkeeper.loggers import logger
 
@@ -55,7 +55,7 @@ class Progress:
         """The process has come to `phase`."""
         self._change(lambda state: replace(state, phase=phase))
 
-    def restored(self, restored: Restored | None) -> None:
+    def restored(self, restored: ReportedRestore | None) -> None:
         """Training begins, from `restored` or from scratch."""
         self._change(lambda state: replace(state, restored=restored, phase=ReportPhase.TRAINING))
 

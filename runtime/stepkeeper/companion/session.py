@@ -37,24 +37,23 @@ from stepkeeper.companion.messages import (
 )
 from stepkeeper.companion.plan_cache import Held, Whole
 from stepkeeper.companion.reporter import LogView, Reporter
-from stepkeeper.contract import Commit as ReportedCommit
-from stepkeeper.contract import Directive, Head
+from stepkeeper.contract import Directive, Head, ReportedCommit
 from stepkeeper.errors import (
     CompanionError,
-    LegacyRootError,
+    ForeignStepsError,
     StepkeeperError,
     UnknownOutcomeError,
     VerifyError,
 )
-from stepkeeper.log import Claim, CommitRecord, LegacyBase, Log
-from stepkeeper.log.foreign_steps import found_in, unnamed_in
+from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
+from stepkeeper.log.foreign_steps import find_steps_in, find_unnamed_in
 from stepkeeper.log.restarts import past_of
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.retention.deletable import deletable
 from stepkeeper.retention.garbage import Garbage, collect, sweep
 from stepkeeper.storage import Store, open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-from stepkeeper.tier import FirstHop, LocalTier
+from stepkeeper.tier import LocalStaging, LocalTier
 
 __all__ = ["Session"]
 
@@ -85,10 +84,12 @@ class Session:
         self._log = Log(self._store, patience=patience)
         self._times = StoreTimes(self._store, patience=patience)
         self._claim = opening.claim
-        self._hop: FirstHop | None = None
+        self._staging: LocalStaging | None = None
         if opening.tier is not None:
-            self._hop = FirstHop(self._store, LocalTier(opening.tier, self._store.uri), patience=patience)
-        self._hop_fails = False
+            self._staging = LocalStaging(
+                self._store, LocalTier(opening.tier, self._store.uri), patience=patience
+            )
+        self._staging_fails = False
         self._recurring = Recurring()
         self._plan = Held()
         self._staged: dict[str, tuple[Whole, Manifest]] = {}
@@ -127,12 +128,12 @@ class Session:
             return begun
         return replace(begun, past=past_of(self._log.entry, self._times, self._claim.slot))
 
-    def _offered(self, body: Begin) -> LegacyBase | None:
-        """What the trainer has chosen, if there is a choice. Raises LegacyRootError if it hasn't yet."""
+    def _offered(self, body: Begin) -> ForeignBase | None:
+        """What the trainer has chosen, if there is a choice. Raises ForeignStepsError if it hasn't yet."""
         if body.offer is None:
             listed = self._patience.retry(lambda: self._store.list(""))
-            if found_in(listed) or unnamed_in(listed):
-                raise LegacyRootError(
+            if find_steps_in(listed) or find_unnamed_in(listed):
+                raise ForeignStepsError(
                     f"{self._store.uri}: nothing is committed here, and there are checkpoints of another writer: "
                     "one of them is to be chosen first"
                 )
@@ -151,7 +152,7 @@ class Session:
 
     def restored(self, body: Restored) -> None:
         """The log says that the commit was read whole."""
-        self._log.restored(self._held(), body.commit)
+        self._log.mark_restored(self._held(), body.commit)
         self._tell_reporter()
 
     def write(self, body: Write, region_fd: int) -> Written:
@@ -172,28 +173,28 @@ class Session:
     def stage(self, body: Write, region_fd: int) -> Staged:
         """What this rank has to write is on the local disk, and `upload` goes on from there; or nothing of it is."""
         self._staged = {}
-        if self._hop is None:
+        if self._staging is None:
             raise CompanionError("there is no local tier to stage anything in")
         whole = self._plan.whole(body)
         try:
             with _mapped(region_fd) as data:
-                manifest = self._hop.stage(
+                manifest = self._staging.stage(
                     whole.order, data, aliases=whole.aliases, recurring=self._recurring
                 )
         except OSError as error:
-            why_not = None if self._hop_fails else str(error)
-            self._hop_fails = True
+            why_not = None if self._staging_fails else str(error)
+            self._staging_fails = True
             return Staged(held=False, why_not=why_not)
-        self._hop_fails = False
+        self._staging_fails = False
         self._staged = {manifest.folder: (whole, manifest)}
         return Staged(held=True)
 
     def upload(self, body: Upload) -> Written:
         """As `write`, of what was staged. Raises SaveError if the local disk doesn't hold it any more."""
-        if self._hop is None or body.folder not in self._staged:
+        if self._staging is None or body.folder not in self._staged:
             raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
         whole, manifest = self._staged[body.folder]
-        self._hop.upload(manifest)
+        self._staging.upload(manifest)
         self._staged = {}
         self._written = {manifest.folder: (whole, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())

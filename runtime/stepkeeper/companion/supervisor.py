@@ -15,14 +15,14 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import (
     ClosedError,
     FencedError,
-    LegacyRootError,
+    ForeignStepsError,
     RestoreError,
     StepkeeperError,
     StorageError,
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import CommitRecord, LegacyBase
+from stepkeeper.log import CommitRecord, ForeignBase
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 
@@ -37,7 +37,7 @@ _KILL_AGAIN_S: Final = 0.05
 class Origin:
     """What a state was restored from: each restore has its own, also of the same commit."""
 
-    base: int | LegacyBase
+    base: int | ForeignBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Companion:
         self._opening = opening
         self._on_directive = on_directive
         self._claiming = claiming or Begin()
-        self.choose_legacy: Callable[[], LegacyBase | None] = lambda: None
+        self.choose_foreign_step: Callable[[], ForeignBase | None] = lambda: None
         """Asked, before a claim, for another writer's step to go on from, where there are such and no commit."""
 
         self._lock = threading.Lock()
@@ -159,14 +159,14 @@ class Companion:
             self._begun = self._succeeded(process, origin)
         return self._begun
 
-    def begin_again(self, legacy: LegacyBase) -> Begun:
+    def begin_again(self, legacy: ForeignBase) -> Begun:
         """The claim of this process, which held until now, is followed by another one that goes on from `legacy`.
 
         Raises FencedError if it didn't hold any more.
         """
         return self.begin(origin=Origin(legacy))
 
-    def latest(self, *, take_over: str | None = None) -> CommitRecord | LegacyBase | None:
+    def latest(self, *, take_over: str | None = None) -> CommitRecord | ForeignBase | None:
         """What HEAD means at this moment. The root is claimed by this process, if it wasn't before."""
         if self._begun is None:
             begun = self.begin(take_over=take_over)
@@ -219,9 +219,9 @@ class Companion:
     def _claimed(self, process: CompanionProcess, body: Begin) -> Begun:
         try:
             return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
-        except LegacyRootError:
+        except ForeignStepsError:
             # What another writer's step holds is for a process with torch to tell.
-            body = replace(body, offer=self.choose_legacy())
+            body = replace(body, offer=self.choose_foreign_step())
             return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
 
     def tell(self, state: TrainerState) -> None:
@@ -266,12 +266,12 @@ class Companion:
 
 
 def _stands_on(begun: Begun, origin: Origin) -> bool:
-    if isinstance(origin.base, LegacyBase):
+    if isinstance(origin.base, ForeignBase):
         return begun.legacy is not None and begun.legacy.folder == origin.base.folder
     return begun.base is not None and begun.base.slot == origin.base
 
 
 def _based(body: Begin, origin: Origin) -> Begin:
-    if isinstance(origin.base, LegacyBase):
+    if isinstance(origin.base, ForeignBase):
         return replace(body, legacy=origin.base)
     return replace(body, base=origin.base)

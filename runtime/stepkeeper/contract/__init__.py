@@ -18,7 +18,15 @@ from stepkeeper.contract.places import (
     TOKEN_FILE,
     token_audience,
 )
-from stepkeeper.contract.report import Commit, Directive, Head, Ranks, Report, ReportPhase, Restored
+from stepkeeper.contract.report import (
+    Directive,
+    Head,
+    Report,
+    ReportedCommit,
+    ReportedRestore,
+    ReportPhase,
+    SlowestRank,
+)
 from stepkeeper.contract.settings import (
     Endpoint,
     Interval,
@@ -41,7 +49,6 @@ __all__ = [
     "TERMINATION_FILE",
     "TOKEN_FILE",
     "Cause",
-    "Commit",
     "ContractError",
     "Directive",
     "Endpoint",
@@ -51,12 +58,13 @@ __all__ = [
     "Interval",
     "IntervalType",
     "OnDisruption",
-    "Ranks",
     "Report",
     "ReportPhase",
-    "Restored",
+    "ReportedCommit",
+    "ReportedRestore",
     "Retention",
     "Settings",
+    "SlowestRank",
     "Termination",
     "token_audience",
 ]

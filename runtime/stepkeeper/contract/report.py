@@ -6,7 +6,7 @@ from typing import Annotated, Final, Self, TypeAlias
 
 from stepkeeper.contract.wire import AtMost, ContractError, decode_json, encode_json
 
-__all__ = ["Commit", "Directive", "Head", "Ranks", "Report", "ReportPhase", "Restored"]
+__all__ = ["Directive", "Head", "Report", "ReportPhase", "ReportedCommit", "ReportedRestore", "SlowestRank"]
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 MAX_COMMITS: Final = 32
@@ -29,7 +29,7 @@ class ReportPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class ReportedCommit:
     sequence: int
     step: int
     uri: Uri
@@ -53,13 +53,13 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class ReportedRestore:
     sequence: int
     step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class SlowestRank:
     slowest: int
     step: int
     """The slowest rank's step."""
@@ -82,14 +82,14 @@ class Report:
     """Last finished step."""
 
     step_millis: int | None = None
-    commits: tuple[Commit, ...] = ()
+    commits: tuple[ReportedCommit, ...] = ()
     """Commits of this claim that no report was answered for yet, oldest first."""
 
     in_flight_step: int | None = None
-    restored: Restored | None = None
+    restored: ReportedRestore | None = None
     """What this attempt resumed from; None: from scratch (once phase is Training)."""
 
-    ranks: Ranks | None = None
+    ranks: SlowestRank | None = None
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)

@@ -5,14 +5,14 @@ from typing import Any, Final, Protocol
 
 import torch.distributed as dist
 
-from stepkeeper.coordination.store_rank_group import StoreGang
-from stepkeeper.errors import GangError
+from stepkeeper.coordination.store_rank_group import StoreRankGroup
+from stepkeeper.errors import PeerLostError
 from stepkeeper_planners.geometry.layout import Ranks
 
-__all__ = ["Gang", "SoloGang", "StoreGang", "open_gang", "world_size_of"]
+__all__ = ["RankGroup", "SoloRankGroup", "StoreRankGroup", "open_rank_group", "world_size_of"]
 
 
-class Gang(Protocol):
+class RankGroup(Protocol):
     """All ranks call the same methods with the same names, each name once."""
 
     @property
@@ -27,18 +27,18 @@ class Gang(Protocol):
         ...
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        """Rank 0's `value`. Raises GangError if it doesn't come in time."""
+        """Rank 0's `value`. Raises PeerLostError if it doesn't come in time."""
         ...
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         """In rank 0 the values of all ranks, by rank; nothing in the others, which don't wait.
 
-        Raises GangError naming the first rank that is missing when the time is up.
+        Raises PeerLostError naming the first rank that is missing when the time is up.
         """
         ...
 
     def abort(self) -> None:
-        """Whoever waits for another rank gets a GangError soon: this process ends."""
+        """Whoever waits for another rank gets a PeerLostError soon: this process ends."""
         ...
 
     def leave(self, timeout_s: float) -> None:
@@ -52,12 +52,12 @@ class Gang(Protocol):
         """`name` has a value: this one, or one that another rank proposed before."""
         ...
 
-    def proposed(self, name: str) -> dict[str, Any] | None:
+    def read_proposal(self, name: str) -> dict[str, Any] | None:
         """What was proposed for `name`, at once; None if nothing was yet."""
         ...
 
 
-class SoloGang:
+class SoloRankGroup:
     """One process is all there is."""
 
     rank: Final = 0
@@ -69,7 +69,7 @@ class SoloGang:
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:  # noqa: ARG002  # the protocol's signature
         if value is None:
-            raise GangError(f"{name}: rank 0 has no value to give")
+            raise PeerLostError(f"{name}: rank 0 has no value to give")
         return dict(value)
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # noqa: ARG002  # the protocol's signature
@@ -84,7 +84,7 @@ class SoloGang:
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         self._proposals.setdefault(name, dict(value))
 
-    def proposed(self, name: str) -> dict[str, Any] | None:
+    def read_proposal(self, name: str) -> dict[str, Any] | None:
         return self._proposals.get(name)
 
 
@@ -93,6 +93,6 @@ def world_size_of(group: dist.ProcessGroup | None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def open_gang(group: dist.ProcessGroup | None) -> Gang:
-    """The gang that this process trains in."""
-    return StoreGang.of(group) if world_size_of(group) > 1 else SoloGang()
+def open_rank_group(group: dist.ProcessGroup | None) -> RankGroup:
+    """The rank group that this process trains in."""
+    return StoreRankGroup.of(group) if world_size_of(group) > 1 else SoloRankGroup()

@@ -22,7 +22,7 @@ from stepkeeper.log.tail import find_tail
 from stepkeeper.storage.base import PROBE_PREFIX, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["Exchange", "RootProof", "prove_shared"]
+__all__ = ["Collectives", "RootProof", "prove_shared"]
 
 _NAMED_HOSTS: Final = 8
 _MEET_S: Final = 3600.0
@@ -30,7 +30,7 @@ _SLACK_S: Final = 300.0
 """What a rank may take beyond its patience: requests that hang."""
 
 
-class Exchange(Protocol):
+class Collectives(Protocol):
     """The ranks among themselves, as `Gang` has them. All ranks call the same methods with the same names."""
 
     @property
@@ -47,7 +47,7 @@ class Exchange(Protocol):
 class RootProof:
     """The proof for one process's store, made once: before its first claim."""
 
-    def __init__(self, store: Store, ranks: Exchange, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+    def __init__(self, store: Store, ranks: Collectives, *, patience: Patience = DEFAULT_PATIENCE) -> None:
         self._store = store
         self._ranks = ranks
         self._patience = patience
@@ -85,7 +85,7 @@ class _Finding:
 
 def prove_shared(
     store: Store,
-    ranks: Exchange,
+    ranks: Collectives,
     *,
     name: str = "probe",
     host: str | None = None,
@@ -107,35 +107,35 @@ def prove_shared(
     own = socket.gethostname() if host is None else host
     ranks.gather(f"{name}/met", {}, _MEET_S)
     for number in count():
-        verdict = _tried(store, ranks, f"{name}/{number}" if number else name, own, patience)
+        verdict = _try_proof(store, ranks, f"{name}/{number}" if number else name, own, patience)
         if "again" not in verdict:
             break
     if "error" in verdict:
         raise decode_error(verdict["error"])
 
 
-def _tried(store: Store, ranks: Exchange, name: str, own: str, patience: Patience) -> dict[str, Any]:
+def _try_proof(store: Store, ranks: Collectives, name: str, own: str, patience: Patience) -> dict[str, Any]:
     """What rank 0 makes of one proof: nothing, an error, or that it has to be made again."""
     timeout_s = patience.total_s + _SLACK_S
     placed: dict[str, Any] | None = None
     if ranks.rank == 0:
         try:
-            placed = {"path": _placed(store, patience), "host": own}
+            placed = {"path": _place_probe(store, patience), "host": own}
         except StepkeeperError as error:
             placed = {"error": encode_error(error)}
     placed = ranks.broadcast(f"{name}/placed", placed, _MEET_S)
     if "error" in placed:
         return placed
     path = str(placed["path"])
-    finding = _found(store, path, ranks, own, patience)
+    finding = _look_for_probe(store, path, ranks, own, patience)
     findings = ranks.gather(f"{name}/found", encode(finding), timeout_s)
     verdict: dict[str, Any] | None = None
     if ranks.rank == 0:
-        verdict = _cleaned(store, path, patience, [decode(_Finding, each) for each in findings], own)
+        verdict = _clean_up(store, path, patience, [decode(_Finding, each) for each in findings], own)
     return ranks.broadcast(f"{name}/verdict", verdict, timeout_s)
 
 
-def _placed(store: Store, patience: Patience) -> str:
+def _place_probe(store: Store, patience: Patience) -> str:
     """Where rank 0's probe object is: its path ends with its content, and a second put of it has lost."""
     nonce = new_nonce()
     path = f"{PROBE_PREFIX}{find_tail(store, patience) + 1:08d}-{nonce}"
@@ -149,7 +149,7 @@ def _placed(store: Store, patience: Patience) -> str:
     return path
 
 
-def _found(store: Store, path: str, ranks: Exchange, host: str, patience: Patience) -> _Finding:
+def _look_for_probe(store: Store, path: str, ranks: Collectives, host: str, patience: Patience) -> _Finding:
     """Whether this rank sees rank 0's object; the last rank tries to take its name, too."""
     expected = path.rpartition("-")[2].encode()
     asks_to_take = ranks.rank == ranks.world_size - 1 and ranks.rank != 0
@@ -160,7 +160,7 @@ def _found(store: Store, path: str, ranks: Exchange, host: str, patience: Patien
             found = store.read(path)
         except MissingObjectError:
             # Who sees nothing where a name was taken sees late; who can take it has a root of its own.
-            unshared, final = _taken(store, path)
+            unshared, final = _try_to_take(store, path)
         except TransientStorageError as error:
             unshared, final = f"no answer: {error}", False
         except StorageError as error:
@@ -178,7 +178,7 @@ def _found(store: Store, path: str, ranks: Exchange, host: str, patience: Patien
     return _Finding(rank=ranks.rank, host=host, unshared=unshared, overwrote=overwrote)
 
 
-def _taken(store: Store, path: str) -> tuple[str, bool]:
+def _try_to_take(store: Store, path: str) -> tuple[str, bool]:
     """Why rank 0's object isn't seen, and whether it never will be."""
     try:
         if not store.put_if_absent(path, b"another"):
@@ -199,7 +199,7 @@ def _could_take(store: Store, path: str) -> bool:
         return False
 
 
-def _cleaned(
+def _clean_up(
     store: Store, path: str, patience: Patience, findings: Sequence[_Finding], host: str
 ) -> dict[str, Any]:
     """Rank 0's verdict, once the probe object is gone."""

@@ -8,7 +8,7 @@ greatest of them, which no rank has passed: right for any step numbers and any i
 import threading
 from typing import Final, NamedTuple
 
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 
 __all__ = ["STOP", "StepAgreement"]
 
@@ -30,8 +30,8 @@ class _Agreed(NamedTuple):
 class StepAgreement:
     """Call `passed` after each step; it says which wishes are due there, the same ones in every rank."""
 
-    def __init__(self, gang: Gang) -> None:
-        self._gang = gang
+    def __init__(self, rank_group: RankGroup) -> None:
+        self._rank_group = rank_group
         self._changed = threading.Condition()
         self._wishes: list[str] = []
         self._agreed: list[_Agreed] = []
@@ -43,7 +43,7 @@ class StepAgreement:
 
     def start(self) -> None:
         """Wishes of other ranks are heard from now on."""
-        if self._gang.world_size > 1:
+        if self._rank_group.world_size > 1:
             self._thread.start()
 
     def wish(self, name: str) -> None:
@@ -51,17 +51,17 @@ class StepAgreement:
         with self._changed:
             if name in self._wishes or any(agreed.name == name for agreed in self._agreed):
                 return
-            if self._gang.world_size == 1:
+            if self._rank_group.world_size == 1:
                 self._agreed.append(_Agreed(name, _BEFORE_ANY_STEP))
             else:
                 self._wishes.append(name)
                 self._changed.notify_all()
 
-    def passed(self, step: int) -> tuple[str, ...]:
+    def pass_step(self, step: int) -> tuple[str, ...]:
         """The wishes that are due now that `step` is finished.
 
         Raises:
-            GangError: a rank did not answer in time, or did not start.
+            PeerLostError: a rank did not answer in time, or did not start.
 
         """
         with self._changed:
@@ -95,8 +95,8 @@ class StepAgreement:
 
     def _meet(self) -> None:
         """All ranks have come as far as this: whoever is silent in a round from here on is lost, not late."""
-        met = self._gang.gather("agreement/met", {}, _MEET_S)
-        self._gang.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, _MEET_S)
+        met = self._rank_group.gather("agreement/met", {}, _MEET_S)
+        self._rank_group.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, _MEET_S)
 
     def _hold_rounds(self) -> None:
         number = 0
@@ -114,17 +114,17 @@ class StepAgreement:
             mine = self._wishes[0] if self._wishes else None
         key = f"round/{number}"
         if mine is not None:
-            self._gang.propose(key, {"name": mine})
-        found = self._gang.proposed(key)
+            self._rank_group.propose(key, {"name": mine})
+        found = self._rank_group.read_proposal(key)
         return None if found is None else str(found["name"])
 
     def _hold_round(self, number: int, name: str) -> None:
         with self._changed:
             self._held = True
             passed = self._passed
-        answers = self._gang.gather(f"round/{number}/passed", {"step": passed}, _ROUND_TIMEOUT_S)
+        answers = self._rank_group.gather(f"round/{number}/passed", {"step": passed}, _ROUND_TIMEOUT_S)
         greatest = {"step": max(answer["step"] for answer in answers)} if answers else None
-        agreed = self._gang.broadcast(f"round/{number}/beyond", greatest, _ROUND_TIMEOUT_S)
+        agreed = self._rank_group.broadcast(f"round/{number}/beyond", greatest, _ROUND_TIMEOUT_S)
         with self._changed:
             # A list: a rank that is ahead may have the same wish again before this one has come to the first.
             self._agreed.append(_Agreed(name, agreed["step"]))

@@ -15,10 +15,10 @@ from typing import Any, Final, Self
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from stepkeeper.errors import GangError, StepkeeperError
+from stepkeeper.errors import PeerLostError, StepkeeperError
 from stepkeeper_planners.geometry.layout import Ranks, ranks_among
 
-__all__ = ["StoreGang"]
+__all__ = ["StoreRankGroup"]
 
 _PREFIX: Final = "stepkeeper"
 _SHORTEST_PAUSE_S: Final = 0.001
@@ -38,7 +38,7 @@ _instances: Final[Counter[str]] = Counter()
 """The gangs that this process made, by who is in them: their ranks make them in the same order, others needn't."""
 
 
-class StoreGang:
+class StoreRankGroup:
     """Several processes with a store between them."""
 
     def __init__(
@@ -69,14 +69,14 @@ class StoreGang:
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
         if self._rank == 0:
             if value is None:
-                raise GangError(f"{name}: rank 0 has no value to give")
+                raise PeerLostError(f"{name}: rank 0 has no value to give")
             with self._client() as client:
                 client.set(name, json.dumps(value))
             self._told.append(name)
             return dict(value)
         found = self._await(name, timeout_s, waiting_for="rank 0")
         # Rank 0 may leave as soon as it is read.
-        with suppress(GangError), self._client() as client:
+        with suppress(PeerLostError), self._client() as client:
             # Who reads it last deletes it: nobody waits for that, and a job makes many.
             if client.add(name + _READERS, 1) == self._world_size - 1:
                 client.delete_key(name)
@@ -105,7 +105,7 @@ class StoreGang:
     def leave(self, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
         # Where the store is another process's, which is gone, nobody can read any more.
-        with suppress(GangError), self._client() as client:
+        with suppress(PeerLostError), self._client() as client:
             for name in self._told:
                 while client.check([name]) and time.monotonic() < ends_s:
                     time.sleep(_SHORTEST_PAUSE_S)
@@ -114,17 +114,17 @@ class StoreGang:
         with self._client() as client:
             client.compare_set(name, "", json.dumps(value))
 
-    def proposed(self, name: str) -> dict[str, Any] | None:
+    def read_proposal(self, name: str) -> dict[str, Any] | None:
         with self._client() as client:
             found: dict[str, Any] | None = json.loads(client.get(name)) if client.check([name]) else None
         return found
 
-    def lose(self, rank: int, why: str) -> GangError:
+    def announce_loss(self, rank: int, why: str) -> PeerLostError:
         """Whoever waits for a rank gets an error that names this one, or one that was lost before; it is returned."""
         try:
             self.propose(_LOST, {"rank": rank, "why": why})
-            lost = self.proposed(_LOST) or {}
-        except GangError:
+            lost = self.read_proposal(_LOST) or {}
+        except PeerLostError:
             # The store went with rank 0.
             return _loss(rank, why)
         return _loss(lost["rank"], lost["why"])
@@ -143,21 +143,21 @@ class StoreGang:
         look_s = time.monotonic() + _LOOK_S
         pause_s = _SHORTEST_PAUSE_S
         # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
-        while (found := self.proposed(name)) is None:
+        while (found := self.read_proposal(name)) is None:
             if time.monotonic() > deadline or self._aborted.wait(pause_s):
-                raise GangError(
+                raise PeerLostError(
                     f"rank {self._rank} waited {timeout_s:.1f} s for {waiting_for} ({name}): it is lost or far behind"
                 )
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             if time.monotonic() > look_s:
-                if (lost := self.proposed(_LOST)) is not None:
+                if (lost := self.read_proposal(_LOST)) is not None:
                     raise _loss(lost["rank"], lost["why"])
                 look_s = time.monotonic() + _LOOK_S
         return found
 
     @contextmanager
     def _client(self) -> Iterator[Store]:
-        """This thread's own client; an error of the store's is a GangError, for the store is in rank 0."""
+        """This thread's own client; an error of the store's is a PeerLostError, for the store is in rank 0."""
         try:
             client: Store | None = getattr(self._clients, "store", None)
             if client is None:
@@ -168,7 +168,7 @@ class StoreGang:
         except RuntimeError as error:
             if isinstance(error, StepkeeperError):
                 raise
-            raise GangError(
+            raise PeerLostError(
                 f"rank {self._rank} has lost the store that the ranks talk over: {error}"
             ) from error
 
@@ -185,8 +185,8 @@ class StoreGang:
         return cls(store, dist.get_rank(group), dist.get_world_size(group), members)
 
 
-def _loss(rank: int, why: str) -> GangError:
-    return GangError(f"rank {rank} is lost: {why}")
+def _loss(rank: int, why: str) -> PeerLostError:
+    return PeerLostError(f"rank {rank} is lost: {why}")
 
 
 def _digest(ranks: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from stepkeeper.log.entries import new_nonce
 from stepkeeper.log.records import ManifestRef
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.foreign.content import LegacyContent
+from stepkeeper.restore.foreign.content import ForeignContent
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.errors import MetadataDecodeError
@@ -136,7 +136,7 @@ class StorageReader(storage.StorageReader):
                 Filling(reader, fills.table, fills.places).run(fills.reads)
                 blobs = {name: value.data.tobytes() for name, value in fills.places.values.items()}
             else:
-                content = LegacyContent(folder, folder.name, self._metadata, self._patience)
+                content = ForeignContent(folder, folder.name, self._metadata, self._patience)
                 fill_from_chunks(content, plan.items, planner)
                 blobs = {}
             for item in plan.items:

@@ -1,24 +1,32 @@
 """The log of a root: who may write, what is committed, where Latest is. One object per slot, put if absent."""
 
 from stepkeeper.log.claims import Claim
-from stepkeeper.log.entries import Begin, Commit, Delete, Entry, Quarantine, Restored, Void
+from stepkeeper.log.entries import (
+    BeginEntry,
+    CommitEntry,
+    DeleteEntry,
+    Entry,
+    QuarantineEntry,
+    RestoredEntry,
+    VoidEntry,
+)
 from stepkeeper.log.log import Log
-from stepkeeper.log.records import CommitRecord, LegacyBase, ManifestRef, Owner
+from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef, Owner
 from stepkeeper.log.state import LogState
 
 __all__ = [
-    "Begin",
+    "BeginEntry",
     "Claim",
-    "Commit",
+    "CommitEntry",
     "CommitRecord",
-    "Delete",
+    "DeleteEntry",
     "Entry",
-    "LegacyBase",
+    "ForeignBase",
     "Log",
     "LogState",
     "ManifestRef",
     "Owner",
-    "Quarantine",
-    "Restored",
-    "Void",
+    "QuarantineEntry",
+    "RestoredEntry",
+    "VoidEntry",
 ]

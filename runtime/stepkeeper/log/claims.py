@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepkeeper.contract import Identity
-from stepkeeper.errors import FencedError, ForeignRootError, RestoreError
-from stepkeeper.log.entries import Begin
-from stepkeeper.log.records import LegacyBase, Owner
+from stepkeeper.errors import FencedError, OtherJobsRootError, RestoreError
+from stepkeeper.log.entries import BeginEntry
+from stepkeeper.log.records import ForeignBase, Owner
 from stepkeeper.log.state import LogState
 
 __all__ = ["Base", "Claim", "begin_body", "check_claim", "check_owner", "owner_of", "resolve_base"]
 
-Base = int | LegacyBase | None
+Base = int | ForeignBase | None
 """What a begin goes on from: a commit's slot, another writer's step, nothing."""
 
 
@@ -32,7 +32,7 @@ def check_claim(state: LogState, claim: Claim) -> None:
 
 
 def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | None) -> None:
-    """Nothing, if `owner` may claim the root. Raises FencedError or ForeignRootError."""
+    """Nothing, if `owner` may claim the root. Raises FencedError or OtherJobsRootError."""
     if owner is not None:
         known = state.owners.get(owner.uid)
         if known is not None and known.ordinal > owner.ordinal:
@@ -45,14 +45,14 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
         return
     if take_over is True or take_over == last.name:
         return
-    raise ForeignRootError(
+    raise OtherJobsRootError(
         f"this root belongs to {last.name}; to go on with it under "
         f"{owner.name if owner else 'no job name'}, stop that job and take it over by that name"
     )
 
 
 def resolve_base(
-    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], LegacyBase | None] = lambda: None
+    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], ForeignBase | None] = lambda: None
 ) -> Base:
     """What a begin goes on from: `base` if given, nothing from scratch, else what HEAD means.
 
@@ -60,7 +60,7 @@ def resolve_base(
     if HEAD is nothing although there were commits.
     """
     if base is not None:
-        return base if isinstance(base, LegacyBase) else state.live_commit(base).slot
+        return base if isinstance(base, ForeignBase) else state.live_commit(base).slot
     if scratch:
         return None
     if state.head is not None:
@@ -78,10 +78,10 @@ def resolve_base(
     return state.legacy
 
 
-def begin_body(base: Base, owner: Owner | None, host: str, *, anew: bool) -> Begin:
-    return Begin(
+def begin_body(base: Base, owner: Owner | None, host: str, *, anew: bool) -> BeginEntry:
+    return BeginEntry(
         base=base if isinstance(base, int) else None,
-        legacy=base if isinstance(base, LegacyBase) else None,
+        legacy=base if isinstance(base, ForeignBase) else None,
         scratch=anew or None,
         owner=owner,
         host=host,

@@ -8,19 +8,19 @@ from typing import Any, Final
 
 from stepkeeper.contract.wire import ContractError, decode, encode_json
 from stepkeeper.errors import LogFormatError
-from stepkeeper.log.records import Index, LegacyBase, ManifestRef, Owner, StateAfter
+from stepkeeper.log.records import ForeignBase, Index, ManifestRef, Owner, StateAfter
 from stepkeeper.storage.crc import crc32c
 
 __all__ = [
     "FORMAT",
-    "Begin",
+    "BeginEntry",
     "Body",
-    "Commit",
-    "Delete",
+    "CommitEntry",
+    "DeleteEntry",
     "Entry",
-    "Quarantine",
-    "Restored",
-    "Void",
+    "QuarantineEntry",
+    "RestoredEntry",
+    "VoidEntry",
     "new_nonce",
 ]
 
@@ -37,13 +37,13 @@ def new_nonce() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class BeginEntry:
     """A process claims the root; HEAD is `base` from here on."""
 
     base: int | None = None
     """Slot of the commit that it goes on from; None: from `legacy`, or from nothing."""
 
-    legacy: LegacyBase | None = None
+    legacy: ForeignBase | None = None
     """What it goes on from where that is no commit."""
 
     scratch: bool | None = None
@@ -57,14 +57,14 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class RestoredEntry:
     """All ranks of the claim read `commit` whole, and every block was as its manifest says."""
 
     commit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class CommitEntry:
     """A checkpoint is durable and whole; HEAD is this entry from here on."""
 
     step: int
@@ -76,7 +76,7 @@ class Commit:
     parent: int | None = None
     """Slot of the commit that was HEAD."""
 
-    legacy: LegacyBase | None = None
+    legacy: ForeignBase | None = None
     """Without a parent: what the training had gone on from."""
 
     metrics: dict[str, str] | None = None
@@ -84,14 +84,14 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
+class DeleteEntry:
     """These commits are no more; their data may go."""
 
     commits: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantine:
+class QuarantineEntry:
     """The bytes of `commit` were read bad. Its data stays for people to look at."""
 
     commit: int
@@ -99,22 +99,22 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Void:
+class VoidEntry:
     """A save was given up; this slot will never hold its commit."""
 
     folder: str
     reason: str
 
 
-Body = Begin | Restored | Commit | Delete | Quarantine | Void
+Body = BeginEntry | RestoredEntry | CommitEntry | DeleteEntry | QuarantineEntry | VoidEntry
 
 _KINDS: Final[dict[str, type[Body]]] = {
-    "begin": Begin,
-    "restored": Restored,
-    "commit": Commit,
-    "delete": Delete,
-    "quarantine": Quarantine,
-    "void": Void,
+    "begin": BeginEntry,
+    "restored": RestoredEntry,
+    "commit": CommitEntry,
+    "delete": DeleteEntry,
+    "quarantine": QuarantineEntry,
+    "void": VoidEntry,
 }
 _KIND_OF: Final = {kind: name for name, kind in _KINDS.items()}
 

@@ -5,21 +5,21 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepkeeper.log.records import CommitRecord, LegacyBase
+from stepkeeper.log.records import CommitRecord, ForeignBase
 from stepkeeper.log.state import LogState
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
     "METADATA",
-    "LegacyRecord",
-    "LegacyStep",
+    "ForeignRecord",
+    "ForeignStep",
     "Restorable",
-    "below",
     "find_steps",
-    "found_in",
+    "find_steps_below",
+    "find_steps_in",
+    "find_unnamed_in",
     "root_of",
-    "unnamed_in",
 ]
 
 METADATA: Final = ".metadata"
@@ -36,7 +36,7 @@ _DATA: Final = ".distcp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegacyStep:
+class ForeignStep:
     """A folder of the root with a checkpoint, or what there is of it."""
 
     step: int
@@ -49,7 +49,7 @@ class LegacyStep:
         return sum(self.objects.values())
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether its writer came to the end: what was lost or cut later doesn't show here."""
         return METADATA in self.objects
 
@@ -58,12 +58,12 @@ class LegacyStep:
         return "torch_xla" if _TRACKED in self.objects else "torch.distributed.checkpoint"
 
     @property
-    def base(self) -> LegacyBase:
-        return LegacyBase(step=self.step, folder=self.folder)
+    def base(self) -> ForeignBase:
+        return ForeignBase(step=self.step, folder=self.folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegacyRecord:
+class ForeignRecord:
     """A step of another writer as what was restored, as a commit's record is."""
 
     slot: int
@@ -73,20 +73,20 @@ class LegacyRecord:
     folder: str
 
     @property
-    def base(self) -> LegacyBase:
-        return LegacyBase(step=self.step, folder=self.folder)
+    def base(self) -> ForeignBase:
+        return ForeignBase(step=self.step, folder=self.folder)
 
 
-Restorable = CommitRecord | LegacyRecord
+Restorable = CommitRecord | ForeignRecord
 """A checkpoint that a state can be restored from."""
 
 
-def find_steps(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> tuple[LegacyStep, ...]:
+def find_steps(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> tuple[ForeignStep, ...]:
     """The steps of other writers, newest first, finished or not."""
-    return found_in(patience.retry(lambda: store.list("")))
+    return find_steps_in(patience.retry(lambda: store.list("")))
 
 
-def found_in(listed: Collection[ObjectStat]) -> tuple[LegacyStep, ...]:
+def find_steps_in(listed: Collection[ObjectStat]) -> tuple[ForeignStep, ...]:
     """Of a root's objects, the steps of other writers, newest first.
 
     A folder of the root is one if its name is a step's and a `.metadata` or a `.distcp` object is right in it.
@@ -98,14 +98,14 @@ def found_in(listed: Collection[ObjectStat]) -> tuple[LegacyStep, ...]:
         if path and _NAME.fullmatch(folder) and not _OURS.fullmatch(path):
             folders.setdefault(folder, {})[path] = stat.size_bytes
     steps = [
-        LegacyStep(step=_step_of(folder), folder=folder, objects=objects)
+        ForeignStep(step=_step_of(folder), folder=folder, objects=objects)
         for folder, objects in folders.items()
         if any(path == METADATA or ("/" not in path and path.endswith(_DATA)) for path in objects)
     ]
     return tuple(sorted(steps, key=lambda each: (-each.step, len(each.folder), each.folder)))
 
 
-def unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
+def find_unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
     """The folders with a checkpoint that is no step here, by their names or because they are further down.
 
     "" is the root itself. Our own commits are none of them; those of a root that is below this one are.
@@ -124,7 +124,7 @@ def root_of(folder: str) -> str | None:
     return above if _NAME.fullmatch(name) else None
 
 
-def below(state: LogState, find: Callable[[], Collection[LegacyStep]]) -> tuple[LegacyStep, ...]:
+def find_steps_below(state: LogState, find: Callable[[], Collection[ForeignStep]]) -> tuple[ForeignStep, ...]:
     """Of the steps that `find` finds, those that HEAD's line goes on from: what it says, and all that are older.
 
     Where nothing is committed these are all of them. Nothing is looked for where there can't be one.

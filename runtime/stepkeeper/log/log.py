@@ -7,8 +7,16 @@ from stepkeeper.contract import Identity
 from stepkeeper.errors import FencedError
 from stepkeeper.log.appending import Appender, Order
 from stepkeeper.log.claims import Claim, begin_body, check_claim, check_owner, owner_of, resolve_base
-from stepkeeper.log.entries import Begin, Body, Commit, Delete, Quarantine, Restored, Void
-from stepkeeper.log.records import CommitRecord, LegacyBase, ManifestRef
+from stepkeeper.log.entries import (
+    BeginEntry,
+    Body,
+    CommitEntry,
+    DeleteEntry,
+    QuarantineEntry,
+    RestoredEntry,
+    VoidEntry,
+)
+from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef
 from stepkeeper.log.state import LogState
 
 __all__ = ["Log"]
@@ -22,8 +30,8 @@ class Log(Appender):
         self,
         identity: Identity | None = None,
         *,
-        base: int | LegacyBase | None = None,
-        offer: Callable[[], LegacyBase | None] = lambda: None,
+        base: int | ForeignBase | None = None,
+        offer: Callable[[], ForeignBase | None] = lambda: None,
         scratch: bool = False,
         take_over: str | bool | None = None,
         host: str = "",
@@ -36,7 +44,7 @@ class Log(Appender):
         claim must hold until then, and stays the claim if HEAD is `base` already. `nonce` is the entry's own: asked
         again with it, also by another process, the claim that came of it is the answer.
 
-        Raises FencedError for an older start of the same job, ForeignRootError for a root of another name that
+        Raises FencedError for an older start of the same job, OtherJobsRootError for a root of another name that
         `take_over` (True, or that name) doesn't free, RestoreError if `base` isn't live, or if HEAD is nothing
         because commits were condemned. Source: the log.
         """
@@ -96,7 +104,7 @@ class Log(Appender):
         """
 
         def build(state: LogState) -> Body:
-            return Commit(
+            return CommitEntry(
                 step=step,
                 folder=folder,
                 size_bytes=size_bytes,
@@ -109,13 +117,15 @@ class Log(Appender):
         self._append(claim, build)
         return self._state.commits[self._state.tail]
 
-    def restored(self, claim: Claim, commit: int) -> None:
+    def mark_restored(self, claim: Claim, commit: int) -> None:
         """The log says that `commit` was read whole, by all ranks."""
-        self._append(claim, lambda state: Restored(commit=state.live_commit(commit).slot))
+        self._append(claim, lambda state: RestoredEntry(commit=state.live_commit(commit).slot))
 
     def quarantine(self, claim: Claim, commit: int, reason: str) -> CommitRecord | None:
         """`commit` is live no more. Answers what HEAD names now."""
-        self._append(claim, lambda state: Quarantine(commit=state.live_commit(commit).slot, reason=reason))
+        self._append(
+            claim, lambda state: QuarantineEntry(commit=state.live_commit(commit).slot, reason=reason)
+        )
         return self._state.latest
 
     def delete(self, claim: Claim, choose: Callable[[LogState], Sequence[int]]) -> tuple[CommitRecord, ...]:
@@ -128,7 +138,7 @@ class Log(Appender):
         def build(state: LogState) -> Body | None:
             nonlocal chosen
             chosen = tuple(state.commits[slot] for slot in choose(state))
-            return Delete(commits=tuple(record.slot for record in chosen)) if chosen else None
+            return DeleteEntry(commits=tuple(record.slot for record in chosen)) if chosen else None
 
         self._append(claim, build)
         return chosen
@@ -140,7 +150,7 @@ class Log(Appender):
         """
         order = Order(
             claim=claim,
-            build=lambda state: None if state.commit_in(folder) else Void(reason=reason, folder=folder),
+            build=lambda state: None if state.commit_in(folder) else VoidEntry(reason=reason, folder=folder),
             unknown=self._pending is not None,
         )
         # Void is put where what had no answer was put: one of them gets the slot.
@@ -155,4 +165,4 @@ class Log(Appender):
         if state.commits and max(state.commits) > state.claim:
             return False
         body = self.entry(state.claim).body
-        return isinstance(body, Begin) and bool(body.scratch)
+        return isinstance(body, BeginEntry) and bool(body.scratch)

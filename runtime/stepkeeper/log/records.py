@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["CommitRecord", "Index", "LegacyBase", "ManifestRef", "Owner", "StateAfter"]
+__all__ = ["CommitRecord", "ForeignBase", "Index", "ManifestRef", "Owner", "StateAfter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class ManifestRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegacyBase:
+class ForeignBase:
     """A checkpoint of another writer, stock DCP or torch_xla, that was in the root before anything was committed."""
 
     step: int
@@ -57,7 +57,7 @@ class CommitRecord:
     parent: int | None = None
     """The nearest live ancestor's slot: follows deletions and quarantines."""
 
-    legacy: LegacyBase | None = None
+    legacy: ForeignBase | None = None
     """Where there is no live ancestor: what lies below all commits of this line."""
 
     verified: bool = False
@@ -80,7 +80,7 @@ class Index:
     owner: Owner | None = None
     """The last begin's."""
 
-    legacy: LegacyBase | None = None
+    legacy: ForeignBase | None = None
     """As in the state."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepkeeper.errors import LogFormatError, StorageError
-from stepkeeper.log import Begin, Entry
+from stepkeeper.log import BeginEntry, Entry
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.loggers import logger
 
@@ -52,17 +52,17 @@ def _restarts_before(entry: Callable[[int], Entry], claim: int) -> tuple[int, in
     return restarts, first
 
 
-def _is_restart(begin: Begin, earlier: Begin, head: int | None) -> bool:
+def _is_restart(begin: BeginEntry, earlier: BeginEntry, head: int | None) -> bool:
     """False of what somebody chose, and of another claim of one start. `head` is what the earlier one had come to."""
     if begin.scratch or (begin.owner is not None and begin.owner == earlier.owner):
         return False
     return begin.base == head and (head is not None or begin.legacy == earlier.legacy)
 
 
-def _job_of(begin: Begin) -> str | None:
+def _job_of(begin: BeginEntry) -> str | None:
     return None if begin.owner is None else begin.owner.name
 
 
-def _begin_in(entry: Entry) -> Begin:
-    assert isinstance(entry.body, Begin), "a claim is the slot of a begin"
+def _begin_in(entry: Entry) -> BeginEntry:
+    assert isinstance(entry.body, BeginEntry), "a claim is the slot of a begin"
     return entry.body

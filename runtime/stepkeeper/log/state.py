@@ -5,8 +5,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from stepkeeper.errors import LogFormatError, RestoreError
-from stepkeeper.log.entries import Begin, Body, Commit, Delete, Entry, Quarantine, Restored, Void
-from stepkeeper.log.records import CommitRecord, Index, LegacyBase, Owner, StateAfter
+from stepkeeper.log.entries import (
+    BeginEntry,
+    Body,
+    CommitEntry,
+    DeleteEntry,
+    Entry,
+    QuarantineEntry,
+    RestoredEntry,
+    VoidEntry,
+)
+from stepkeeper.log.records import CommitRecord, ForeignBase, Index, Owner, StateAfter
 
 __all__ = ["CommitRecord", "LogState", "apply", "entry_for"]
 
@@ -26,7 +35,7 @@ class LogState:
     commits: Mapping[int, CommitRecord] = field(default_factory=dict)
     """Live and quarantined commits by slot, in the order of slots."""
 
-    legacy: LegacyBase | None = None
+    legacy: ForeignBase | None = None
     """Where HEAD is no commit: the step of another writer that Latest means instead."""
 
     owner: Owner | None = None
@@ -60,7 +69,7 @@ class LogState:
             raise RestoreError(f"commit {slot} {state}; live commits: {there}")
         return record
 
-    def stands_on(self, base: int | LegacyBase) -> bool:
+    def stands_on(self, base: int | ForeignBase) -> bool:
         """True if `base` is what HEAD means."""
         if isinstance(base, int):
             return self.head == base
@@ -76,7 +85,7 @@ def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> 
     slot = state.tail + 1
     writer = slot if claim is None else claim
     after = _applied(state, slot, writer, nonce, body)
-    indexed = isinstance(body, Begin) or slot - state.index >= _INDEX_EVERY
+    indexed = isinstance(body, BeginEntry) or slot - state.index >= _INDEX_EVERY
     return Entry(
         claim=writer,
         nonce=nonce,
@@ -134,31 +143,31 @@ def _from_index(slot: int, entry: Entry) -> LogState:
 
 
 def _applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
-    if not isinstance(body, Begin) and claim != state.claim:
+    if not isinstance(body, BeginEntry) and claim != state.claim:
         raise LogFormatError(f"slot {slot} is of claim {claim}, but claim {state.claim} owns the log there")
     moved = replace(state, tail=slot, root=nonce if state.root is None else state.root)
     match body:
-        case Begin():
+        case BeginEntry():
             return _begun(moved, slot, body)
-        case Commit():
+        case CommitEntry():
             return _committed(moved, slot, claim, body)
-        case Delete():
+        case DeleteEntry():
             for commit in body.commits:
                 moved = _without(moved, commit, slot)
             return moved
-        case Quarantine():
+        case QuarantineEntry():
             record = _record(moved, body.commit, slot)
             without = _without(moved, body.commit, slot)
             kept = replace(record, quarantined=True)
             return replace(without, commits=dict(sorted({**without.commits, record.slot: kept}.items())))
-        case Restored():
+        case RestoredEntry():
             record = replace(_record(moved, body.commit, slot), verified=True)
             return replace(moved, commits={**moved.commits, record.slot: record})
-        case Void():
+        case VoidEntry():
             return moved
 
 
-def _begun(state: LogState, slot: int, body: Begin) -> LogState:
+def _begun(state: LogState, slot: int, body: BeginEntry) -> LogState:
     if body.base is not None:
         _record(state, body.base, slot)
         if body.legacy is not None:
@@ -170,7 +179,7 @@ def _begun(state: LogState, slot: int, body: Begin) -> LogState:
     return replace(state, claim=slot, head=body.base, legacy=body.legacy, owner=body.owner, owners=owners)
 
 
-def _committed(state: LogState, slot: int, claim: int, body: Commit) -> LogState:
+def _committed(state: LogState, slot: int, claim: int, body: CommitEntry) -> LogState:
     if body.parent != state.head:
         raise LogFormatError(f"slot {slot} has parent {body.parent}, but HEAD is {state.head} there")
     if body.legacy != state.legacy:

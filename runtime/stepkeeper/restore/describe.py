@@ -3,7 +3,7 @@
 from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.errors import RestoreError, TornCheckpointError
-from stepkeeper.log.foreign_steps import LegacyRecord
+from stepkeeper.log.foreign_steps import ForeignRecord
 from stepkeeper.restore.foreign.content import open_content
 from stepkeeper.restore.listing import find_step, name_record, record_uri, was_deleted
 from stepkeeper.restore.results import CheckpointInfo, TensorInfo
@@ -21,8 +21,8 @@ def describe_step(store: Store, step: int) -> CheckpointInfo:
 
     """
     record = find_step(store, step)
-    if isinstance(record, LegacyRecord):
-        return _describe_legacy(store, record)
+    if isinstance(record, ForeignRecord):
+        return _describe_foreign(store, record)
     try:
         manifests = read_manifests(store, record)
     except TornCheckpointError as error:
@@ -42,7 +42,7 @@ def describe_step(store: Store, step: int) -> CheckpointInfo:
     )
 
 
-def _describe_legacy(store: Store, record: LegacyRecord) -> CheckpointInfo:
+def _describe_foreign(store: Store, record: ForeignRecord) -> CheckpointInfo:
     content = open_content(store, record.folder)
     objects = store.list(f"{record.folder}/")
     return CheckpointInfo(

@@ -8,10 +8,10 @@ from stepkeeper.companion.messages import Begun, Kind, Quarantine, Restored
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import RestoreError
-from stepkeeper.log import CommitRecord, LegacyBase
-from stepkeeper.log.foreign_steps import LegacyRecord, Restorable, find_steps
+from stepkeeper.log import CommitRecord, ForeignBase
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable, find_steps
 from stepkeeper.loggers import logger
-from stepkeeper.restore.foreign.choosing import choose, incomplete, newest
+from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newest, find_fault
 from stepkeeper.restore.listing import name_record
 from stepkeeper.restore.restorer import WHOLE, Restorer
 from stepkeeper_planners.loading.selection import LoadRules
@@ -31,7 +31,7 @@ class LatestRestore:
         self._condemned: str | None = None
         """The checkpoint that this process has taken part in condemning, and why. It condemns no second one."""
 
-        companion.choose_legacy = partial(choose, restorer.store, restorer.reopen)
+        companion.choose_foreign_step = partial(choose_foreign_step, restorer.store, restorer.reopen)
 
     def restore(
         self, state: Mapping[str, object], *, take_over: str | None = None, rules: LoadRules = WHOLE
@@ -55,7 +55,7 @@ class LatestRestore:
             LoadMismatchError: The state asks for other things than the commit holds.
 
         """
-        choose_base = self._restorer.votes.on
+        choose_base = self._restorer.votes.choose_in_rank_0
         half_filled: frozenset[str] = frozenset()
         base = choose_base(partial(self._claim_and_choose, take_over))
         while base is not None:
@@ -86,7 +86,7 @@ class LatestRestore:
 
     def _claim_and_choose(self, take_over: str | None) -> Restorable | None:
         base = self._companion.latest(take_over=take_over)
-        if isinstance(base, LegacyBase):
+        if isinstance(base, ForeignBase):
             _log.warning(
                 "nothing is committed in %s: it goes on from another writer's step %d (%s)%s",
                 self._restorer.store.uri,
@@ -105,8 +105,8 @@ class LatestRestore:
             return self._restorable(begun.base or begun.legacy)
         store = self._restorer.store
         older = [each for each in find_steps(store) if each.step <= bad.step and each.folder != bad.folder]
-        look = partial(incomplete, store, reopen=self._restorer.reopen)
-        legacy = newest(store, older, look, reason=f"{name_record(bad)}: {reason}")
+        look = partial(find_fault, store, reopen=self._restorer.reopen)
+        legacy = choose_newest(store, older, look, reason=f"{name_record(bad)}: {reason}")
         return self._restorable(self._companion.begin_again(legacy).legacy)
 
     def _note_restored(self, commit: Restorable) -> Restorable:
@@ -115,10 +115,10 @@ class LatestRestore:
             self._companion.process().ask(Kind.RESTORED, encode(Restored(commit=commit.slot)))
         return commit
 
-    def _restorable(self, base: CommitRecord | LegacyBase | None) -> Restorable | None:
+    def _restorable(self, base: CommitRecord | ForeignBase | None) -> Restorable | None:
         """In rank 0, which has claimed the root."""
-        if not isinstance(base, LegacyBase):
+        if not isinstance(base, ForeignBase):
             return base
         begun = self._companion.begun
         assert begun is not None
-        return LegacyRecord(slot=begun.claim.slot, step=base.step, folder=base.folder)
+        return ForeignRecord(slot=begun.claim.slot, step=base.step, folder=base.folder)

@@ -5,7 +5,7 @@ from functools import partial
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import RestoreError
 from stepkeeper.log import Log, LogState
-from stepkeeper.log.foreign_steps import LegacyRecord, LegacyStep, Restorable, below, find_steps
+from stepkeeper.log.foreign_steps import ForeignRecord, ForeignStep, Restorable, find_steps, find_steps_below
 from stepkeeper.storage import Store
 
 __all__ = ["find_settled_step", "find_step", "list_steps", "name_record", "record_uri", "was_deleted"]
@@ -14,7 +14,7 @@ __all__ = ["find_settled_step", "find_step", "list_steps", "name_record", "recor
 def list_steps(store: Store) -> list[int]:
     """List the steps of HEAD's line, and of the other writer that it goes on from; least first."""
     state = Log(store).open()
-    return _steps_in(state, below(state, partial(find_steps, store)))
+    return _steps_in(state, find_steps_below(state, partial(find_steps, store)))
 
 
 def find_step(store: Store, step: int) -> Restorable:
@@ -28,10 +28,10 @@ def find_step(store: Store, step: int) -> Restorable:
     record = next((record for record in state.line if record.step == step), None)
     if record is not None:
         return record
-    found = below(state, partial(find_steps, store))
-    legacy = next((each for each in found if each.step == step and each.finished), None)
+    found = find_steps_below(state, partial(find_steps, store))
+    legacy = next((each for each in found if each.step == step and each.is_finished), None)
     if legacy is not None:
-        return LegacyRecord(slot=state.tail + 1, step=step, folder=legacy.folder)
+        return ForeignRecord(slot=state.tail + 1, step=step, folder=legacy.folder)
     steps = ", ".join(map(str, _steps_in(state, found))) or "none"
     raise RestoreError(f"{store.uri} has no commit of step {step}; its steps: {steps}")
 
@@ -46,7 +46,7 @@ def find_settled_step(store: Store, companion: Companion, step: int) -> Restorab
 
 def was_deleted(store: Store, record: Restorable, *, pinned: bool = False) -> bool:
     """Tell whether the log has had this commit and has deleted it since, with no pin that kept its data."""
-    if pinned or isinstance(record, LegacyRecord):
+    if pinned or isinstance(record, ForeignRecord):
         return False
     state = Log(store).open()
     return state.tail >= record.slot and state.commit_in(record.folder) is None
@@ -54,7 +54,7 @@ def was_deleted(store: Store, record: Restorable, *, pinned: bool = False) -> bo
 
 def name_record(record: Restorable) -> str:
     """Name a checkpoint in messages for people."""
-    if isinstance(record, LegacyRecord):
+    if isinstance(record, ForeignRecord):
         return f"step {record.step} of another writer ({record.folder})"
     return f"the commit of step {record.step} ({record.folder})"
 
@@ -64,5 +64,5 @@ def record_uri(store: Store, record: Restorable) -> str:
     return f"{store.uri.rstrip('/')}/{record.folder}"
 
 
-def _steps_in(state: LogState, found: tuple[LegacyStep, ...]) -> list[int]:
-    return sorted({record.step for record in state.line} | {each.step for each in found if each.finished})
+def _steps_in(state: LogState, found: tuple[ForeignStep, ...]) -> list[int]:
+    return sorted({record.step for record in state.line} | {each.step for each in found if each.is_finished})

@@ -8,7 +8,7 @@ from stepkeeper.checkpoint.contents import Contents
 from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
 from stepkeeper.log import CommitRecord
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.mismatch import check_refilled, findings_said
+from stepkeeper.restore.mismatch import check_refilled, encode_findings
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.placing import Places, stored_tensor
@@ -62,7 +62,7 @@ class Loading:
         """Of the tensors in the state that are filled; known once it was compared."""
         return frozenset(piece.fqn for piece in self._reads.pieces)
 
-    def compare(self) -> dict[str, Any]:
+    def compare_state(self) -> dict[str, Any]:
         """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
 
         Raises:
@@ -72,7 +72,7 @@ class Loading:
             RestoreError: what another commit has half filled would stay so.
 
         """
-        manifests = self._exchange.manifests(
+        manifests = self._exchange.share_manifests(
             lambda: read_manifest_bytes(self._store, self._record),
             lambda stored: proven_manifests(stored, self._record, self._store.uri),
         )
@@ -94,13 +94,13 @@ class Loading:
         if not differences:
             return {}
         findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
-        return {"findings": findings_said(findings)}
+        return {"findings": encode_findings(findings)}
 
-    def share(self, name: str) -> None:
-        """It is known who reads what for whom; the states of all ranks fit. Raises GangError. Ranks: all."""
+    def share_reads(self, name: str) -> None:
+        """It is known who reads what for whom; the states of all ranks fit. Raises PeerLostError. Ranks: all."""
         assert self._filling is not None
         needs = self._places.by_block
-        self._duties = self._exchange.duties(
+        self._duties = self._exchange.agree_on_duties(
             name, needs, self._contents, self._filling, at_hand=self._at_hand(needs)
         )
 
@@ -109,16 +109,16 @@ class Loading:
         if not isinstance(self._store, CopiedStore):
             return ()
         folder = f"{self._record.folder}/"
-        copied, blocks = self._store.copied(folder), self._contents.table.blocks
+        copied, blocks = self._store.list_copied(folder), self._contents.table.blocks
         return [number for number in needs if folder + blocks[number].path in copied]
 
-    def fill(self) -> dict[str, Any]:
+    def fill_tensors(self) -> dict[str, Any]:
         """This rank's tensors are what the commit holds, in place; its values are here, not yet in the state.
 
         Raises:
             TornCheckpointError: bytes of the commit are bad. The tensors are part old, part new then.
             PeerStoppedError: another rank can't go on, and says why.
-            GangError: another rank is lost.
+            PeerLostError: another rank is lost.
             StorageError: the store gave no answer, or refused.
 
         """
@@ -126,7 +126,7 @@ class Loading:
         self._filling.run(self._duties.reads, self._exchange.links)
         return {}
 
-    def give(self) -> dict[str, Any]:
+    def scatter_values(self) -> dict[str, Any]:
         """The values are in the state, and every Stateful got its part by load_state_dict()."""
         blobs = self._places.values
         read = {name: decode_value(name, blob.data.tobytes()) for name, blob in blobs.items()}

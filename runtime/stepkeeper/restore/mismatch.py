@@ -11,13 +11,13 @@ from stepkeeper_planners.loading.differences import Differences, Findings, misma
 
 __all__ = [
     "Compared",
-    "agreed_mismatch",
     "check_refilled",
-    "error_said",
-    "findings_said",
-    "first_error",
-    "raised_from",
-    "said_findings",
+    "decode_findings",
+    "decode_rank_error",
+    "encode_findings",
+    "encode_rank_error",
+    "find_first_error",
+    "judge_mismatch",
 ]
 
 _LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing")
@@ -42,22 +42,22 @@ class Compared(Protocol):
     def stored_names(self) -> tuple[str, ...]: ...
 
 
-def agreed_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
+def judge_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
     """One report of where the ranks' states don't fit; names that only some ranks ask for are no reason."""
-    found = [said_findings(each["findings"]) if "findings" in each else None for each in said]
+    found = [decode_findings(each["findings"]) if "findings" in each else None for each in said]
     differences = unexpected_everywhere(found, loading.stored_names)
     return mismatch(differences) if any(differences) else None
 
 
-def findings_said(findings: Findings) -> dict[str, Any]:
+def encode_findings(findings: Findings) -> dict[str, Any]:
     """As another rank can be told them."""
     found = findings.differences
     lists = {name: list(getattr(found, name)) for name in _LISTS}
     return {**lists, "mismatched": dict(found.mismatched), "unexpected_bits": findings.unexpected_bits.hex()}
 
 
-def said_findings(said: dict[str, Any]) -> Findings:
-    """What `findings_said` was made of."""
+def decode_findings(said: dict[str, Any]) -> Findings:
+    """What `encode_findings` was made of."""
     lists = {name: tuple(said[name]) for name in _LISTS}
     return Findings(
         differences=Differences(mismatched=said["mismatched"], **lists),
@@ -65,7 +65,7 @@ def said_findings(said: dict[str, Any]) -> Findings:
     )
 
 
-def error_said(error: Exception, rank: int) -> dict[str, Any]:
+def encode_rank_error(error: Exception, rank: int) -> dict[str, Any]:
     """As the other ranks can be told what this one fails with."""
     said: dict[str, Any] = {**encode_error(error), "rank": rank}
     if isinstance(error, LoadMismatchError):
@@ -73,7 +73,7 @@ def error_said(error: Exception, rank: int) -> dict[str, Any]:
     return said
 
 
-def raised_from(said: dict[str, Any]) -> Exception:
+def decode_rank_error(said: dict[str, Any]) -> Exception:
     """What another rank failed with: an error of its class, if that is one of ours or the planners'."""
     if "mismatch" in said:
         return LoadMismatchError(**said["mismatch"])
@@ -84,7 +84,7 @@ def raised_from(said: dict[str, Any]) -> Exception:
     return decode_error({"kind": said["kind"], "message": message})
 
 
-def first_error(said: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def find_first_error(said: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Of what the ranks said, the first error; None if none of them failed."""
     return next((each["error"] for each in said if "error" in each), None)
 

@@ -60,7 +60,7 @@ class Piece:
     _aside: torch.Tensor | None = None
     """Where elements are collected that can't be written byte by byte: those of a lazily negated tensor."""
 
-    def copy(self, first: int, data: Bytes) -> int:
+    def copy_bytes(self, first: int, data: Bytes) -> int:
         """How many of these bytes, which are the object's from `first` on, were wanted. They are in place."""
         start = max(first - self.start, 0)
         end = min(first + data.size - self.start, prod(self.array.sizes))
@@ -114,7 +114,7 @@ class StoredValue:
     def path(self) -> str:
         return self.record.path
 
-    def copy(self, first: int, data: Bytes) -> int:
+    def copy_bytes(self, first: int, data: Bytes) -> int:
         """As a piece's."""
         begin = self.record.offset_bytes
         low, high = max(first, begin), min(first + data.size, begin + self.data.size)

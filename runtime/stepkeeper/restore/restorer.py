@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import TornCheckpointError
-from stepkeeper.log.foreign_steps import LegacyRecord, Restorable
-from stepkeeper.restore.foreign.loading import LegacyLoading
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
+from stepkeeper.restore.foreign.loading import ForeignLoading
 from stepkeeper.restore.listing import was_deleted
 from stepkeeper.restore.loading import Loading
-from stepkeeper.restore.mismatch import agreed_mismatch
+from stepkeeper.restore.mismatch import judge_mismatch
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
-from stepkeeper.restore.second_read import Host, confirm, this_host
-from stepkeeper.restore.votes import Agreement
+from stepkeeper.restore.second_read import Host, confirm_bad, this_host
+from stepkeeper.restore.votes import Votes
 from stepkeeper.storage import Store, open_store
 from stepkeeper.tier import NearStore
 from stepkeeper_planners.loading.selection import LoadRules
@@ -40,7 +40,7 @@ class Restorer:
     def __init__(
         self,
         store: Store,
-        gang: Gang,
+        rank_group: RankGroup,
         *,
         host: Host | None = None,
         reopen: Callable[[], Store] | None = None,
@@ -50,17 +50,17 @@ class Restorer:
 
         Args:
             store: The root.
-            gang: The ranks that restore together.
+            rank_group: The ranks that restore together.
             host: Where this rank runs; by default this host.
             reopen: Opens the same root over a connection of its own.
             near: The same root with copies on a local disk, from which blocks are read where it has them.
 
         """
         self.store: Final = store
-        self.gang: Final = gang
+        self.rank_group: Final = rank_group
         self.host: Final = host or this_host()
         self.reopen: Final = reopen or partial(open_store, store.uri)
-        self.votes: Final = Agreement(gang)
+        self.votes: Final = Votes(rank_group)
         self._near = near
         self.read_near = False
         """In rank 0: True if any rank read part of the last load from its local disk."""
@@ -116,25 +116,29 @@ class Restorer:
             None if all ranks have loaded it. Whatever goes wrong but bad bytes is raised.
 
         """
-        name, together = self.votes.name(), self.votes.together
+        name, together = self.votes.new_name(), self.votes.act_together
         self._take_near()
-        with exchange_among(self.gang, name) as exchange:
+        with exchange_among(self.rank_group, name) as exchange:
             loading = self._loading(record, state, rules, exchange, half_filled)
-            torn = together(f"{name}/fit", loading.compare, partial(agreed_mismatch, loading))
+            torn = together(f"{name}/fit", loading.compare_state, partial(judge_mismatch, loading))
             if torn is None:
                 if isinstance(loading, Loading):
-                    loading.share(name)
-                torn = together(f"{name}/filled", loading.fill)
+                    loading.share_reads(name)
+                torn = together(f"{name}/filled", loading.fill_tensors)
                 if torn is not None:
                     half_filled = loading.names
             if torn is None:
                 # Objects get nothing of a commit before all ranks have all of it.
-                given = together(f"{name}/given", lambda: loading.give() | self._take_near(), self._note_near)
+                given = together(
+                    f"{name}/given", lambda: loading.scatter_values() | self._take_near(), self._note_near
+                )
                 if given is not None:
-                    raise TornCheckpointError(given.said)
+                    raise TornCheckpointError(given.reason)
                 return None
             # While the ranks are connected: one that is lost meanwhile is missed at once.
-            reason = confirm(f"{name}/torn", self.gang, self.host, torn.own, self.reopen, deleted=deleted)
+            reason = confirm_bad(
+                f"{name}/torn", self.rank_group, self.host, torn.own_error, self.reopen, deleted=deleted
+            )
             return TornLoad(reason=reason, half_filled=half_filled)
 
     def _loading(
@@ -144,10 +148,10 @@ class Restorer:
         rules: LoadRules,
         exchange: Exchange,
         half_filled: frozenset[str],
-    ) -> Loading | LegacyLoading:
-        ranks = self.gang.ranks
-        if isinstance(record, LegacyRecord):
-            return LegacyLoading(
+    ) -> Loading | ForeignLoading:
+        ranks = self.rank_group.ranks
+        if isinstance(record, ForeignRecord):
+            return ForeignLoading(
                 self.store, record.folder, state, ranks, rules=rules, half_filled=half_filled
             )
         return Loading(
@@ -162,7 +166,7 @@ class Restorer:
 
     def _take_near(self) -> dict[str, Any]:
         """Tell how many bytes this rank has read from its local disk since the last call."""
-        return {} if self._near is None else {"near_bytes": self._near.take_n_bytes()}
+        return {} if self._near is None else {"near_bytes": self._near.take_read_bytes()}
 
     def _note_near(self, said: Sequence[dict[str, Any]]) -> None:
         self.read_near = any(each.get("near_bytes") for each in said)

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from stepkeeper.checkpoint.reread import still_bad
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import BadBytes, BadItem, BadNodeError, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
 from stepkeeper.restore.foreign.content import open_content
-from stepkeeper.restore.mismatch import error_said, first_error, raised_from
+from stepkeeper.restore.mismatch import decode_rank_error, encode_rank_error, find_first_error
 from stepkeeper.storage import Store
 from stepkeeper_planners.errors import ValueDecodeError
 
-__all__ = ["Host", "Question", "Reading", "confirm", "question_of", "this_host"]
+__all__ = ["Host", "Question", "Reading", "confirm_bad", "find_question", "this_host"]
 
 _TIMEOUT_S: Final = 3600.0
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -50,7 +50,7 @@ class Reading:
     """What a rank has to say of what it has read."""
 
     host: Host
-    said: str | None = None
+    reason: str | None = None
     """Why it is bad; None: nothing was."""
 
     bad_bytes: BadBytes | None = None
@@ -80,7 +80,7 @@ class Question:
     """The first rank's."""
 
 
-def question_of(readings: Sequence[Reading]) -> Question | None:
+def find_question(readings: Sequence[Reading]) -> Question | None:
     """What the ranks' readings leave open; None if none of them knows which bytes were bad. Pure."""
     first = next((rank for rank, each in enumerate(readings) if each.bad is not None), None)
     if first is None:
@@ -94,9 +94,9 @@ def question_of(readings: Sequence[Reading]) -> Question | None:
     return Question(first=first, reader=reader, other=readings[reader].host, reading=reading)
 
 
-def confirm(
+def confirm_bad(
     name: str,
-    gang: Gang,
+    rank_group: RankGroup,
     host: Host,
     torn: TornCheckpointError | None,
     reopen: Callable[[], Store],
@@ -115,45 +115,45 @@ def confirm(
         StorageError: no answer to the second reading. That says nothing.
 
     """
-    readings = gang.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
+    readings = rank_group.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
     asked: dict[str, Any] | None = None
-    if gang.rank == 0:
-        asked = _asked([decode(Reading, each) for each in readings], deleted)
-    asked = gang.broadcast(f"{name}/asked", asked, _TIMEOUT_S)
+    if rank_group.rank == 0:
+        asked = _find_question_or_error([decode(Reading, each) for each in readings], deleted)
+    asked = rank_group.broadcast(f"{name}/asked", asked, _TIMEOUT_S)
     if "error" in asked:
-        raise raised_from(asked["error"])
+        raise decode_rank_error(asked["error"])
     if "unknown" in asked:
         raise TornCheckpointError(str(asked["unknown"]))
     question = decode(Question, asked["question"])
-    again = gang.gather(f"{name}/again", _read_again(question, gang.rank, reopen), _TIMEOUT_S)
+    again = rank_group.gather(f"{name}/again", _read_again(question, rank_group.rank, reopen), _TIMEOUT_S)
     verdict: dict[str, Any] | None = None
-    if gang.rank == 0:
-        error = first_error(again)
+    if rank_group.rank == 0:
+        error = find_first_error(again)
         wrong = [str(text) for each in again for text in each.get("wrong", ())]
         good = any(each.get("good") for each in again)
         verdict = {"error": error} if error is not None else _verdict(question, good=good, wrong=wrong)
-    verdict = gang.broadcast(f"{name}/verdict", verdict, _TIMEOUT_S)
+    verdict = rank_group.broadcast(f"{name}/verdict", verdict, _TIMEOUT_S)
     if "error" in verdict:
-        raise raised_from(verdict["error"])
+        raise decode_rank_error(verdict["error"])
     if "good" in verdict:
         raise BadNodeError(str(verdict["good"]))
     return str(verdict["bad"])
 
 
-def _asked(readings: Sequence[Reading], deleted: Callable[[], bool]) -> dict[str, Any]:
+def _find_question_or_error(readings: Sequence[Reading], deleted: Callable[[], bool]) -> dict[str, Any]:
     """What comes of the ranks' readings, in rank 0: a question, or why there is none."""
-    bad = [each for each in readings if each.said is not None]
-    said = next((each.said for each in bad), "")
+    bad = [each for each in readings if each.reason is not None]
+    said = next((each.reason for each in bad), "")
     try:
         # The log says it before the first object goes.
         if bad and all(each.missing for each in bad) and deleted():
             gone = RestoreError(
                 f"the commit was deleted while it was read, and isn't there to be read again: {said}"
             )
-            return {"error": error_said(gone, 0)}
+            return {"error": encode_rank_error(gone, 0)}
     except Exception as error:  # all ranks raise it: without the log's word it is neither deleted nor torn
-        return {"error": error_said(error, 0)}
-    question = question_of(readings)
+        return {"error": encode_rank_error(error, 0)}
+    question = find_question(readings)
     return {"unknown": said} if question is None else {"question": encode(question)}
 
 
@@ -163,7 +163,7 @@ def _reading(host: Host, torn: TornCheckpointError | None) -> Reading:
     bad = torn.bad
     return Reading(
         host=host,
-        said=str(torn),
+        reason=str(torn),
         bad_bytes=bad if isinstance(bad, BadBytes) else None,
         bad_item=bad if isinstance(bad, BadItem) else None,
         missing=torn.missing,
@@ -179,27 +179,27 @@ def _read_again(question: Question, rank: int, reopen: Callable[[], Store]) -> d
         for _ in range(_FRESH_READS if question.reader == question.first else 1):
             store = reopen()
             try:
-                found = _wrong(store, question.reading.bad)
+                found = _find_fault(store, question.reading.bad)
             finally:
                 store.close()
             if found is None:
                 return {"good": True}
             wrong.append(found)
     except Exception as error:  # all ranks raise it: no answer is none
-        return {"error": error_said(error, rank)}
+        return {"error": encode_rank_error(error, rank)}
     return {"wrong": wrong}
 
 
-def _wrong(store: Store, bad: Bad) -> str | None:
+def _find_fault(store: Store, bad: Bad) -> str | None:
     """What is wrong with it now; None if nothing is."""
     if isinstance(bad, BadBytes):
         return still_bad(store, bad)
     try:
         content = open_content(store, bad.folder)
         if bad.chunk is not None:
-            content.chunk(bad.name, bad.chunk)
+            content.read_chunk(bad.name, bad.chunk)
         elif bad.name != METADATA:
-            content.value(bad.name)
+            content.read_value(bad.name)
     except TornCheckpointError as error:
         return str(error)
     except (RestoreError, ValueDecodeError):
@@ -209,7 +209,7 @@ def _wrong(store: Store, bad: Bad) -> str | None:
 
 
 def _verdict(question: Question, *, good: bool, wrong: Sequence[str]) -> dict[str, str]:
-    first, other, said = question.reading.host.name, question.other.name, question.reading.said
+    first, other, said = question.reading.host.name, question.other.name, question.reading.reason
     alone = question.reader == question.first
     if good:
         where = "over a fresh connection" if alone else f"where node {other} reads good ones"

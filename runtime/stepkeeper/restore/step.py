@@ -31,7 +31,7 @@ def restore_step(
         BadNodeError: One node reads bad bytes where another one reads good ones.
 
     """
-    record = restorer.votes.on(partial(find_settled_step, restorer.store, companion, step))
+    record = restorer.votes.choose_in_rank_0(partial(find_settled_step, restorer.store, companion, step))
     assert record is not None
     restorer.restore(record, state, rules=rules)
     return record

@@ -14,12 +14,12 @@ from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.foreign_steps import LegacyRecord
+from stepkeeper.log.foreign_steps import ForeignRecord
 from stepkeeper.restore.listing import find_settled_step, name_record, record_uri, was_deleted
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.restore.results import Verification
-from stepkeeper.restore.second_read import confirm
+from stepkeeper.restore.second_read import confirm_bad
 from stepkeeper.storage import Store
 
 __all__ = ["share_of", "verify_step"]
@@ -39,21 +39,28 @@ def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verifica
         BadNodeError: One node reads bad bytes where another one reads good ones.
 
     """
-    store, gang = restorer.store, restorer.gang
-    record = restorer.votes.on(partial(find_settled_step, store, companion, step))
+    store, rank_group = restorer.store, restorer.rank_group
+    record = restorer.votes.choose_in_rank_0(partial(find_settled_step, store, companion, step))
     assert record is not None
-    if isinstance(record, LegacyRecord):
+    if isinstance(record, ForeignRecord):
         raise RestoreError(
             f"{name_record(record)} has no checksums of blocks: restore it and save, then it can be verified"
         )
-    name = restorer.votes.name()
-    with exchange_among(gang, name) as exchange:
-        verifying = _Verifying(store, record, gang.rank, gang.world_size, exchange)
-        torn = restorer.votes.together(f"{name}/verified", verifying.read)
+    name = restorer.votes.new_name()
+    with exchange_among(rank_group, name) as exchange:
+        verifying = _Verifying(store, record, rank_group.rank, rank_group.world_size, exchange)
+        torn = restorer.votes.act_together(f"{name}/verified", verifying.read)
         if torn is not None:
             deleted = partial(was_deleted, store, record)
             raise TornCheckpointError(
-                confirm(f"{name}/torn", gang, restorer.host, torn.own, restorer.reopen, deleted=deleted)
+                confirm_bad(
+                    f"{name}/torn",
+                    rank_group,
+                    restorer.host,
+                    torn.own_error,
+                    restorer.reopen,
+                    deleted=deleted,
+                )
             )
     return Verification(
         sequence=record.slot,
@@ -90,7 +97,9 @@ class _Verifying:
             sizes[:] = map(len, stored)
             return proven
 
-        manifests = self._exchange.manifests(lambda: read_manifest_bytes(self._store, self._record), prove)
+        manifests = self._exchange.share_manifests(
+            lambda: read_manifest_bytes(self._store, self._record), prove
+        )
         proven = {manifest_name(rank) for rank in range(len(manifests))}
         others = [o for manifest in manifests for o in manifest.objects if o.path not in proven]
         table = BlockTable.of(others)

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.error_codec import decode_error, encode_error
-from stepkeeper.errors import GangError, TornCheckpointError
+from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.foreign_steps import LegacyRecord, Restorable
-from stepkeeper.restore.mismatch import error_said, first_error, raised_from
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
+from stepkeeper.restore.mismatch import decode_rank_error, encode_rank_error, find_first_error
 from stepkeeper.restore.peers.links import PeerStoppedError
 
-__all__ = ["TIMEOUT_S", "Agreement", "Torn"]
+__all__ = ["TIMEOUT_S", "Torn", "Votes"]
 
 TIMEOUT_S: Final = 3600.0
 
@@ -22,45 +22,45 @@ TIMEOUT_S: Final = 3600.0
 class Torn:
     """Some rank has read bytes bad."""
 
-    said: str
-    own: TornCheckpointError | None
+    reason: str
+    own_error: TornCheckpointError | None
     """What this rank has met, if it has."""
 
 
-class Agreement:
+class Votes:
     """The ranks of one restore after another; each name is used once."""
 
-    def __init__(self, gang: Gang) -> None:
-        self._gang = gang
+    def __init__(self, rank_group: RankGroup) -> None:
+        self._rank_group = rank_group
         self._number = 0
 
-    def name(self) -> str:
+    def new_name(self) -> str:
         """A name for what all ranks do next."""
         self._number += 1
         return f"restore/{self._number}"
 
-    def on(self, choose: Callable[[], Restorable | None]) -> Restorable | None:
+    def choose_in_rank_0(self, choose: Callable[[], Restorable | None]) -> Restorable | None:
         """What rank 0 chooses, after all ranks have met: it writes nothing before they are all there."""
-        name = self.name()
-        self._gang.gather(f"{name}/met", {}, TIMEOUT_S)
+        name = self.new_name()
+        self._rank_group.gather(f"{name}/met", {}, TIMEOUT_S)
         choice: dict[str, Any] | None = None
         failure: Exception | None = None
-        if self._gang.rank == 0:
+        if self._rank_group.rank == 0:
             try:
-                choice = _told(choose())
+                choice = _encode_choice(choose())
             except Exception as error:  # raised below, once the others have been told
                 failure = error
                 choice = {"error": encode_error(error)}
-        choice = self._gang.broadcast(f"{name}/choice", choice, TIMEOUT_S)
+        choice = self._rank_group.broadcast(f"{name}/choice", choice, TIMEOUT_S)
         if failure is not None:
             raise failure
         if "error" in choice:
             raise decode_error(choice["error"])
         if "legacy" in choice:
-            return decode(LegacyRecord, choice["legacy"])
+            return decode(ForeignRecord, choice["legacy"])
         return decode(CommitRecord, choice["commit"]) if "commit" in choice else None
 
-    def together(
+    def act_together(
         self,
         name: str,
         act: Callable[[], dict[str, Any]],
@@ -81,31 +81,31 @@ class Agreement:
         except PeerStoppedError as error:
             # That rank says it too, and which kind of failure it was.
             said = {"stopped": str(error)}
-        except GangError:
+        except PeerLostError:
             # Who is lost votes no more, and all know.
             raise
         except Exception as error:  # raised below, once the others have been told
             failure = error
-            said = {"error": error_said(error, self._gang.rank)}
-        by_rank = self._gang.gather(name, said, TIMEOUT_S)
-        worst = first_error(by_rank)
+            said = {"error": encode_rank_error(error, self._rank_group.rank)}
+        by_rank = self._rank_group.gather(name, said, TIMEOUT_S)
+        worst = find_first_error(by_rank)
         if by_rank and worst is None and (judged := judge(by_rank)) is not None:
-            worst = error_said(judged, self._gang.rank)
+            worst = encode_rank_error(judged, self._rank_group.rank)
         torn = next((each["torn"] for each in by_rank if "torn" in each), None)
         stopped = next((each["stopped"] for each in by_rank if "stopped" in each), None)
         if worst is None and torn is None and stopped is not None:
-            worst = error_said(GangError(stopped), self._gang.rank)
+            worst = encode_rank_error(PeerLostError(stopped), self._rank_group.rank)
         # An error comes first: what is no fault of the commit's condemns none.
         answer = {"error": worst} if worst is not None else {} if torn is None else {"torn": torn}
-        answer = self._gang.broadcast(f"{name}/worst", answer, TIMEOUT_S)
+        answer = self._rank_group.broadcast(f"{name}/worst", answer, TIMEOUT_S)
         if failure is not None:
             raise failure
         if "error" in answer:
-            raise raised_from(answer["error"])
-        return Torn(said=str(answer["torn"]), own=own) if "torn" in answer else None
+            raise decode_rank_error(answer["error"])
+        return Torn(reason=str(answer["torn"]), own_error=own) if "torn" in answer else None
 
 
-def _told(choice: Restorable | None) -> dict[str, Any]:
+def _encode_choice(choice: Restorable | None) -> dict[str, Any]:
     if choice is None:
         return {}
-    return {"legacy" if isinstance(choice, LegacyRecord) else "commit": encode(choice)}
+    return {"legacy" if isinstance(choice, ForeignRecord) else "commit": encode(choice)}

@@ -10,13 +10,13 @@ from typing import Final
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import is_object_name
 from stepkeeper.errors import MissingObjectError
-from stepkeeper.log import Commit, Entry, Log, LogState
+from stepkeeper.log import CommitEntry, Entry, Log, LogState
 from stepkeeper.retention.pins import PIN_PREFIX, pinned_slots
 from stepkeeper.storage.base import (
     LOG_PREFIX,
     PROBE_PREFIX,
-    LeavingStore,
     Leftover,
+    LeftoverStore,
     ObjectStat,
     Store,
     StreamedStore,
@@ -151,7 +151,7 @@ def _leftovers(
     store: Store, state: LogState, patience: Patience
 ) -> tuple[tuple[Leftover, Callable[[Leftover], None]], ...]:
     """Leftovers of puts that would come to nothing if they still were going on, and how each is removed."""
-    if not isinstance(store, LeavingStore):
+    if not isinstance(store, LeftoverStore):
         return ()
     found = [
         leftover
@@ -183,7 +183,7 @@ def _slots_of_pinned(
         except MissingObjectError:
             # A pin with a slot of its own making.
             continue
-        if isinstance(body, Commit):
+        if isinstance(body, CommitEntry):
             slots[body.folder] = slot
     return slots
 

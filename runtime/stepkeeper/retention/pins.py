@@ -20,7 +20,16 @@ from stepkeeper.loggers import logger
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["PIN_PREFIX", "Pin", "hold", "list_pins", "pin_path", "pinned_slots", "put_pin", "remove_pin"]
+__all__ = [
+    "PIN_PREFIX",
+    "Pin",
+    "list_pins",
+    "pin_commit",
+    "pin_path",
+    "pinned_slots",
+    "put_pin",
+    "remove_pin",
+]
 
 _log: Final = logger(__name__)
 PIN_PREFIX: Final = ".stepkeeper/pins/"
@@ -96,7 +105,7 @@ def list_pins(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> list[Pi
     return pins
 
 
-def hold(
+def pin_commit(
     log: Log,
     store: Store,
     choose: Callable[[LogState], CommitRecord],

@@ -10,8 +10,8 @@ __all__ = [
     "PROBE_PREFIX",
     "Buffer",
     "CopiedStore",
-    "LeavingStore",
     "Leftover",
+    "LeftoverStore",
     "ObjectStat",
     "PagedStore",
     "Store",
@@ -110,7 +110,7 @@ class Leftover:
 
 
 @runtime_checkable
-class LeavingStore(Store, Protocol):
+class LeftoverStore(Store, Protocol):
     """A store where a put that is cut off leaves something behind."""
 
     def leftovers(self, prefix: str) -> Sequence[Leftover]:
@@ -136,7 +136,7 @@ class StreamedStore(Store, Protocol):
 class CopiedStore(Store, Protocol):
     """A store that reads from copies where it has them: nothing that is wrong with one says anything of the object."""
 
-    def copied(self, prefix: str) -> Collection[str]:
+    def list_copied(self, prefix: str) -> Collection[str]:
         """The paths with this prefix that there are copies of, good or bad."""
         ...
 

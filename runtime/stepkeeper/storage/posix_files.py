@@ -37,18 +37,18 @@ _MAX_PARTS: Final = 512
 
 def make_folder_beside_deletions(folder: Path) -> None:
     try:
-        _make_folder(folder)
+        make_folder(folder)
     except FileNotFoundError as error:
         raise TransientStorageError(
             f"{folder}: a deletion took a folder above it away, which was empty yet"
         ) from error
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """The folder is there, and so are those above it, durably where they are new."""
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
 

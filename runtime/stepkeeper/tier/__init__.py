@@ -6,6 +6,6 @@ at the root.
 
 from stepkeeper.tier.cached_store import NearStore
 from stepkeeper.tier.disk import LocalTier, TierPlace
-from stepkeeper.tier.staging import FirstHop
+from stepkeeper.tier.staging import LocalStaging
 
-__all__ = ["FirstHop", "LocalTier", "NearStore", "TierPlace"]
+__all__ = ["LocalStaging", "LocalTier", "NearStore", "TierPlace"]

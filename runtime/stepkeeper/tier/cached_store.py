@@ -27,7 +27,7 @@ class NearStore:
     def uri(self) -> str:
         return self._root.uri
 
-    def take_n_bytes(self) -> int:
+    def take_read_bytes(self) -> int:
         """How many bytes were given from the local disk since this was last asked."""
         with self._lock:
             n_bytes, self._n_bytes = self._n_bytes, 0
@@ -50,12 +50,12 @@ class NearStore:
             is_first = folder not in self._used
             self._used.add(folder)
         if is_first:
-            self._tier.used(folder)
+            self._tier.mark_used(folder)
         return data
 
-    def copied(self, prefix: str) -> Collection[str]:
+    def list_copied(self, prefix: str) -> Collection[str]:
         """The objects with this prefix that are read from the local disk."""
-        return self._tier.held(prefix) - self._distrusted
+        return self._tier.list_held(prefix) - self._distrusted
 
     def distrust(self, path: str) -> bool:
         """That object is read at the root from here on, and its copy is gone. True: it was read from that until now."""

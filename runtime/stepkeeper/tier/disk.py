@@ -101,7 +101,7 @@ class LocalTier:
             self.forget(path)
             return None
 
-    def held(self, prefix: str) -> set[str]:
+    def list_held(self, prefix: str) -> set[str]:
         """The objects with this prefix that there are copies of."""
         if not self._may_be_read():
             return set()
@@ -110,7 +110,7 @@ class LocalTier:
         except StorageError:
             return set()
 
-    def mapped(self, path: str) -> memoryview:
+    def map_copy(self, path: str) -> memoryview:
         """All of a copy that this process has put, to be verified. Raises OSError."""
         with (self._folder / check_path(path)).open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
@@ -133,7 +133,7 @@ class LocalTier:
             where.rmdir()
             where.parent.rmdir()
 
-    def used(self, folder: str) -> None:
+    def mark_used(self, folder: str) -> None:
         """Others go before the save in `folder`."""
         with suppress(OSError, StopIteration):
             os.utime(next((self._folder / folder).iterdir()))

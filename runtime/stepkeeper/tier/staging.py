@@ -16,7 +16,7 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper.tier.cached_store import NearStore
 from stepkeeper.tier.disk import LocalTier
 
-__all__ = ["FirstHop"]
+__all__ = ["LocalStaging"]
 
 _STREAMS: Final = 8
 _AT_ONCE: Final = Patience(total_s=0.0)
@@ -24,7 +24,7 @@ _AT_ONCE: Final = Patience(total_s=0.0)
 
 
 @final
-class FirstHop:
+class LocalStaging:
     """Of one rank's saves."""
 
     def __init__(self, root: Store, tier: LocalTier, *, patience: Patience = DEFAULT_PATIENCE) -> None:
@@ -53,7 +53,7 @@ class FirstHop:
             self._tier.drop(self._unfinished)
         self._unfinished = order.folder
         self._tier.make_room(order.folder, order.rank, size_bytes)
-        staging = _StreamedStaging if isinstance(self._root, StreamedStore) else _Staging
+        staging = _StreamedStagingStore if isinstance(self._root, StreamedStore) else _StagingStore
         store = staging(self._root, self._tier)
         try:
             return write_checkpoint(
@@ -89,7 +89,7 @@ class FirstHop:
     def _upload(self, folder: str, record: ObjectRecord) -> None:
         path = f"{folder}/{record.path}"
         try:
-            data = self._tier.mapped(path)
+            data = self._tier.map_copy(path)
         except OSError as error:
             raise SaveError(f"{path} can't be read back from the local disk: {error}") from error
         if data.nbytes != record.size_bytes or block_crcs([data], BLOCK_BYTES) != record.blocks:
@@ -97,7 +97,7 @@ class FirstHop:
         self._patience.retry(lambda: self._root.write(path, [data]))
 
 
-class _Staging(NearStore):
+class _StagingStore(NearStore):
     """The root, but what is written goes to the local disk; manifests, which prove what is there, to neither."""
 
     def __init__(self, root: Store, tier: LocalTier) -> None:
@@ -110,7 +110,7 @@ class _Staging(NearStore):
             self._tier.put(path, parts)
 
 
-class _StreamedStaging(_Staging):
+class _StreamedStagingStore(_StagingStore):
     """Objects are as many and as large as the root wants them."""
 
     @property

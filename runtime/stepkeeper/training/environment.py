@@ -20,7 +20,7 @@ from stepkeeper.contract import (
     Identity,
     Settings,
 )
-from stepkeeper.coordination.rank_group import Gang, world_size_of
+from stepkeeper.coordination.rank_group import RankGroup, world_size_of
 from stepkeeper.errors import NotInPodError, ProcessGroupError
 from stepkeeper.policy.keep import Keep, KeepPolicy
 from stepkeeper.storage import check_slashes
@@ -118,7 +118,7 @@ def attempt_of(environment: Environment | None) -> str | None:
 
 def opening_of(
     environment: Environment | None,
-    gang: Gang,
+    rank_group: RankGroup,
     uri: str,
     keep: KeepPolicy | None,
     *,
@@ -128,8 +128,8 @@ def opening_of(
     """What a companion process is told first; without an operator nobody wants reports."""
     endpoint = None if environment is None else environment.settings.endpoint
     return Open(
-        rank=gang.rank,
-        world_size=gang.world_size,
+        rank=rank_group.rank,
+        world_size=rank_group.world_size,
         uri=uri,
         identity=None if environment is None else environment.identity,
         keep=None if keep is None else Keep.of(keep),

@@ -9,7 +9,7 @@ from typing import Final, SupportsIndex
 from stepkeeper.companion.progress import Progress, numbers_in
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnException, OnPreemption, SavePolicy, parts_of
 from stepkeeper.save.pipeline import InFlight
@@ -40,7 +40,7 @@ class Stepping:
     def __init__(
         self,
         policy: SavePolicy,
-        gang: Gang,
+        rank_group: RankGroup,
         saves: Saves,
         *,
         progress: Progress,
@@ -54,7 +54,7 @@ class Stepping:
             raise ValueError("OnPreemption() and chkpt_on_preemption=False contradict each other")
         self._saves = saves
         self._progress = progress
-        self._gang = gang
+        self._rank_group = rank_group
         self._companion = companion
         self.saves_on_notice: Final = saves_on_notice
         self.stopped = False
@@ -62,7 +62,7 @@ class Stepping:
         self._last: LastState | None = LastState() if OnException() in parts else None
         self._experience = Experience()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
-        self.decisions: Final = Decisions(policy, gang, self._seen)
+        self.decisions: Final = Decisions(policy, rank_group, self._seen)
         trigger = None if environment is None else environment.places.notice_file
         self.notices: Final = NoticeWatcher(trigger, progress.flush, self._noticed)
         self.ending: Final = Ending(environment, companion, progress, self.notices)
@@ -102,7 +102,7 @@ class Stepping:
         self._progress.finished(step, metrics)
         # What a save needs compiled is compiled now: the first one may be a notice's.
         self._saves.prepare(state)
-        if self._last is not None and self._gang.world_size == 1:
+        if self._last is not None and self._rank_group.world_size == 1:
             self._last.finished(step, state)
 
     def due(self, step: int) -> bool:
@@ -130,7 +130,7 @@ class Stepping:
         """
         if self._last is None:
             return
-        if self._gang.world_size > 1:
+        if self._rank_group.world_size > 1:
             _log.warning("nothing is saved for the exception: all ranks would have to save together")
             return
         intact = self._last.intact()

@@ -19,7 +19,7 @@ from stepkeeper.companion.plan_cache import Common, Held, Told, name_of, plan_of
 from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError, CompanionLostError, StorageError
 from stepkeeper.save.persist import SaveJob, persist
 from stepkeeper.save.snapshot import Region, Snapshots
@@ -125,8 +125,8 @@ class Trainer:
         self.opening = Open(rank=0, world_size=1, uri=f"memory://{self.name}", tier=tier)
         self.running = Process(self.new_session())
         self.claim = self.running.session.begin(Begin()).claim
-        self.gang, self.region, self.step = SoloGang(), Region(), 0
-        self.snapshots = Snapshots(self.gang.ranks)
+        self.rank_group, self.region, self.step = SoloRankGroup(), Region(), 0
+        self.snapshots = Snapshots(self.rank_group.ranks)
 
     def new_session(self) -> Session:
         return Session(self.opening, lambda directive: None)
@@ -158,7 +158,7 @@ class Trainer:
             moved=lambda _: None,
             duration_millis=lambda: 1,
         )
-        return self.contents(persist(job, cast(Companion, self), self.gang))
+        return self.contents(persist(job, cast(Companion, self), self.rank_group))
 
     def contents(self, committed: Committed) -> dict[str, bytes]:
         store = MemoryStore(named_bucket(self.name))

@@ -9,7 +9,7 @@ import torch
 
 from stepkeeper.checkpoint import SaveOrder, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import RestoreError, StorageError, TornCheckpointError
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.restore import Restorer, describe_step, restore_step, verify_step
@@ -84,7 +84,7 @@ class Root:
         assert verify_step(self.restorer(), NO_COMPANION, 1).step == 1
 
     def restorer(self) -> Restorer:
-        return Restorer(self.store, SoloGang(), reopen=lambda: self.store)
+        return Restorer(self.store, SoloRankGroup(), reopen=lambda: self.store)
 
 
 def order(rank: int, step: int) -> tuple[SaveOrder, memoryview]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stepkeeper.coordination.rank_group import Gang, SoloGang
+from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
 from stepkeeper.errors import TornCheckpointError
-from stepkeeper.log.foreign_steps import LegacyRecord
+from stepkeeper.log.foreign_steps import ForeignRecord
 from stepkeeper.restore import Restorer
 from stepkeeper.restore import restorer as restoring
 from stepkeeper.restore import second_read as confirming
@@ -33,20 +33,20 @@ def test_the_ranks_are_connected_until_all_know_what_is_bad(
     asked: list[bool] = []
 
     @contextmanager
-    def watched(gang: Gang, name: str) -> Iterator[Exchange]:
+    def watched(rank_group: RankGroup, name: str) -> Iterator[Exchange]:
         nonlocal connected
-        with exchange_among(gang, name) as exchange:
+        with exchange_among(rank_group, name) as exchange:
             connected = True
             yield exchange
         connected = False
 
     def noting(*arguments: Any, **named: Any) -> str:
         asked.append(connected)
-        return confirming.confirm(*arguments, **named)
+        return confirming.confirm_bad(*arguments, **named)
 
     monkeypatch.setattr(restoring, "exchange_among", watched)
-    monkeypatch.setattr(restoring, "confirm", noting)
-    restorer = Restorer(open_store(tmp_path.as_uri()), SoloGang())
+    monkeypatch.setattr(restoring, "confirm_bad", noting)
+    restorer = Restorer(open_store(tmp_path.as_uri()), SoloRankGroup())
     with pytest.raises(TornCheckpointError, match="another checksum"):
-        restorer.restore(LegacyRecord(slot=0, step=1, folder="1"), {"w": torch.zeros(300)})
+        restorer.restore(ForeignRecord(slot=0, step=1, folder="1"), {"w": torch.zeros(300)})
     assert asked == [True]

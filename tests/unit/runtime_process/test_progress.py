@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.reporter import TrainerState
-from stepkeeper.contract import ReportPhase, Restored
+from stepkeeper.contract import ReportedRestore, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 
 
@@ -28,7 +28,7 @@ def test_a_finished_step_is_told_at_the_next_tick_and_once() -> None:
 def test_news_are_told_at_once_and_carry_the_last_step() -> None:
     told: list[TrainerState] = []
     progress = Progress(told.append)
-    progress.restored(Restored(sequence=7, step=70))
+    progress.restored(ReportedRestore(sequence=7, step=70))
     progress.finished(71, None)
     progress.noticed("sigterm")
     progress.failed("x" * 5000)

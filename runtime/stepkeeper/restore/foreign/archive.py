@@ -22,7 +22,7 @@ class HeldArchive(PlacedArchive):
         self._data = memoryview(data)
         super().__init__(io.BytesIO(data), len(data))
 
-    def damage(self) -> str | None:
+    def find_damage(self) -> str | None:
         """What is wrong with it, by the checksums of its records; None if nothing is."""
         for path in sorted(self.names):
             name = path.removeprefix(self.root)

@@ -5,25 +5,25 @@ from dataclasses import replace
 from typing import Final
 
 from stepkeeper.errors import RestoreError, TornCheckpointError
-from stepkeeper.log import LegacyBase
-from stepkeeper.log.foreign_steps import METADATA, LegacyStep, found_in, root_of, unnamed_in
+from stepkeeper.log import ForeignBase
+from stepkeeper.log.foreign_steps import METADATA, ForeignStep, find_steps_in, find_unnamed_in, root_of
 from stepkeeper.loggers import logger
 from stepkeeper.restore.foreign.content import open_content
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["choose", "incomplete"]
+__all__ = ["choose_foreign_step", "find_fault"]
 
 _log: Final = logger(__name__)
 _NAMED: Final = 8
 
-Look = Callable[[LegacyStep], str | None]
+Look = Callable[[ForeignStep], str | None]
 """Why a step can't be gone on from; None if it can."""
 
 
-def choose(
+def choose_foreign_step(
     store: Store, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
-) -> LegacyBase | None:
+) -> ForeignBase | None:
     """The newest complete step of another writer; None if there is no step at all, complete or not.
 
     Whatever newer step isn't complete is said loudly, and in the answer.
@@ -34,14 +34,16 @@ def choose(
 
     """
     listed = patience.retry(lambda: store.list(""))
-    steps = found_in(listed)
+    steps = find_steps_in(listed)
     if not steps:
-        _refuse_unnamed(store, unnamed_in(listed))
+        _refuse_unnamed(store, find_unnamed_in(listed))
         return None
-    return newest(store, steps, lambda step: incomplete(store, step, reopen, patience=patience))
+    return choose_newest(store, steps, lambda step: find_fault(store, step, reopen, patience=patience))
 
 
-def newest(store: Store, steps: Sequence[LegacyStep], look: Look, reason: str | None = None) -> LegacyBase:
+def choose_newest(
+    store: Store, steps: Sequence[ForeignStep], look: Look, reason: str | None = None
+) -> ForeignBase:
     """The first of `steps` that `look` finds nothing wrong with. Raises RestoreError where there is none."""
     wrong = [] if reason is None else [reason]
     for step in steps:
@@ -63,11 +65,11 @@ def newest(store: Store, steps: Sequence[LegacyStep], look: Look, reason: str | 
     )
 
 
-def incomplete(
-    store: Store, step: LegacyStep, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
+def find_fault(
+    store: Store, step: ForeignStep, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
 ) -> str | None:
     """What `step` lacks, by its names, sizes and `.metadata`; None if nothing. Bad bytes are read a second time."""
-    if not step.finished:
+    if not step.is_finished:
         return f"it has no {METADATA}: its save didn't come to the end"
     try:
         content = open_content(store, step.folder, patience=patience)
@@ -79,7 +81,7 @@ def incomplete(
             return str(error)
         finally:
             fresh.close()
-    return content.lacking(step.objects)
+    return content.find_lacking(step.objects)
 
 
 def _refuse_unnamed(store: Store, folders: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ from stepkeeper_planners.pickles.torch_files import vocabulary_of
 from stepkeeper_planners.pickles.unpickling import unpickled
 from stepkeeper_planners.state.values import decode_value
 
-__all__ = ["LegacyContent", "open_content"]
+__all__ = ["ForeignContent", "open_content"]
 
 _INSTEAD: Final = "load it with torch.distributed.checkpoint's dcp.load and save it again"
 
@@ -66,7 +66,7 @@ class _Place:
 
 
 @final
-class LegacyContent:
+class ForeignContent:
     """The tensors and values of one checkpoint, by name. Many threads may read at once."""
 
     def __init__(self, store: Store, folder: str, metadata: Metadata, patience: Patience) -> None:
@@ -78,7 +78,7 @@ class LegacyContent:
         }
         self.values = tuple(fqn for fqn, entry in entries.items() if isinstance(entry, BytesStorageMetadata))
 
-    def lacking(self, sizes: Mapping[str, int]) -> str | None:
+    def find_lacking(self, sizes: Mapping[str, int]) -> str | None:
         """What is missing or too short, where the folder's objects have these `sizes`; None if nothing is."""
         for place in self._places.values():
             size_bytes = sizes.get(place.path)
@@ -95,7 +95,7 @@ class LegacyContent:
             if place.unread is not None:
                 raise RestoreError(self._unread(name, place.unread))
 
-    def chunk(self, fqn: str, number: int) -> torch.Tensor:
+    def read_chunk(self, fqn: str, number: int) -> torch.Tensor:
         """The stored chunk of a tensor, on the CPU.
 
         Raises:
@@ -111,7 +111,7 @@ class LegacyContent:
             archive = HeldArchive(self._bytes(place, item))
         except PickleRefusedError as error:
             raise self._torn(item, f"it is no tensor: {error}") from error
-        if (damage := archive.damage()) is not None:
+        if (damage := archive.find_damage()) is not None:
             raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {damage}")
         try:
             tensor = unpickled(archive.record("data.pkl"), vocabulary_of(archive))
@@ -124,7 +124,7 @@ class LegacyContent:
             raise self._torn(item, f"it is of {dtype_name(tensor.dtype)}, {METADATA} says {stored.dtype}")
         return tensor.detach()
 
-    def value(self, name: str) -> object:
+    def read_value(self, name: str) -> object:
         """Raises TornCheckpointError as `chunk` does, ValueDecodeError if its type isn't one that is read."""
         data = self._blob(self._places[name, None], BadItem(folder=self._folder, name=name))
         try:
@@ -159,7 +159,7 @@ class LegacyContent:
         return TornCheckpointError(f"{self._store.uri}/{self._folder}: {item.name}: {said}", item)
 
 
-def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATIENCE) -> LegacyContent:
+def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATIENCE) -> ForeignContent:
     """What the folder's `.metadata` says is there.
 
     Raises:
@@ -183,7 +183,7 @@ def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATI
                 f"{_INSTEAD} without that; else take {folder} away"
             ) from error
         raise TornCheckpointError(str(error), item) from error
-    return LegacyContent(store, folder, metadata, patience)
+    return ForeignContent(store, folder, metadata, patience)
 
 
 def _places(metadata: Metadata, where: str) -> Iterator[tuple[_Key, _Place]]:

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 import torch
 
-from stepkeeper.restore.foreign.content import LegacyContent, open_content
-from stepkeeper.restore.mismatch import check_refilled, findings_said
+from stepkeeper.restore.foreign.content import ForeignContent, open_content
+from stepkeeper.restore.mismatch import check_refilled, encode_findings
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes
@@ -26,7 +26,7 @@ from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.tied_tensors import check_twins, twins_of
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
 
-__all__ = ["COPIES", "LegacyLoading", "read_ahead"]
+__all__ = ["COPIES", "ForeignLoading", "read_ahead"]
 
 _READ_AHEAD_BYTES: Final = 1 << 30
 """Of host memory, for the tensors that are being read or are filled: a larger one is read alone."""
@@ -62,7 +62,7 @@ class _Load:
     """Of host memory, while it is read."""
 
 
-class LegacyLoading:
+class ForeignLoading:
     """`compare` first; when all ranks have, `fill`; when all have, `give`."""
 
     def __init__(
@@ -82,7 +82,7 @@ class LegacyLoading:
         self._flat = FlatState(tensors={}, values={})
         self._wanted = Wanted(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
-        self._content: LegacyContent | None = None
+        self._content: ForeignContent | None = None
         self._values: dict[str, object] = {}
 
     @property
@@ -95,7 +95,7 @@ class LegacyLoading:
         """Of the tensors in the state that are filled; known once it was compared."""
         return frozenset(piece.fqn for piece in self._reads.pieces)
 
-    def compare(self) -> dict[str, Any]:
+    def compare_state(self) -> dict[str, Any]:
         """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
 
         Raises:
@@ -118,9 +118,9 @@ class LegacyLoading:
         if not differences:
             return {}
         findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
-        return {"findings": findings_said(findings)}
+        return {"findings": encode_findings(findings)}
 
-    def fill(self) -> dict[str, Any]:
+    def fill_tensors(self) -> dict[str, Any]:
         """This rank's tensors are what the step holds, in place; its values are here, not yet in the state.
 
         Raises:
@@ -141,21 +141,21 @@ class LegacyLoading:
         )
         self._check_twins(self._content)
         names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
-        self._values = {name: self._content.value(name) for name in names}
+        self._values = {name: self._content.read_value(name) for name in names}
         return {}
 
-    def _check_twins(self, content: LegacyContent) -> None:
+    def _check_twins(self, content: ForeignContent) -> None:
         reads = self._reads
         boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in self._wanted.layouts}
         twins = twins_of(reads.twins, reads.pieces, boxes, lambda name: dtype_of(content.tensors[name].dtype))
         for piece in reads.twins:
             part = piece.wanted_box.shifted(piece.stored_box.offsets)
-            chunk = content.chunk(piece.stored_fqn, piece.stored_index)
+            chunk = content.read_chunk(piece.stored_fqn, piece.stored_index)
             twins[piece.stored_fqn].resolve(piece).copy_(chunk[part.slices])
         strict = self._rules is None or self._rules.strict
         check_twins(twins.values(), self._flat.tensors, strict=strict)
 
-    def give(self) -> dict[str, Any]:
+    def scatter_values(self) -> dict[str, Any]:
         """The values are in the state, and every Stateful got its part by load_state_dict()."""
         resizers = self._flat.resizers
         loaded = {
@@ -215,7 +215,7 @@ def read_ahead(
         threads.shutdown(cancel_futures=True)
 
 
-def _read_shards(content: LegacyContent, load: _Load) -> Shards:
+def _read_shards(content: ForeignContent, load: _Load) -> Shards:
     """A chunk is read once, however many of the local shards have a part of it."""
     dtype = dtype_of(load.layout.dtype)
     shards = {index: torch.empty(box.sizes, dtype=dtype) for index, box in load.boxes.items()}
@@ -223,7 +223,7 @@ def _read_shards(content: LegacyContent, load: _Load) -> Shards:
     for piece in load.pieces:
         by_chunk.setdefault(piece.stored_index, []).append(piece)
     for number, pieces in by_chunk.items():
-        chunk = content.chunk(pieces[0].stored_fqn, number)
+        chunk = content.read_chunk(pieces[0].stored_fqn, number)
         for piece in pieces:
             wanted = piece.wanted_box
             target = shards[piece.local_index][wanted.shifted(load.boxes[piece.local_index].offsets).slices]

@@ -63,7 +63,9 @@ class Sharing:
         )
         return cls(groups=groups, alone_bytes=tuple(alone_bytes))
 
-    def duties(self, rank: int, needs: Collection[int], table: BlockTable, order: Sequence[int]) -> Duties:
+    def assign_duties(
+        self, rank: int, needs: Collection[int], table: BlockTable, order: Sequence[int]
+    ) -> Duties:
         """What this rank, which needs these blocks, does; `order` is that of all blocks: ranks compute from the same.
 
         Ranks that have least to read by themselves read most of what several need.
@@ -89,28 +91,28 @@ class Sharing:
                 receives[number] = reader
         return Duties(reads=reads, receives=receives)
 
-    def said(self) -> dict[str, Any]:
+    def encode(self) -> dict[str, Any]:
         """As other ranks can be told it."""
         return {
-            "groups": [_said(group) for group in self.groups],
+            "groups": [_encode_group(group) for group in self.groups],
             "alone_bytes": list(self.alone_bytes),
         }
 
     @classmethod
-    def heard(cls, said: Mapping[str, Any]) -> Self:
+    def decode(cls, said: Mapping[str, Any]) -> Self:
         """What `said` was made of."""
         return cls(
-            groups=tuple(map(_heard, said["groups"])),
+            groups=tuple(map(_decode_group, said["groups"])),
             alone_bytes=tuple(said["alone_bytes"]),
         )
 
 
-def _said(group: Group) -> dict[str, Any]:
+def _encode_group(group: Group) -> dict[str, Any]:
     said: dict[str, Any] = {"ranks": runs_of(group.ranks), "blocks": group.blocks}
     return said if group.readers == group.ranks else said | {"readers": runs_of(group.readers)}
 
 
-def _heard(said: Mapping[str, Any]) -> Group:
+def _decode_group(said: Mapping[str, Any]) -> Group:
     ranks = tuple(numbers_of(said["ranks"]))
     readers = tuple(numbers_of(said["readers"])) if "readers" in said else ranks
     return Group(ranks=ranks, blocks=said["blocks"], readers=readers)

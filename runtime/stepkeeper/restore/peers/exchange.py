@@ -8,8 +8,8 @@ from typing import Any, Final
 from stepkeeper.checkpoint.blocks import runs_of
 from stepkeeper.checkpoint.contents import Contents
 from stepkeeper.checkpoint.manifest import Manifest
-from stepkeeper.coordination.rank_group import Gang, StoreGang
-from stepkeeper.errors import GangError, TornCheckpointError
+from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
+from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Duties, Sharing
@@ -26,23 +26,25 @@ _CHILDREN: Final = 8
 class Exchange:
     """Of this rank with the others; without `links` each reads for itself."""
 
-    def __init__(self, gang: Gang, links: Links | None = None, addresses: Sequence[Any] = ()) -> None:
-        self._gang = gang
+    def __init__(
+        self, rank_group: RankGroup, links: Links | None = None, addresses: Sequence[Any] = ()
+    ) -> None:
+        self._rank_group = rank_group
         self.links = links
         self._addresses = addresses
-        self.meets = False
+        self.is_awaited = False
         """Whether the others wait for this rank, which then can't say what it fails with."""
 
-    def manifests(
+    def share_manifests(
         self,
         read: Callable[[], Sequence[bytes]],
         prove: Callable[[Sequence[bytes]], Sequence[Manifest]],
     ) -> Sequence[Manifest]:
-        """The manifests, as rank 0 alone reads them, proven. Raises what they raise there, GangError elsewhere."""
+        """The manifests, as rank 0 alone reads them, proven. Raises what they raise there, PeerLostError elsewhere."""
         if self.links is None:
             return prove(read())
-        if self._gang.rank != 0:
-            received = self.links.manifests(_TIMEOUT_S)
+        if self._rank_group.rank != 0:
+            received = self.links.receive_manifests(_TIMEOUT_S)
             try:
                 return prove(received)
             except TornCheckpointError:
@@ -51,12 +53,12 @@ class Exchange:
         try:
             found = read()
         except Exception as error:
-            self.links.stop(error)
+            self.links.announce_failure(error)
             raise
         self.links.send_manifests(found)
         return prove(found)
 
-    def duties(
+    def agree_on_duties(
         self,
         name: str,
         needs: Collection[int],
@@ -67,11 +69,11 @@ class Exchange:
     ) -> Duties:
         """What this rank, which needs these blocks, reads, for whom, and what it is sent: that goes to `filling`.
 
-        Of those `at_hand` it has copies. Raises GangError. Ranks: all.
+        Of those `at_hand` it has copies. Raises PeerLostError. Ranks: all.
         """
-        self.meets = True
+        self.is_awaited = True
         duties = self._duties(name, needs, contents, filling, at_hand)
-        self.meets = False
+        self.is_awaited = False
         return duties
 
     def _duties(
@@ -87,67 +89,71 @@ class Exchange:
         if self.links is None:
             return alone
         own = {"runs": runs_of(needs), "at_hand": runs_of(at_hand)}
-        by_rank = self._gang.gather(f"{name}/needs", own, _TIMEOUT_S)
+        by_rank = self._rank_group.gather(f"{name}/needs", own, _TIMEOUT_S)
         runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
-        said = Sharing.of(runs, contents.table, copied).said() if by_rank else None
-        sharing = Sharing.heard(self._gang.broadcast(f"{name}/sharing", said, _TIMEOUT_S))
+        said = Sharing.of(runs, contents.table, copied).encode() if by_rank else None
+        sharing = Sharing.decode(self._rank_group.broadcast(f"{name}/sharing", said, _TIMEOUT_S))
         if not sharing.groups:
             return alone
-        shared = sharing.duties(self._gang.rank, needs, contents.table, contents.reading_order)
-        self.links.take(filling.put, filling.fail)
+        shared = sharing.assign_duties(self._rank_group.rank, needs, contents.table, contents.reading_order)
+        self.links.deliver_to(filling.put_bytes, filling.fail)
         where = f"{name}/partners"
         return (
-            shared if _connected(self._gang, self.links, where, shared.partners, self._addresses) else alone
+            shared
+            if _connect_all(self._rank_group, self.links, where, shared.partners, self._addresses)
+            else alone
         )
 
 
 @contextmanager
-def exchange_among(gang: Gang, name: str) -> Iterator[Exchange]:
+def exchange_among(rank_group: RankGroup, name: str) -> Iterator[Exchange]:
     """Connections among the ranks, while they restore. A rank that is lost meanwhile is noticed by all. Ranks: all."""
-    if not isinstance(gang, StoreGang):
-        yield Exchange(gang)
+    if not isinstance(rank_group, StoreRankGroup):
+        yield Exchange(rank_group)
         return
-    links = Links(gang.rank, gang.lose)
+    links = Links(rank_group.rank, rank_group.announce_loss)
     exchange: Exchange | None = None
     try:
-        exchange = _opened(gang, links, name)
+        exchange = _open_links(rank_group, links, name)
         yield exchange
     except BaseException as error:
         # What was said to all ranks they all raise. Anything else ends this rank alone: the others lose it.
-        alone = isinstance(error, GangError) or not isinstance(error, Exception)
-        links.close(said=not (alone or exchange is None or exchange.meets))
+        alone = isinstance(error, PeerLostError) or not isinstance(error, Exception)
+        links.close(announced=not (alone or exchange is None or exchange.is_awaited))
         raise
     links.close()
 
 
-def _opened(gang: StoreGang, links: Links, name: str) -> Exchange:
-    own = {"hosts": addresses_of_host(gang.store_host), "port": links.port}
-    by_rank = gang.gather(f"{name}/addresses", own, _TIMEOUT_S)
+def _open_links(rank_group: StoreRankGroup, links: Links, name: str) -> Exchange:
+    own = {"hosts": addresses_of_host(rank_group.store_host), "port": links.port}
+    by_rank = rank_group.gather(f"{name}/addresses", own, _TIMEOUT_S)
     chosen = {"by_rank": by_rank, "secret": secrets.token_hex(32)} if by_rank else None
-    told = gang.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
-    above, below = neighbours(gang.rank, gang.world_size)
+    told = rank_group.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
+    above, below = neighbours(rank_group.rank, rank_group.world_size)
     links.start(bytes.fromhex(told["secret"]), below)
-    if _connected(gang, links, f"{name}/linked", (*above, *below), told["by_rank"]):
-        return Exchange(gang, links, told["by_rank"])
-    return Exchange(gang)
+    if _connect_all(rank_group, links, f"{name}/linked", (*above, *below), told["by_rank"]):
+        return Exchange(rank_group, links, told["by_rank"])
+    return Exchange(rank_group)
 
 
-def _connected(gang: Gang, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]) -> bool:
-    """Whether all ranks have their connections; these are this one's. Raises GangError. Ranks: all."""
+def _connect_all(
+    rank_group: RankGroup, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]
+) -> bool:
+    """Whether all ranks have their connections; these are this one's. Raises PeerLostError. Ranks: all."""
     why_not: str | None = None
     try:
-        links.call(peers, addresses)
-    except GangError:
+        links.connect_to(peers, addresses)
+    except PeerLostError:
         raise
     except OSError as error:
         why_not = str(error)
-    by_rank = gang.gather(name, {"why_not": why_not}, _TIMEOUT_S)
+    by_rank = rank_group.gather(name, {"why_not": why_not}, _TIMEOUT_S)
     first = next((each for each in by_rank if each["why_not"] is not None), {"why_not": None})
-    first = gang.broadcast(f"{name}/all", first if by_rank else None, _TIMEOUT_S)
+    first = rank_group.broadcast(f"{name}/all", first if by_rank else None, _TIMEOUT_S)
     if first["why_not"] is None:
-        links.meet(peers)
+        links.await_peers(peers)
         return True
-    if gang.rank == 0:
+    if rank_group.rank == 0:
         _log.warning("each rank reads all that it needs from the store itself: %s", first["why_not"])
     return False
 

@@ -13,7 +13,16 @@ import numpy as np
 from stepkeeper.restore.placing import Bytes
 from stepkeeper.storage.crc import crc32c
 
-__all__ = ["FRAME_BYTES", "Frame", "Kind", "call", "greet", "listen", "receive", "send"]
+__all__ = [
+    "FRAME_BYTES",
+    "Frame",
+    "Kind",
+    "connect",
+    "identify_caller",
+    "listen",
+    "receive_frame",
+    "send_frame",
+]
 
 FRAME_BYTES: Final = 1024 * 1024
 """The most that one frame carries: what a rank holds of each connection at a time."""
@@ -53,7 +62,7 @@ class Frame:
     """Valid until the next frame is received."""
 
 
-def send(
+def send_frame(
     sock: socket.socket, kind: Kind, number: int = 0, first: int = 0, data: memoryview | bytes = b""
 ) -> None:
     """The frame is on its way. Raises OSError."""
@@ -64,7 +73,7 @@ def send(
         sock.sendall(view)
 
 
-def receive(sock: socket.socket, buffer: bytearray) -> Frame | None:
+def receive_frame(sock: socket.socket, buffer: bytearray) -> Frame | None:
     """The next frame, with its bytes in the buffer; None if the connection has ended. Raises OSError."""
     start = bytearray(_HEADER.size + _CRC.size)
     if not _fill(sock, memoryview(start)):
@@ -93,7 +102,7 @@ def listen() -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def call(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout_s: float) -> socket.socket:
+def connect(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout_s: float) -> socket.socket:
     """A connection from the first of these ranks to the second one, if that listens there. Raises OSError."""
     rank, peer = ranks
     sock = socket.create_connection((host, port), timeout_s)
@@ -113,7 +122,7 @@ def call(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout_s:
     return _settled(sock)
 
 
-def greet(sock: socket.socket, own_rank: int, secret: bytes) -> int:
+def identify_caller(sock: socket.socket, own_rank: int, secret: bytes) -> int:
     """The rank that has called, and goes on with this connection. Raises OSError if it doesn't know the secret."""
     sock.settimeout(_GREETING_TIMEOUT_S)
     magic, rank, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size))

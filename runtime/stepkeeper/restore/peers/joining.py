@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from stepkeeper.loggers import logger
-from stepkeeper.restore.peers.frames import call, greet, listen
+from stepkeeper.restore.peers.frames import connect, identify_caller, listen
 
 __all__ = ["Joining", "addresses_of_host", "shut"]
 
@@ -41,7 +41,7 @@ class Joining:
         tried: list[str] = []
         for host in address["hosts"]:
             try:
-                return call(host, address["port"], (self._rank, peer), self._secret, _CALL_TIMEOUT_S)
+                return connect(host, address["port"], (self._rank, peer), self._secret, _CALL_TIMEOUT_S)
             except OSError as error:
                 tried.append(f"{host}: {error}")
         raise ConnectionError(
@@ -64,7 +64,7 @@ class Joining:
 
     def _greet(self, sock: socket.socket) -> None:
         try:
-            rank = greet(sock, self._rank, self._secret)
+            rank = identify_caller(sock, self._rank, self._secret)
         except OSError as error:
             _log.debug("a connection to the port of a restore was refused: %s", error)
             sock.close()

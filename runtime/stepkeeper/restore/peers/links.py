@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from stepkeeper.errors import GangError
-from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, receive, send
+from stepkeeper.errors import PeerLostError
+from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, receive_frame, send_frame
 from stepkeeper.restore.peers.joining import Joining, shut
 from stepkeeper.restore.placing import Bytes
 
@@ -22,7 +22,7 @@ _CALLED_TIMEOUT_S: Final = 30.0
 _LISTENED_S: Final = 5.0
 
 
-class PeerStoppedError(GangError):
+class PeerStoppedError(PeerLostError):
     """Another rank has failed, and says itself why."""
 
 
@@ -66,7 +66,7 @@ class Links:
         self._relayed_to = relayed_to
         self._joining.start(secret)
 
-    def call(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
+    def connect_to(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
         """There is a connection to those of these ranks that are before this one; the others call.
 
         `addresses` are those of all, by rank. Raises OSError if there is no way.
@@ -75,24 +75,24 @@ class Links:
             if peer < self._rank and peer not in self._links:
                 self._join(peer, self._joining.connect(peer, addresses[peer]))
 
-    def meet(self, peers: Collection[int]) -> None:
-        """There is a connection to each of these ranks: all of them have called. Raises GangError."""
+    def await_peers(self, peers: Collection[int]) -> None:
+        """There is a connection to each of these ranks: all of them have called. Raises PeerLostError."""
         deadline = time.monotonic() + _CALLED_TIMEOUT_S
         with self._changed:
             while lacking := set(peers) - set(self._links):
                 self._check()
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise GangError(f"rank {min(lacking)} says that it has called rank {self._rank}")
+                    raise PeerLostError(f"rank {min(lacking)} says that it has called rank {self._rank}")
 
-    def take(self, put: Callable[[int, int, Bytes], None], fail: Callable[[Exception], None]) -> None:
+    def deliver_to(self, put: Callable[[int, int, Bytes], None], fail: Callable[[Exception], None]) -> None:
         """From now on bytes of blocks that come are `put`, and it is told if a rank fails or is lost."""
         with self._changed:
             self._take, self._fail = put, fail
             if self._failure is not None:
                 fail(self._failure)
 
-    def send(self, rank: int, number: int, data: Bytes) -> None:
-        """The block is on its way to that rank. Raises GangError if that is lost."""
+    def send_block(self, rank: int, number: int, data: Bytes) -> None:
+        """The block is on its way to that rank. Raises PeerLostError if that is lost."""
         view = memoryview(data)  # type: ignore[arg-type]  # an array is a buffer
         for first in range(0, view.nbytes, FRAME_BYTES):
             self._send(self._links[rank], Kind.BLOCK, number, first, view[first : first + FRAME_BYTES])
@@ -106,38 +106,38 @@ class Links:
                     self._send(self._links[rank], Kind.MANIFEST, number, len(data), piece)
             self._send(self._links[rank], Kind.MANIFESTS_END)
 
-    def manifests(self, timeout_s: float) -> list[bytes]:
-        """What rank 0 has sent. Raises GangError."""
+    def receive_manifests(self, timeout_s: float) -> list[bytes]:
+        """What rank 0 has sent. Raises PeerLostError."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._manifests is None:
                 self._check()
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise GangError(f"rank {self._rank} waited {timeout_s:.0f} s for the manifests")
+                    raise PeerLostError(f"rank {self._rank} waited {timeout_s:.0f} s for the manifests")
             return self._manifests
 
-    def stop(self, error: BaseException) -> None:
+    def announce_failure(self, error: BaseException) -> None:
         """Those that are connected know that this rank has failed: none of them waits for it."""
         said = json.dumps({"rank": self._rank, "text": str(error)[:1000]}).encode()
         for link in list(self._links.values()):
             try:
                 self._send(link, Kind.STOP, data=said)
-            except GangError:
+            except PeerLostError:
                 # That one needs no telling.
                 continue
 
-    def close(self, *, said: bool = True) -> None:
+    def close(self, *, announced: bool = True) -> None:
         """No connection is used any more. Unless it was `said` to all that this rank is done, it is lost to them."""
         self._left = True
         self._joining.close()
         for link in list(self._links.values()):
             link.bye = True
-            if not said:
+            if not announced:
                 shut(link.sock, socket.SHUT_RDWR)
                 continue
             try:
                 with link.lock:
-                    send(link.sock, Kind.BYE)
+                    send_frame(link.sock, Kind.BYE)
             except OSError:
                 continue
             # What the other end still sends is read to its end: a connection that is closed before takes with it what
@@ -160,44 +160,44 @@ class Links:
         why = "its connection ended"
         try:
             buffer = bytearray(FRAME_BYTES)
-            while (frame := receive(link.sock, buffer)) is not None:
-                self._heard(link, frame)
+            while (frame := receive_frame(link.sock, buffer)) is not None:
+                self._handle(link, frame)
         except Exception as error:  # whatever it is, nothing is heard of that rank any more
             why = str(error)
         finally:
             link.sock.close()
         if not link.bye and not self._left:
-            self._failed(self._on_lost(link.rank, why))
+            self._note_failure(self._on_lost(link.rank, why))
 
-    def _heard(self, link: _Link, frame: Frame) -> None:
+    def _handle(self, link: _Link, frame: Frame) -> None:
         """The frame was dealt with. What is wrong on this side doesn't keep the other end from sending on."""
         try:
-            self._deal(link, frame)
+            self._dispatch(link, frame)
         except Exception as error:  # raised where the restore runs
-            self._failed(error)
+            self._note_failure(error)
 
-    def _deal(self, link: _Link, frame: Frame) -> None:
+    def _dispatch(self, link: _Link, frame: Frame) -> None:
         if frame.kind is Kind.BYE:
             link.bye = True
         elif frame.kind is Kind.STOP:
             self._relay_stop(frame)
             said = json.loads(frame.data.tobytes())
-            self._failed(PeerStoppedError(f"rank {said['rank']}: {said['text']}"))
+            self._note_failure(PeerStoppedError(f"rank {said['rank']}: {said['text']}"))
         elif frame.kind is Kind.BLOCK:
             if self._take is not None:
                 self._take(frame.number, frame.first, frame.data)
         else:
-            self._hear_manifest(frame)
+            self._take_manifest(frame)
 
     def _relay_stop(self, frame: Frame) -> None:
         """Those who wait for manifests through this rank know too: they have no connection to who has failed."""
         for rank in self._relayed_to:
             link = self._links.get(rank)
             if link is not None:
-                with contextlib.suppress(GangError):
+                with contextlib.suppress(PeerLostError):
                     self._send(link, Kind.STOP, data=frame.data.tobytes())
 
-    def _hear_manifest(self, frame: Frame) -> None:
+    def _take_manifest(self, frame: Frame) -> None:
         for rank in self._relayed_to:
             self._send(self._links[rank], frame.kind, frame.number, frame.first, frame.data.data)
         if frame.kind is Kind.MANIFEST:
@@ -214,7 +214,7 @@ class Links:
     ) -> None:
         try:
             with link.lock:
-                send(link.sock, kind, number, first, data)
+                send_frame(link.sock, kind, number, first, data)
         except OSError as error:
             # Whether the other end is lost, or said before why it would go, the thread knows that listens to it.
             with self._changed:
@@ -222,7 +222,7 @@ class Links:
                 self._check()
             raise self._on_lost(link.rank, str(error)) from error
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         with self._changed:
             if self._failure is None:
                 self._failure = error
