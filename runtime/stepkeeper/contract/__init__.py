@@ -1,6 +1,6 @@
-"""What the operator and the pods agree on: exit codes, identity, settings, termination message, reports.
+"""Define what the operator and the pods agree on: exit codes, identity, settings, termination message, reports.
 
-Standard library only. Every value here has one writer and one reader on the two sides of a process
+It needs the standard library only. Every value has one writer and one reader on the two sides of a process
 boundary, and both sides use this code: nothing else in the project spells one of these names again.
 """
 

@@ -13,7 +13,7 @@ __all__ = ["RankGroup", "SoloRankGroup", "StoreRankGroup", "open_rank_group", "w
 
 
 class RankGroup(Protocol):
-    """All ranks call the same methods with the same names, each name once."""
+    """The processes that train together. All ranks call the same methods with the same names, each name once."""
 
     @property
     def rank(self) -> int: ...
@@ -23,42 +23,42 @@ class RankGroup(Protocol):
 
     @property
     def ranks(self) -> Ranks:
-        """Rank and world size, and which processes these are."""
+        """This rank, the world size, and which processes the ranks are."""
         ...
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        """Rank 0's `value`. Raises PeerLostError if it doesn't come in time."""
+        """Return rank 0's `value` in every rank. Raises PeerLostError if it doesn't come in time."""
         ...
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        """In rank 0 the values of all ranks, by rank; nothing in the others, which don't wait.
+        """Return the values of all ranks, by rank, in rank 0. The other ranks get nothing, and don't wait.
 
-        Raises PeerLostError naming the first rank that is missing when the time is up.
+        Raises PeerLostError, which names the first rank that is missing when the time is up.
         """
         ...
 
     def abort(self) -> None:
-        """Whoever waits for another rank gets a PeerLostError soon: this process ends."""
+        """Make everyone in this process who waits for another rank get a PeerLostError soon: the process ends."""
         ...
 
     def leave(self, timeout_s: float) -> None:
-        """What this rank broadcast was read by the others, or they had `timeout_s` to do so.
+        """Wait until the others have read what this rank broadcast, for `timeout_s` at most.
 
-        The store is in rank 0: a rank that comes late would find that gone, and take rank 0 for lost.
+        The store is in rank 0. A rank that came late would find it gone, and take rank 0 for lost.
         """
         ...
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
-        """`name` has a value: this one, or one that another rank proposed before."""
+        """Give `name` this value, unless another rank has proposed one before."""
         ...
 
     def read_proposal(self, name: str) -> dict[str, Any] | None:
-        """What was proposed for `name`, at once; None if nothing was yet."""
+        """Return at once what was proposed for `name`; None if nothing was yet."""
         ...
 
 
 class SoloRankGroup:
-    """One process is all there is."""
+    """The rank group of one process."""
 
     rank: Final = 0
     world_size: Final = 1
@@ -76,10 +76,10 @@ class SoloRankGroup:
         return [dict(value)]
 
     def abort(self) -> None:
-        """Nobody waits."""
+        """Do nothing: nobody waits."""
 
     def leave(self, timeout_s: float) -> None:
-        """Nobody reads."""
+        """Do nothing: nobody reads."""
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         self._proposals.setdefault(name, dict(value))
@@ -89,10 +89,10 @@ class SoloRankGroup:
 
 
 def world_size_of(group: dist.ProcessGroup | None) -> int:
-    """How many processes train together: the process group's, or this one alone where there is none."""
+    """Count the processes that train together: those of the process group, or this one alone if there is none."""
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
 def open_rank_group(group: dist.ProcessGroup | None) -> RankGroup:
-    """The rank group that this process trains in."""
+    """Open the rank group that this process trains in."""
     return StoreRankGroup.of(group) if world_size_of(group) > 1 else SoloRankGroup()

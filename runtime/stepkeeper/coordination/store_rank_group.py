@@ -24,27 +24,38 @@ _PREFIX: Final = "stepkeeper"
 _SHORTEST_PAUSE_S: Final = 0.001
 _LONGEST_PAUSE_S: Final = 0.05
 _LOOK_S: Final = 0.5
-"""How often who waits for a rank asks whether one is lost."""
+"""The interval at which a rank that waits for another one checks whether one is lost."""
 
 _LOST: Final = "lost"
 
 _READERS: Final = "#readers"
-"""Behind a name: how many ranks have read what rank 0 broadcast under it."""
+"""A suffix of names: how many ranks have read what rank 0 broadcast under the name."""
 
 _REMEMBERED: Final = 8
-"""So many broadcasts may be unread at once: each of a rank's threads waits for one at most."""
+"""The number of broadcasts that may be unread at once: each of a rank's threads waits for one at most."""
 
 _instances: Final[Counter[str]] = Counter()
-"""The gangs that this process made, by who is in them: their ranks make them in the same order, others needn't."""
+"""The rank groups that this process has made, by their members.
+
+Their ranks make them in the same order; others needn't.
+"""
 
 
 class StoreRankGroup:
-    """Several processes with a store between them."""
+    """The rank group of several processes that have a store in common."""
 
     def __init__(
         self, store: Store, rank: int, world_size: int, members: Sequence[int] | None = None
     ) -> None:
-        """`members` are the processes' numbers in the default process group, where those aren't their ranks."""
+        """Talk to the other ranks over `store`.
+
+        Args:
+            store: The store, which is in rank 0.
+            rank: This rank.
+            world_size: How many ranks there are.
+            members: The processes' numbers in the default process group, if those aren't their ranks.
+
+        """
         self._base = store
         self._rank = rank
         self._world_size = world_size
@@ -75,9 +86,9 @@ class StoreRankGroup:
             self._told.append(name)
             return dict(value)
         found = self._await(name, timeout_s, waiting_for="rank 0")
-        # Rank 0 may leave as soon as it is read.
+        # Rank 0 may leave, with the store, as soon as the value is read.
         with suppress(PeerLostError), self._client() as client:
-            # Who reads it last deletes it: nobody waits for that, and a job makes many.
+            # The last reader deletes the value, since a job makes many; nobody waits for that.
             if client.add(name + _READERS, 1) == self._world_size - 1:
                 client.delete_key(name)
                 client.delete_key(name + _READERS)
@@ -93,7 +104,7 @@ class StoreRankGroup:
         for rank in range(self._world_size):
             left_s = deadline - time.monotonic()
             values.append(self._await(f"{name}/{rank}", left_s, waiting_for=f"rank {rank}"))
-        # Nobody else reads them, and a job makes many: the store is in the memory of one process.
+        # Nobody else reads the values, and a job makes many: they would fill the memory of one process.
         with self._client() as client:
             for rank in range(self._world_size):
                 client.delete_key(f"{name}/{rank}")
@@ -104,7 +115,7 @@ class StoreRankGroup:
 
     def leave(self, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
-        # Where the store is another process's, which is gone, nobody can read any more.
+        # If the store was in another process that is gone, nobody can read any more.
         with suppress(PeerLostError), self._client() as client:
             for name in self._told:
                 while client.check([name]) and time.monotonic() < ends_s:
@@ -120,7 +131,11 @@ class StoreRankGroup:
         return found
 
     def announce_loss(self, rank: int, why: str) -> PeerLostError:
-        """Whoever waits for a rank gets an error that names this one, or one that was lost before; it is returned."""
+        """Announce that a rank is lost, and return the error that names it.
+
+        Whoever waits for a rank gets this error. If another rank was announced before, the error names that
+        one.
+        """
         try:
             self.propose(_LOST, {"rank": rank, "why": why})
             lost = self.read_proposal(_LOST) or {}
@@ -131,7 +146,7 @@ class StoreRankGroup:
 
     @property
     def store_host(self) -> str | None:
-        """Where the ranks' store is, which all of them reach; None where it is no server."""
+        """The host of the ranks' store, which all of them reach; None if the store is no server."""
         store: Any = self._base
         while isinstance(store, PrefixStore):
             store = store.underlying_store
@@ -157,7 +172,10 @@ class StoreRankGroup:
 
     @contextmanager
     def _client(self) -> Iterator[Store]:
-        """This thread's own client; an error of the store's is a PeerLostError, for the store is in rank 0."""
+        """Yield this thread's own client.
+
+        An error of the store leaves as a PeerLostError, for the store is in rank 0.
+        """
         try:
             client: Store | None = getattr(self._clients, "store", None)
             if client is None:
@@ -174,8 +192,8 @@ class StoreRankGroup:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup | None) -> Self:
-        """The gang of a torch.distributed process group; None means the default one."""
-        # The only way to the store that init_process_group made; it has kept its name since torch 1.9.
+        """Make the rank group of a torch.distributed process group; None means the default one."""
+        # No other function returns the store of init_process_group; this one has kept its name since torch 1.9.
         from torch.distributed.distributed_c10d import _get_default_store
 
         members = dist.get_process_group_ranks(group)
@@ -190,5 +208,5 @@ def _loss(rank: int, why: str) -> PeerLostError:
 
 
 def _digest(ranks: Sequence[int]) -> str:
-    """A short name for these ranks, as all processes number them: every group talks over the one store."""
+    """Make a short name for these ranks, as all processes number them: every group talks over the one store."""
     return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]

@@ -1,4 +1,7 @@
-"""The log of a root: who may write, what is committed, where Latest is. One object per slot, put if absent."""
+"""Keep the log of a root: who may write, what is committed, where Latest is.
+
+It has one object per slot, put if absent.
+"""
 
 from stepkeeper.log.claims import Claim
 from stepkeeper.log.entries import (

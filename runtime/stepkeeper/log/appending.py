@@ -1,4 +1,4 @@
-"""Read the entries of a log in a store, and append to it so that each slot gets one entry."""
+"""Read the entries of a log from a store, and append to it so that each slot gets one entry."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,10 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = ["Appender", "Build", "Order"]
 
 Build = Callable[[LogState], Body | None]
-"""What to append after a state; None: nothing any more. Raises where it is no longer allowed."""
+"""Returns what to append after a state; None if nothing is to be appended any more.
+
+Raises if it is no longer allowed.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,23 +31,24 @@ class Order:
     """An append under way."""
 
     claim: Claim | None
-    """None: it is a begin."""
+    """The claim under which the entry is written. None: the entry is a begin."""
 
     build: Build
     nonce: str | None = None
-    """Of its entry, if that is somebody's choice."""
+    """The nonce of the entry, if the caller has chosen it."""
 
     unknown: bool = False
-    """An entry of ours may be in the slot after the tail, or come into it yet."""
+    """True if an entry of this order may be in the slot after the tail, or may come into it yet."""
 
     entry: Entry | None = None
-    """Put at tail + 1 without an answer: the slot may be empty now and hold it later."""
+    """The entry that was put at tail + 1 without an answer. The slot may be empty now and hold it later."""
 
 
 class Appender:
-    """The entries of a log in a store: read in order, appended one at a time. For one thread at a time."""
+    """Read a log's entries in order, and append to them. One thread at a time may use it."""
 
     def __init__(self, store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+        """Use the log in `store`. Nothing is read yet."""
         self._store = store
         self._patience = patience
         self._state = LogState()
@@ -52,7 +56,7 @@ class Appender:
 
     @property
     def state(self) -> LogState:
-        """As of the last call."""
+        """The state as of the last call."""
         return self._state
 
     @property
@@ -61,7 +65,7 @@ class Appender:
         return None if self._pending is None else self._state.tail + 1
 
     def open(self) -> LogState:
-        """The state at the tail: its slot is found by `find_tail`, and then at most 17 entries are read.
+        """Read the state at the tail. `find_tail` finds its slot; after that at most 17 entries are read.
 
         Raises LogGapError, LogFormatError, StorageError.
         """
@@ -77,7 +81,7 @@ class Appender:
         return self.refresh()
 
     def refresh(self) -> LogState:
-        """The state with what was appended since; one read if nothing was."""
+        """Read what was appended since the last call, and return the state. If nothing was, this is one read."""
         self.settle()
         while True:
             try:
@@ -87,18 +91,18 @@ class Appender:
             self._state = apply(self._state, self._state.tail + 1, entry)
 
     def entry(self, slot: int) -> Entry:
-        """What `slot` says. Raises MissingObjectError if nothing is there."""
+        """Read the entry in `slot`. Raises MissingObjectError if there is none."""
         return self._patience.retry(lambda: self._read_once(slot))
 
     def settle(self) -> CommitRecord | None:
-        """What had no answer is appended. Answers its commit, if it is one. Raises as the append did."""
+        """Append what had no answer, and return its commit if it is one. Raises as the append did."""
         return None if self._pending is None else self._commit_of(self._run(self._pending))
 
     def _commit_of(self, entry: Entry | None) -> CommitRecord | None:
         return None if entry is None else self._state.commits.get(self._state.tail)
 
     def _append(self, claim: Claim | None, build: Build, nonce: str | None = None) -> Entry | None:
-        """The entry with what `build` answers is at the tail; nothing is appended where it answers None."""
+        """Append the entry that `build` returns, and return it. If `build` returns None, nothing is appended."""
         self.settle()
         return self._run(Order(claim=claim, build=build, nonce=nonce))
 
@@ -119,7 +123,7 @@ class Appender:
                 return winner
 
     def _place(self, order: Order) -> Entry:
-        """What the slot after the tail holds, once it holds something: the order's entry, if it was empty."""
+        """Put the order's entry into the slot after the tail, and return what the slot holds then."""
         assert order.entry is not None
         slot, data = self._state.tail + 1, order.entry.to_json()
         self._pending = order
@@ -131,7 +135,7 @@ class Appender:
                 order.unknown, self._pending = False, None
                 return winner
             except (TransientStorageError, MissingObjectError) as error:
-                # Missing: just now it was there. An empty slot resolves nothing: it may be filled yet.
+                # Missing: it was there just now. An empty slot settles nothing: our put may still fill it.
                 order.unknown, cause = True, error
             except StorageError as error:
                 if not order.unknown:

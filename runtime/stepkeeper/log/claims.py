@@ -12,18 +12,19 @@ from stepkeeper.log.state import LogState
 __all__ = ["Base", "Claim", "begin_body", "check_claim", "check_owner", "owner_of", "resolve_base"]
 
 Base = int | ForeignBase | None
-"""What a begin goes on from: a commit's slot, another writer's step, nothing."""
+"""The base that a begin goes on from: a commit's slot, another writer's step, or nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The right to append, until a later begin. Survives the process that got it."""
+    """The right to append, until a later begin. It outlives the process that got it."""
 
     slot: int
     nonce: str
 
 
 def check_claim(state: LogState, claim: Claim) -> None:
+    """Check that `claim` is the last one in the log. Raises FencedError."""
     if state.claim != claim.slot:
         raise FencedError(
             f"claim {claim.slot} is stale: slot {state.claim} has claimed the root"
@@ -32,7 +33,7 @@ def check_claim(state: LogState, claim: Claim) -> None:
 
 
 def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | None) -> None:
-    """Nothing, if `owner` may claim the root. Raises FencedError or OtherJobsRootError."""
+    """Check that `owner` may claim the root. Raises FencedError or OtherJobsRootError."""
     if owner is not None:
         known = state.owners.get(owner.uid)
         if known is not None and known.ordinal > owner.ordinal:
@@ -54,10 +55,17 @@ def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | No
 def resolve_base(
     state: LogState, base: Base, *, scratch: bool, offer: Callable[[], ForeignBase | None] = lambda: None
 ) -> Base:
-    """What a begin goes on from: `base` if given, nothing from scratch, else what HEAD means.
+    """Find what a begin goes on from: `base` if given, nothing if from scratch, else what HEAD means.
 
-    Where nothing is committed `offer` is asked for another writer's step. Raises RestoreError if `base` isn't live, or
-    if HEAD is nothing although there were commits.
+    Args:
+        state: The log before the begin.
+        base: What the caller wants to go on from, if it wants something.
+        scratch: True to go on from nothing.
+        offer: Called where nothing is committed; returns another writer's step to go on from.
+
+    Raises:
+        RestoreError: `base` isn't live, or HEAD is nothing although there were commits.
+
     """
     if base is not None:
         return base if isinstance(base, ForeignBase) else state.live_commit(base).slot
@@ -79,6 +87,7 @@ def resolve_base(
 
 
 def begin_body(base: Base, owner: Owner | None, host: str, *, anew: bool) -> BeginEntry:
+    """Make the body of a begin that goes on from `base`."""
     return BeginEntry(
         base=base if isinstance(base, int) else None,
         legacy=base if isinstance(base, ForeignBase) else None,
@@ -89,6 +98,7 @@ def begin_body(base: Base, owner: Owner | None, host: str, *, anew: bool) -> Beg
 
 
 def owner_of(identity: Identity | None) -> Owner | None:
+    """Make the owner that the log knows for this process; None if it was started by hand."""
     if identity is None:
         return None
     return Owner(

@@ -1,4 +1,4 @@
-"""The entries of the log and their JSON. Pure; the order and the rules are in `state`."""
+"""Encode the entries of the log as JSON, and decode them. Pure; their order and the rules are in `state`."""
 
 import json
 import re
@@ -25,14 +25,14 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
-"""A reader refuses any other: an older stepkeeper must not guess at what a newer one wrote."""
+"""The format of entries. A reader refuses any other: an older stepkeeper must not guess at what a newer one wrote."""
 
 _SEALED: Final = re.compile(rb'(.*),"crc32c":([0-9]{1,10})\}', re.DOTALL)
-"""An entry, whose last key is the checksum of all bytes before it."""
+"""Matches an entry, whose last key is the checksum of all bytes before it."""
 
 
 def new_nonce() -> str:
-    """128 random bits: an entry, or a save, that no other process can have named."""
+    """Draw 128 random bits that name an entry or a save. No other process can have drawn the same."""
     return secrets.token_hex(16)
 
 
@@ -41,24 +41,24 @@ class BeginEntry:
     """A process claims the root; HEAD is `base` from here on."""
 
     base: int | None = None
-    """Slot of the commit that it goes on from; None: from `legacy`, or from nothing."""
+    """The slot of the commit that it goes on from. None: it goes on from `legacy`, or from nothing."""
 
     legacy: ForeignBase | None = None
-    """What it goes on from where that is no commit."""
+    """The step of another writer that it goes on from, if it goes on from one."""
 
     scratch: bool | None = None
-    """True: from nothing, whatever is in the root, since somebody said so."""
+    """True if it goes on from nothing, whatever is in the root, because somebody has asked for that."""
 
     owner: Owner | None = None
-    """None: started by hand."""
+    """The job of the process. None: it was started by hand."""
 
     host: str = ""
-    """For people."""
+    """The process's host, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredEntry:
-    """All ranks of the claim read `commit` whole, and every block was as its manifest says."""
+    """Every rank of the claim has read `commit` whole, and every block was as its manifest says."""
 
     commit: int
 
@@ -69,23 +69,23 @@ class CommitEntry:
 
     step: int
     folder: str
-    """Relative to the root."""
+    """Its path in the root."""
 
     size_bytes: int
     manifest: ManifestRef
     parent: int | None = None
-    """Slot of the commit that was HEAD."""
+    """The slot of the commit that was HEAD."""
 
     legacy: ForeignBase | None = None
-    """Without a parent: what the training had gone on from."""
+    """The step of another writer that the training had gone on from, if there is no parent."""
 
     metrics: dict[str, str] | None = None
-    """What the training said of the step: numbers, as Python writes them. None: nothing."""
+    """Metrics of the step: numbers, as Python writes them. None: there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteEntry:
-    """These commits are no more; their data may go."""
+    """These commits are deleted; their data may be removed."""
 
     commits: tuple[int, ...]
 
@@ -121,8 +121,10 @@ _KIND_OF: Final = {kind: name for name, kind in _KINDS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
+    """One entry of the log."""
+
     claim: int
-    """Slot of the begin of the claim that wrote it; a begin's own slot."""
+    """The slot of the begin of the claim that wrote it; for a begin its own slot."""
 
     nonce: str
     body: Body
@@ -131,9 +133,11 @@ class Entry:
 
     @property
     def kind(self) -> str:
+        """The name of its kind in JSON."""
         return _KIND_OF[type(self.body)]
 
     def to_json(self) -> bytes:
+        """Encode the entry, and seal it with its checksum."""
         envelope = {
             "format": FORMAT,
             "kind": self.kind,
@@ -147,7 +151,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Entry":
-        """Raises LogFormatError that names `where`, the entry's object."""
+        """Decode an entry. Raises LogFormatError that names `where`, the entry's object."""
         sealed = _SEALED.fullmatch(data)
         if sealed and crc32c(sealed[1]) != int(sealed[2]):
             raise LogFormatError(

@@ -1,4 +1,4 @@
-"""Which steps of other writers are in a root, by the names of their objects. Pure but for the listing."""
+"""Find the steps of other writers in a root by the names of their objects. Pure but for the listing."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -23,21 +23,21 @@ __all__ = [
 ]
 
 METADATA: Final = ".metadata"
-"""Stock DCP writes it last: without it nothing is complete."""
+"""The object that stock DCP writes last: without it nothing is complete."""
 
 _TRACKED: Final = ".manager_metadata"
-"""What torch_xla's CheckpointManager puts beside it."""
+"""The object that torch_xla's CheckpointManager puts beside it."""
 
 _NAME: Final = re.compile(r"(?:(?:global_?)?(?:step|checkpoint|ckpt|iter)[-_]?)?([0-9]{1,15})")
 _OURS: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.*")
 _COMMIT: Final = re.compile(r"(?:(.*)/)?[0-9]+/[0-9]+-[0-9a-f]{32}")
-"""A folder of ours, in a root that may be below this one."""
+"""Matches a folder of one of our commits, in a root that may be below this one."""
 _DATA: Final = ".distcp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignStep:
-    """A folder of the root with a checkpoint, or what there is of it."""
+    """A folder of the root with another writer's checkpoint, or what there is of it."""
 
     step: int
     folder: str
@@ -50,30 +50,33 @@ class ForeignStep:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its writer came to the end: what was lost or cut later doesn't show here."""
+        """True if its writer came to the end. What was lost or cut later doesn't show here."""
         return METADATA in self.objects
 
     @property
     def writer(self) -> str:
+        """The name of the library that wrote it."""
         return "torch_xla" if _TRACKED in self.objects else "torch.distributed.checkpoint"
 
     @property
     def base(self) -> ForeignBase:
+        """The step as the log names it."""
         return ForeignBase(step=self.step, folder=self.folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRecord:
-    """A step of another writer as what was restored, as a commit's record is."""
+    """A step of another writer that was restored, or can be, as a CommitRecord is for a commit."""
 
     slot: int
-    """Of the begin that goes on from it; before there is one, of the one that would."""
+    """The slot of the begin that goes on from it; before there is one, the slot that such a begin would get."""
 
     step: int
     folder: str
 
     @property
     def base(self) -> ForeignBase:
+        """The step as the log names it."""
         return ForeignBase(step=self.step, folder=self.folder)
 
 
@@ -82,15 +85,15 @@ Restorable = CommitRecord | ForeignRecord
 
 
 def find_steps(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> tuple[ForeignStep, ...]:
-    """The steps of other writers, newest first, finished or not."""
+    """List the steps of other writers in a root, newest first, finished or not."""
     return find_steps_in(patience.retry(lambda: store.list("")))
 
 
 def find_steps_in(listed: Collection[ObjectStat]) -> tuple[ForeignStep, ...]:
-    """Of a root's objects, the steps of other writers, newest first.
+    """Find the steps of other writers among a root's objects, newest first.
 
-    A folder of the root is one if its name is a step's and a `.metadata` or a `.distcp` object is right in it.
-    Two folders of one step: the shorter name goes first, as the one of the digits alone does.
+    A folder of the root is a step if its name is a step's and a `.metadata` or a `.distcp` object is right in
+    it. If two folders are of one step, the one with the shorter name goes first, as one of digits alone does.
     """
     folders: dict[str, dict[str, int]] = {}
     for stat in listed:
@@ -106,7 +109,7 @@ def find_steps_in(listed: Collection[ObjectStat]) -> tuple[ForeignStep, ...]:
 
 
 def find_unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
-    """The folders with a checkpoint that is no step here, by their names or because they are further down.
+    """Find the folders whose checkpoint is no step here, because of their names or because they are further down.
 
     "" is the root itself. Our own commits are none of them; those of a root that is below this one are.
     """
@@ -116,7 +119,7 @@ def find_unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
 
 
 def root_of(folder: str) -> str | None:
-    """The folder that has this checkpoint as a step's or as a commit; None if its name is that of neither."""
+    """Find the folder in which this checkpoint is a step or a commit; None if its name is that of neither."""
     ours = _COMMIT.fullmatch(folder)
     if ours is not None:
         return ours[1] or ""
@@ -125,9 +128,9 @@ def root_of(folder: str) -> str | None:
 
 
 def find_steps_below(state: LogState, find: Callable[[], Collection[ForeignStep]]) -> tuple[ForeignStep, ...]:
-    """Of the steps that `find` finds, those that HEAD's line goes on from: what it says, and all that are older.
+    """Find the steps that HEAD's line goes on from: the one that it names, and all older ones.
 
-    Where nothing is committed these are all of them. Nothing is looked for where there can't be one.
+    If nothing is committed these are all steps. `find`, which lists them, is called only if there can be one.
     """
     if not state.commits:
         return tuple(find())

@@ -1,4 +1,4 @@
-"""The log on a store: append, and what may be appended. For one thread at a time."""
+"""Append the entries of a claim to the log: begin, commit, restored, quarantine, delete, void."""
 
 from collections.abc import Callable, Sequence
 from typing import final
@@ -24,7 +24,11 @@ __all__ = ["Log"]
 
 @final
 class Log(Appender):
-    """Reading needs `open` (or `refresh`) first. Appending needs a claim, from `begin` or `resume`."""
+    """Read the log of a root, and append to it.
+
+    Call `open` or `refresh` before reading. Appending needs a claim, from `begin` or `resume`. One thread at
+    a time may use it.
+    """
 
     def begin(
         self,
@@ -38,15 +42,25 @@ class Log(Appender):
         after: Claim | None = None,
         nonce: str | None = None,
     ) -> Claim:
-        """The root is claimed, every earlier claim stale. HEAD is `base`; without one as it was, or None if `scratch`.
+        """Claim the root. Every earlier claim is stale from then on.
 
-        Where nothing is committed yet, `offer` is asked for another writer's step to go on from. With `after`, that
-        claim must hold until then, and stays the claim if HEAD is `base` already. `nonce` is the entry's own: asked
-        again with it, also by another process, the claim that came of it is the answer.
+        Args:
+            identity: The job that claims; None for a process that was started by hand.
+            base: What HEAD is from then on: a commit's slot or another writer's step. Without it, HEAD stays
+                what it was, or becomes nothing if `scratch`.
+            offer: Called where nothing is committed yet; returns another writer's step to go on from.
+            scratch: Go on from nothing.
+            take_over: Name of the job whose root this is to become; True for any name.
+            host: This process's host, for people.
+            after: A claim that must hold until then. It stays the claim if HEAD is `base` already.
+            nonce: The entry's nonce. A process that asks again with the same nonce, this or another one, gets
+                the same claim.
 
-        Raises FencedError for an older start of the same job, OtherJobsRootError for a root of another name that
-        `take_over` (True, or that name) doesn't free, RestoreError if `base` isn't live, or if HEAD is nothing
-        because commits were condemned. Source: the log.
+        Raises:
+            FencedError: A later start of the same job has claimed the root, or `after` doesn't hold any more.
+            OtherJobsRootError: The root belongs to another job, and `take_over` doesn't free it.
+            RestoreError: `base` isn't live, or HEAD is nothing because commits were condemned.
+
         """
         owner = owner_of(identity)
 
@@ -70,7 +84,10 @@ class Log(Appender):
         return Claim(slot=entry.claim, nonce=entry.nonce)
 
     def resume(self, claim: Claim) -> LogState:
-        """The state, `claim` being known to hold still. Raises FencedError if it doesn't, or isn't of this log."""
+        """Read the state, and check that `claim` still holds.
+
+        Raises FencedError if it doesn't, or isn't of this log.
+        """
         self.open()
         check_claim(self._state, claim)
         if self.entry(claim.slot).nonce != claim.nonce:
@@ -80,9 +97,9 @@ class Log(Appender):
         return self._state
 
     def latest(self, claim: Claim) -> CommitRecord | None:
-        """What HEAD names now, `claim` being known to hold still; None if it names no commit.
+        """Read which commit HEAD names, and check that `claim` still holds; None if HEAD names no commit.
 
-        Raises FencedError, RestoreError if HEAD is nothing because commits were condemned.
+        Raises FencedError; RestoreError if HEAD is nothing because commits were condemned.
         """
         state = self.resume(claim)
         base = resolve_base(state, None, scratch=self._began_anew(state))
@@ -98,9 +115,13 @@ class Log(Appender):
         manifest: ManifestRef,
         metrics: dict[str, str] | None = None,
     ) -> CommitRecord:
-        """The checkpoint in `folder`, durable before, is committed and HEAD.
+        """Commit the checkpoint in `folder`, which is durable already. It is HEAD from then on.
 
-        Raises FencedError, StorageError (it is not committed), UnknownOutcomeError (then: `settle` or `void`).
+        Raises:
+            FencedError: The claim is stale; nothing is committed.
+            StorageError: The store refused; nothing is committed.
+            UnknownOutcomeError: The store gave no answer. Call `settle` or `void` to find out.
+
         """
 
         def build(state: LogState) -> Body:
@@ -118,20 +139,20 @@ class Log(Appender):
         return self._state.commits[self._state.tail]
 
     def mark_restored(self, claim: Claim, commit: int) -> None:
-        """The log says that `commit` was read whole, by all ranks."""
+        """Write into the log that all ranks have read `commit` whole."""
         self._append(claim, lambda state: RestoredEntry(commit=state.live_commit(commit).slot))
 
     def quarantine(self, claim: Claim, commit: int, reason: str) -> CommitRecord | None:
-        """`commit` is live no more. Answers what HEAD names now."""
+        """Quarantine `commit`, and return the commit that HEAD names now."""
         self._append(
             claim, lambda state: QuarantineEntry(commit=state.live_commit(commit).slot, reason=reason)
         )
         return self._state.latest
 
     def delete(self, claim: Claim, choose: Callable[[LogState], Sequence[int]]) -> tuple[CommitRecord, ...]:
-        """What `choose` picks is live no more, and is answered: its data may go now.
+        """Delete the commits that `choose` picks, and return them. Their data may be removed from then on.
 
-        `choose` is asked again whenever the state has changed; where it picks nothing, nothing is appended.
+        `choose` is called again whenever the state has changed. If it picks nothing, nothing is appended.
         """
         chosen: tuple[CommitRecord, ...] = ()
 
@@ -144,22 +165,24 @@ class Log(Appender):
         return chosen
 
     def void(self, claim: Claim, reason: str, folder: str) -> CommitRecord | None:
-        """The save in `folder` is given up and can't become a commit; or, where it has become one, that commit.
+        """Give up the save in `folder` so that it can't become a commit.
 
-        Certain also in a new process, whose predecessor's commit may still be on its way.
+        If it has become one already, return that commit.
+
+        The answer is certain also in a new process, whose predecessor's commit may still be on its way.
         """
         order = Order(
             claim=claim,
             build=lambda state: None if state.commit_in(folder) else VoidEntry(reason=reason, folder=folder),
             unknown=self._pending is not None,
         )
-        # Void is put where what had no answer was put: one of them gets the slot.
+        # The void goes to the slot of the entry that had no answer: only one of them gets it.
         self._pending = None
         self._run(order)
         return self._state.commit_in(folder)
 
     def _began_anew(self, state: LogState) -> bool:
-        """HEAD is nothing because the last begin said so, and nothing was committed after it."""
+        """Tell whether HEAD is nothing because the last begin said so, and nothing was committed after it."""
         if state.head is not None or state.legacy is not None or state.claim is None:
             return False
         if state.commits and max(state.commits) > state.claim:

@@ -1,4 +1,4 @@
-"""Hold what entries of the log are made of besides their kind: owners, manifests, commits, states."""
+"""Hold what the entries of the log tell about: owners, manifests, commits, and the log's state after an entry."""
 
 from dataclasses import dataclass
 
@@ -18,15 +18,16 @@ class Owner:
 
     @property
     def ordinal(self) -> tuple[int, int]:
+        """The number of this start of the job. It grows with every start, over all JobSets of the job."""
         return (self.jobset_number, self.restart_attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestRef:
-    """Rank 0's manifest. Everything else of the checkpoint is reached, and checked, from it."""
+    """The manifest of rank 0. Everything else of the checkpoint is reached, and checked, from it."""
 
     path: str
-    """Relative to the checkpoint's folder."""
+    """Its path in the checkpoint's folder."""
 
     size_bytes: int
     crc32c: int
@@ -38,10 +39,10 @@ class ForeignBase:
 
     step: int
     folder: str
-    """Relative to the root; `.metadata` is in it."""
+    """Its path in the root; `.metadata` is in it."""
 
     reason: str | None = None
-    """Why it is this one and not a newer one, where such was there; for people."""
+    """Why it was chosen and not a newer one, if there was a newer one; for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +56,13 @@ class CommitRecord:
     size_bytes: int
     manifest: ManifestRef
     parent: int | None = None
-    """The nearest live ancestor's slot: follows deletions and quarantines."""
+    """The slot of the nearest live ancestor. It follows deletions and quarantines."""
 
     legacy: ForeignBase | None = None
-    """Where there is no live ancestor: what lies below all commits of this line."""
+    """The step of another writer that lies below all commits of this line, if there is no live ancestor."""
 
     verified: bool = False
-    """Restored whole by a later claim."""
+    """True if a later claim restored all of it."""
 
     quarantined: bool = False
     metrics: dict[str, str] | None = None
@@ -69,32 +70,35 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """All that a reader needs to go on from an entry without reading any before it."""
+    """The state of the log, with which a reader can go on from an entry without reading any before it."""
 
     commits: tuple[CommitRecord, ...]
-    """Live and quarantined, by slot."""
+    """The live and quarantined commits, by slot."""
 
     owners: tuple[Owner, ...]
-    """For each uid that ever began, its greatest ordinal; the last begin's owner is the last one."""
+    """The owner with the greatest ordinal for each uid that ever began.
+
+    The owner of the last begin is the last one.
+    """
 
     owner: Owner | None = None
-    """The last begin's."""
+    """The owner of the last begin."""
 
     legacy: ForeignBase | None = None
-    """As in the state."""
+    """The same as in the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateAfter:
-    """What every entry says about the log up to and with itself."""
+    """The state of the log after an entry, as every entry repeats it."""
 
     root: str
-    """Nonce of slot 0: the root's identity."""
+    """The nonce of slot 0: the root's identity."""
 
     claim: int
-    """Slot of the last begin."""
+    """The slot of the last begin."""
 
     index: int
-    """Slot of the newest entry that carries an index: this one, or one before."""
+    """The slot of the newest entry that carries an index: this one, or one before."""
 
     head: int | None = None

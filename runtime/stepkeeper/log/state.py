@@ -1,4 +1,4 @@
-"""The log replayed: what its entries, in their order, mean. Pure."""
+"""Replay the log: compute what its entries mean in their order. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,34 +20,37 @@ from stepkeeper.log.records import CommitRecord, ForeignBase, Index, Owner, Stat
 __all__ = ["CommitRecord", "LogState", "apply", "entry_for"]
 
 _INDEX_EVERY: Final = 16
-"""At most that many entries are read to open a log, whatever its length."""
+"""The most entries that are read to open a log, whatever its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
+    """The state of a log after some entry."""
+
     tail: int = -1
-    """Greatest slot; -1: the log is empty."""
+    """The greatest slot; -1 if the log is empty."""
 
     root: str | None = None
     head: int | None = None
     claim: int | None = None
     index: int = -1
     commits: Mapping[int, CommitRecord] = field(default_factory=dict)
-    """Live and quarantined commits by slot, in the order of slots."""
+    """The live and quarantined commits by slot, in the order of slots."""
 
     legacy: ForeignBase | None = None
-    """Where HEAD is no commit: the step of another writer that Latest means instead."""
+    """The step of another writer that Latest means, if HEAD is no commit."""
 
     owner: Owner | None = None
     owners: Mapping[str, Owner] = field(default_factory=dict)
 
     @property
     def live(self) -> tuple[CommitRecord, ...]:
+        """The commits that are not quarantined."""
         return tuple(record for record in self.commits.values() if not record.quarantined)
 
     @property
     def latest(self) -> CommitRecord | None:
-        """What HEAD names."""
+        """The commit that HEAD names."""
         return None if self.head is None else self.commits[self.head]
 
     @property
@@ -61,7 +64,7 @@ class LogState:
         return tuple(found)
 
     def live_commit(self, slot: int) -> CommitRecord:
-        """Raises RestoreError, listing what there is."""
+        """Find a live commit by its slot. Raises RestoreError, which lists the live commits."""
         record = self.commits.get(slot)
         if record is None or record.quarantined:
             there = ", ".join(f"{r.slot} (step {r.step})" for r in self.live) or "none"
@@ -70,18 +73,21 @@ class LogState:
         return record
 
     def stands_on(self, base: int | ForeignBase) -> bool:
-        """True if `base` is what HEAD means."""
+        """Tell whether `base` is what HEAD means."""
         if isinstance(base, int):
             return self.head == base
         return self.head is None and self.legacy is not None and self.legacy.folder == base.folder
 
     def commit_in(self, folder: str) -> CommitRecord | None:
-        """The commit whose data is in `folder`: how one learns whether a lost save went in."""
+        """Find the commit whose data is in `folder`.
+
+        So one learns whether a save that got no answer is in the log.
+        """
         return next((record for record in self.commits.values() if record.folder == folder), None)
 
 
 def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> Entry:
-    """The entry that says `body` at the slot after `state`; `claim` is None for a begin."""
+    """Make the entry that says `body` in the slot after `state`; `claim` is None for a begin."""
     slot = state.tail + 1
     writer = slot if claim is None else claim
     after = _applied(state, slot, writer, nonce, body)
@@ -96,9 +102,9 @@ def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> 
 
 
 def apply(state: LogState, slot: int, entry: Entry) -> LogState:
-    """The state with `entry` at `slot`. Raises LogFormatError if the entry contradicts those before it."""
+    """Compute the state with `entry` at `slot`. Raises LogFormatError if the entry contradicts those before it."""
     if state.tail < 0 < slot:
-        # Opened in the middle: an index stands for all before it.
+        # The log was opened in the middle: an index stands for all entries before it.
         return _from_index(slot, entry)
     if slot != state.tail + 1:
         raise LogFormatError(f"slot {slot} read after slot {state.tail}")
@@ -206,7 +212,7 @@ def _record(state: LogState, commit: int, slot: int) -> CommitRecord:
 
 
 def _without(state: LogState, commit: int, slot: int) -> LogState:
-    """`commit` is off every line: its children, and HEAD, go on from its parent."""
+    """Take `commit` off every line: its children, and HEAD, go on from its parent."""
     if commit not in state.commits:
         raise LogFormatError(f"slot {slot} names commit {commit}, which isn't there")
     gone = state.commits[commit]

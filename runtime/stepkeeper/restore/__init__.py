@@ -1,4 +1,4 @@
-"""Restoring: the ranks agree on a commit, each reads what it needs of it, every block verified as it is read."""
+"""Restore checkpoints: the ranks agree on a commit, and each reads what it needs of it. Every block is verified."""
 
 from stepkeeper.restore.describe import describe_step
 from stepkeeper.restore.latest import LatestRestore

@@ -1,4 +1,4 @@
-"""Claim a root and restore its latest checkpoint; where that is torn, condemn it and restore the one before it."""
+"""Claim a root and restore its latest checkpoint; if that is torn, condemn it and restore the one before it."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +22,7 @@ _log: Final = logger(__name__)
 
 
 class LatestRestore:
-    """Restores of what HEAD means, one after another, in one process."""
+    """Restore what HEAD means, once or several times in one process."""
 
     def __init__(self, restorer: Restorer, companion: Companion) -> None:
         """Restore by `restorer`; rank 0 asks `companion` to claim the root and to write to its log."""
@@ -85,6 +85,7 @@ class LatestRestore:
         return None
 
     def _claim_and_choose(self, take_over: str | None) -> Restorable | None:
+        """Claim the root in rank 0, and return what HEAD means."""
         base = self._companion.latest(take_over=take_over)
         if isinstance(base, ForeignBase):
             _log.warning(
@@ -110,13 +111,17 @@ class LatestRestore:
         return self._restorable(self._companion.begin_again(legacy).legacy)
 
     def _note_restored(self, commit: Restorable) -> Restorable:
-        # Copies say nothing of what the root holds.
+        """Write into the log that all ranks have read the commit whole, unless part of it came from local disks."""
+        # Copies on local disks prove nothing about what the root holds.
         if isinstance(commit, CommitRecord) and not self._restorer.read_near:
             self._companion.process().ask(Kind.RESTORED, encode(Restored(commit=commit.slot)))
         return commit
 
     def _restorable(self, base: CommitRecord | ForeignBase | None) -> Restorable | None:
-        """In rank 0, which has claimed the root."""
+        """Convert what HEAD means into a record that can be loaded.
+
+        Only rank 0, which has claimed the root, calls this.
+        """
         if not isinstance(base, ForeignBase):
             return base
         begun = self._companion.begun

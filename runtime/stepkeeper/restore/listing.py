@@ -39,7 +39,7 @@ def find_step(store: Store, step: int) -> Restorable:
 def find_settled_step(store: Store, companion: Companion, step: int) -> Restorable:
     """Find a step as `find_step` does, once the deletions that follow this process's own commits are made."""
     if companion.begun is not None:
-        # Answered after whatever follows the last commit.
+        # The companion answers after what follows the last commit, deletions among it.
         companion.latest()
     return find_step(store, step)
 

@@ -1,4 +1,4 @@
-"""One commit on its way into one rank's state: compared first, then filled, then given to the objects in it."""
+"""Load one commit into the state of one rank: compare first, then fill the tensors, then set the values."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -27,7 +27,11 @@ __all__ = ["Loading"]
 
 
 class Loading:
-    """`compare` first; when all ranks have, `fill`; when all have, `give`."""
+    """Load one commit into one rank's state.
+
+    Call `compare_state` first; once all ranks have, `share_reads` and `fill_tensors`; once all ranks have,
+    `scatter_values`.
+    """
 
     def __init__(
         self,
@@ -40,7 +44,18 @@ class Loading:
         rules: LoadRules,
         half_filled: Collection[str] = (),
     ) -> None:
-        """`half_filled` are names of tensors that hold parts of another commit, and must be filled by this one."""
+        """Prepare to load `record` into `state`.
+
+        Args:
+            store: The root, or the root with copies on a local disk.
+            record: The commit.
+            state: This rank's state, a tree of tensors, Statefuls and plain values.
+            ranks: This rank and its world.
+            exchange: The way to the other ranks of this restore.
+            rules: Which parts to load, and how strictly.
+            half_filled: Names of tensors that hold parts of another commit, and must be filled by this one.
+
+        """
         self._half_filled = half_filled
         self._store, self._record, self._state, self._ranks = store, record, state, ranks
         self._exchange, self._rules = exchange, rules
@@ -54,22 +69,25 @@ class Loading:
 
     @property
     def stored_names(self) -> tuple[str, ...]:
-        """What the commit holds; known once it was compared."""
+        """Names of the tensors and values in the commit; known after `compare_state`."""
         return self._contents.names
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the tensors in the state that are filled; known once it was compared."""
+        """Names of the tensors in the state that are filled; known after `compare_state`."""
         return frozenset(piece.fqn for piece in self._reads.pieces)
 
     def compare_state(self) -> dict[str, Any]:
-        """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
+        """Compare the state with the commit, and find out what to read. Nothing in the state is changed.
+
+        Returns:
+            What this rank tells the others about where its state doesn't fit.
 
         Raises:
-            TornCheckpointError: bytes of the commit's manifests are bad.
-            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
-            StorageError: the store gave no answer, or refused.
-            RestoreError: what another commit has half filled would stay so.
+            TornCheckpointError: Bytes of the commit's manifests are bad.
+            UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
+            StorageError: The store gave no answer, or refused.
+            RestoreError: Tensors that hold parts of another commit would not be filled.
 
         """
         manifests = self._exchange.share_manifests(
@@ -88,7 +106,7 @@ class Loading:
         )
         check_refilled(self._half_filled, self.names)
         if not differences.missing and not differences.mismatched:
-            # Else nobody goes on. What this rank doesn't ask for, another one may.
+            # Otherwise no rank goes on. Unexpected names are no reason: another rank may ask for them.
             self._places = Places.of(contents, self._reads, self._wanted, self._flat.tensors, self._ranks)
             self._filling = Filling(CheckpointReader(self._store, manifests), contents.table, self._places)
         if not differences:
@@ -97,7 +115,12 @@ class Loading:
         return {"findings": encode_findings(findings)}
 
     def share_reads(self, name: str) -> None:
-        """It is known who reads what for whom; the states of all ranks fit. Raises PeerLostError. Ranks: all."""
+        """Agree with the other ranks who reads which block for whom; the states of all ranks fit.
+
+        Raises PeerLostError.
+
+        Ranks: all ranks call this.
+        """
         assert self._filling is not None
         needs = self._places.by_block
         self._duties = self._exchange.agree_on_duties(
@@ -105,7 +128,7 @@ class Loading:
         )
 
     def _at_hand(self, needs: Collection[int]) -> Sequence[int]:
-        """Of these blocks, those that this rank has copies of."""
+        """Find the blocks among `needs` that this rank has copies of."""
         if not isinstance(self._store, CopiedStore):
             return ()
         folder = f"{self._record.folder}/"
@@ -113,13 +136,13 @@ class Loading:
         return [number for number in needs if folder + blocks[number].path in copied]
 
     def fill_tensors(self) -> dict[str, Any]:
-        """This rank's tensors are what the commit holds, in place; its values are here, not yet in the state.
+        """Read this rank's blocks and fill its tensors in place. Values are read too, but not yet set in the state.
 
         Raises:
-            TornCheckpointError: bytes of the commit are bad. The tensors are part old, part new then.
-            PeerStoppedError: another rank can't go on, and says why.
-            PeerLostError: another rank is lost.
-            StorageError: the store gave no answer, or refused.
+            TornCheckpointError: Bytes of the commit are bad. The tensors are part old, part new then.
+            PeerStoppedError: Another rank can't go on, and says why.
+            PeerLostError: Another rank is lost.
+            StorageError: The store gave no answer, or refused.
 
         """
         assert self._filling is not None
@@ -127,7 +150,7 @@ class Loading:
         return {}
 
     def scatter_values(self) -> dict[str, Any]:
-        """The values are in the state, and every Stateful got its part by load_state_dict()."""
+        """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
         blobs = self._places.values
         read = {name: decode_value(name, blob.data.tobytes()) for name, blob in blobs.items()}
         resizers = self._flat.resizers
@@ -136,7 +159,7 @@ class Loading:
             for each in self._reads.values
         }
         scatter_state(self._state, self._flat, loaded)
-        # Else what was put into XLA tensors becomes part of the first training step's program, which may round
-        # differently then than in an undisturbed run.
+        # Otherwise the values put into XLA tensors become part of the program of the first training step, which may
+        # then round differently than in an undisturbed run.
         adapters.materialize(self._flat.tensors)
         return {}

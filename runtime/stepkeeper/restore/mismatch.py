@@ -1,4 +1,4 @@
-"""What ranks tell one another about a restore: where their states don't fit the commit, and what went wrong."""
+"""Exchange among ranks where their states don't fit a checkpoint, and what went wrong in one of them."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Final, Protocol
@@ -25,7 +25,10 @@ _MISMATCH: Final = ("missing", "unexpected", "mismatched", "ranks", "advice", "l
 
 
 def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
-    """Nothing of a torn checkpoint stays in the state. Raises RestoreError, naming what would."""
+    """Check that nothing of a torn checkpoint stays in the state.
+
+    Raises RestoreError, which names what would stay.
+    """
     left = sorted(set(half_filled) - set(names))
     if left:
         raise RestoreError(
@@ -36,28 +39,37 @@ def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None
 
 
 class Compared(Protocol):
-    """A loading whose state was compared with what is stored."""
+    """A loading whose state has been compared with what is stored."""
 
     @property
     def stored_names(self) -> tuple[str, ...]: ...
 
 
 def judge_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
-    """One report of where the ranks' states don't fit; names that only some ranks ask for are no reason."""
+    """Merge the ranks' findings into one error. A name that only some ranks ask for is no mismatch.
+
+    Args:
+        loading: This rank's loading, which knows the names that are stored.
+        said: The answers of all ranks, by rank.
+
+    Returns:
+        One LoadMismatchError for all ranks; None if the checkpoint fits.
+
+    """
     found = [decode_findings(each["findings"]) if "findings" in each else None for each in said]
     differences = unexpected_everywhere(found, loading.stored_names)
     return mismatch(differences) if any(differences) else None
 
 
 def encode_findings(findings: Findings) -> dict[str, Any]:
-    """As another rank can be told them."""
+    """Encode the findings of one rank as plain JSON values."""
     found = findings.differences
     lists = {name: list(getattr(found, name)) for name in _LISTS}
     return {**lists, "mismatched": dict(found.mismatched), "unexpected_bits": findings.unexpected_bits.hex()}
 
 
 def decode_findings(said: dict[str, Any]) -> Findings:
-    """What `encode_findings` was made of."""
+    """Decode what `encode_findings` has encoded."""
     lists = {name: tuple(said[name]) for name in _LISTS}
     return Findings(
         differences=Differences(mismatched=said["mismatched"], **lists),
@@ -66,7 +78,7 @@ def decode_findings(said: dict[str, Any]) -> Findings:
 
 
 def encode_rank_error(error: Exception, rank: int) -> dict[str, Any]:
-    """As the other ranks can be told what this one fails with."""
+    """Encode the error that `rank` fails with, so that the other ranks can raise it."""
     said: dict[str, Any] = {**encode_error(error), "rank": rank}
     if isinstance(error, LoadMismatchError):
         said["mismatch"] = {name: getattr(error, name) for name in _MISMATCH}
@@ -74,7 +86,7 @@ def encode_rank_error(error: Exception, rank: int) -> dict[str, Any]:
 
 
 def decode_rank_error(said: dict[str, Any]) -> Exception:
-    """What another rank failed with: an error of its class, if that is one of ours or the planners'."""
+    """Make the error that another rank failed with: of its class, if that is one of ours or of the planners."""
     if "mismatch" in said:
         return LoadMismatchError(**said["mismatch"])
     message = f"rank {said['rank']}: {said['message']}"
@@ -85,10 +97,10 @@ def decode_rank_error(said: dict[str, Any]) -> Exception:
 
 
 def find_first_error(said: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of what the ranks said, the first error; None if none of them failed."""
+    """Find the first error among the answers of all ranks; None if no rank failed."""
     return next((each["error"] for each in said if "error" in each), None)
 
 
 def _takes_text(kind: type[PlannerError]) -> bool:
-    """Whether it is made of a message, as all are but those that compose theirs."""
+    """Tell whether the class is made from a message, as all are but those that compose their own."""
     return not any("__init__" in vars(each) for each in kind.__mro__ if issubclass(each, PlannerError))

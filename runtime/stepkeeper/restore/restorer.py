@@ -27,7 +27,7 @@ WHOLE: Final = LoadRules()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TornLoad:
-    """A load that ended because bytes of the checkpoint are bad."""
+    """A load that failed because bytes of the checkpoint are bad."""
 
     reason: str
     half_filled: frozenset[str]
@@ -35,7 +35,7 @@ class TornLoad:
 
 
 class Restorer:
-    """Restores for one rank, together with the others."""
+    """Restore checkpoints into the state of one rank, together with the other ranks."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Restorer:
         self.votes: Final = Votes(rank_group)
         self._near = near
         self.read_near = False
-        """In rank 0: True if any rank read part of the last load from its local disk."""
+        """True, in rank 0, if any rank read part of the last load from its local disk."""
 
     def restore(
         self,
@@ -103,17 +103,19 @@ class Restorer:
     ) -> TornLoad | None:
         """Load `record` into `state`, or find out why its bytes are bad.
 
-        No rank changes anything of its state before all ranks have voted that theirs fits.
+        No rank changes anything in its state before all ranks have voted that the checkpoint fits theirs.
 
         Args:
             record: A checkpoint of the root, the same one on all ranks.
             state: This rank's state, filled in place.
             rules: Which parts to load, and how strictly.
-            half_filled: Names of tensors that hold parts of a torn checkpoint; this load must fill all of them.
-            deleted: Tells whether the log has let go of the commit; as `confirm` has it.
+            half_filled: Names of tensors that hold parts of a torn checkpoint; this load must fill all of
+                them.
+            deleted: Tells whether the log has deleted the commit; rank 0 calls it where all that was met is
+                missing objects.
 
         Returns:
-            None if all ranks have loaded it. Whatever goes wrong but bad bytes is raised.
+            None if all ranks have loaded the checkpoint. Every failure other than bad bytes is raised.
 
         """
         name, together = self.votes.new_name(), self.votes.act_together
@@ -128,14 +130,14 @@ class Restorer:
                 if torn is not None:
                     half_filled = loading.names
             if torn is None:
-                # Objects get nothing of a commit before all ranks have all of it.
+                # Statefuls get nothing of a commit before all ranks have all of it.
                 given = together(
                     f"{name}/given", lambda: loading.scatter_values() | self._take_near(), self._note_near
                 )
                 if given is not None:
                     raise TornCheckpointError(given.reason)
                 return None
-            # While the ranks are connected: one that is lost meanwhile is missed at once.
+            # The ranks are still connected here, so that one that is lost meanwhile is missed at once.
             reason = confirm_bad(
                 f"{name}/torn", self.rank_group, self.host, torn.own_error, self.reopen, deleted=deleted
             )

@@ -1,4 +1,4 @@
-"""What one rank reads bad another one reads again: bytes that are bad in the store condemn, a bad node doesn't."""
+"""Read bad bytes again on another node: bytes that are bad in the store condemn a commit, a bad node doesn't."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -21,23 +21,24 @@ __all__ = ["Host", "Question", "Reading", "confirm_bad", "find_question", "this_
 _TIMEOUT_S: Final = 3600.0
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _FRESH_READS: Final = 2
-"""Where there is one host only: each over a connection of its own."""
+"""The number of second readings if there is one host only, each over a connection of its own."""
 
 Bad = BadBytes | BadItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Where a rank runs."""
+    """The machine that a rank runs on."""
 
     name: str
-    """For people."""
+    """Its name, for people."""
 
     machine: str
-    """The same for all processes of one machine, in whatever containers; another one's is another."""
+    """An id that all processes of one machine share, in whatever containers; another machine has another one."""
 
 
 def this_host() -> Host:
+    """Describe the machine that this process runs on."""
     name = socket.gethostname()
     try:
         return Host(name=name, machine=_BOOT_ID.read_text().strip())
@@ -47,16 +48,16 @@ def this_host() -> Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a rank has to say of what it has read."""
+    """A rank's report of what it has read."""
 
     host: Host
     reason: str | None = None
-    """Why it is bad; None: nothing was."""
+    """Why it is bad; None if nothing was bad."""
 
     bad_bytes: BadBytes | None = None
     bad_item: BadItem | None = None
     missing: bool = False
-    """No object was there."""
+    """True if no object was there."""
 
     @property
     def bad(self) -> Bad | None:
@@ -65,23 +66,26 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be read again, and by whom."""
+    """The bytes to read again, and the rank that reads them."""
 
     first: int
-    """The rank that read it bad."""
+    """The rank that read them bad."""
 
     reader: int | None = None
-    """On another host, if there is one; None: a rank there has read it bad already."""
+    """The rank that reads them again, on another host if there is one.
+
+    None: a rank there has read them bad already.
+    """
 
     other: Host
-    """Where that rank is."""
+    """The host of that rank."""
 
     reading: Reading
-    """The first rank's."""
+    """The report of the first rank."""
 
 
 def find_question(readings: Sequence[Reading]) -> Question | None:
-    """What the ranks' readings leave open; None if none of them knows which bytes were bad. Pure."""
+    """Find out what the ranks' reports leave open; None if no rank knows which bytes were bad. Pure."""
     first = next((rank for rank, each in enumerate(readings) if each.bad is not None), None)
     if first is None:
         return None
@@ -103,16 +107,30 @@ def confirm_bad(
     *,
     deleted: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Who has read what bad: two hosts; or, where there is only one, this one over two fresh connections more.
+    """Confirm by a second reading that bytes are bad.
 
-    `torn` is what this rank has met, if it has met something. `deleted` says whether the log has let go of the commit;
-    rank 0 asks it where all that was met is missing objects. Ranks: all, where one at least has; all raise the same.
+    The second reading is on another host; or, if there is one host only, over two more connections of this
+    one.
+
+    Ranks: all ranks call this if one of them has read bad bytes. All raise the same error.
+
+    Args:
+        name: A name for what the ranks send each other; used once.
+        rank_group: The ranks.
+        host: Where this rank runs.
+        torn: The error of this rank, if it has met one.
+        reopen: Opens the root over a connection of its own.
+        deleted: Tells whether the log has deleted the commit. Rank 0 calls it if all that was met is missing
+            objects.
+
+    Returns:
+        Why the bytes are bad, and which nodes have read them so.
 
     Raises:
-        RestoreError: it has: the commit was deleted while it was read.
-        BadNodeError: one host reads good bytes where another one read bad ones.
-        TornCheckpointError: it isn't known which bytes were read bad.
-        StorageError: no answer to the second reading. That says nothing.
+        RestoreError: The commit was deleted while it was read.
+        BadNodeError: One host reads good bytes where another one read bad ones.
+        TornCheckpointError: No rank knows which bytes were bad.
+        StorageError: The second reading got no answer. That says nothing about the bytes.
 
     """
     readings = rank_group.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
@@ -141,17 +159,19 @@ def confirm_bad(
 
 
 def _find_question_or_error(readings: Sequence[Reading], deleted: Callable[[], bool]) -> dict[str, Any]:
-    """What comes of the ranks' readings, in rank 0: a question, or why there is none."""
+    """Turn the ranks' reports, in rank 0, into a question, or into the error that all ranks raise."""
     bad = [each for each in readings if each.reason is not None]
     said = next((each.reason for each in bad), "")
     try:
-        # The log says it before the first object goes.
+        # The log has the deletion before the first object is deleted.
         if bad and all(each.missing for each in bad) and deleted():
             gone = RestoreError(
                 f"the commit was deleted while it was read, and isn't there to be read again: {said}"
             )
             return {"error": encode_rank_error(gone, 0)}
-    except Exception as error:  # all ranks raise it: without the log's word it is neither deleted nor torn
+    except (
+        Exception
+    ) as error:  # all ranks raise it: without the log nobody knows whether it is deleted or torn
         return {"error": encode_rank_error(error, 0)}
     question = find_question(readings)
     return {"unknown": said} if question is None else {"question": encode(question)}
@@ -171,7 +191,7 @@ def _reading(host: Host, torn: TornCheckpointError | None) -> Reading:
 
 
 def _read_again(question: Question, rank: int, reopen: Callable[[], Store]) -> dict[str, Any]:
-    """What the rank that is asked finds: each time over a connection of its own."""
+    """Read the bytes again if this is the rank that is asked, each time over a connection of its own."""
     if rank != question.reader or question.reading.bad is None:
         return {}
     wrong = []
@@ -185,13 +205,13 @@ def _read_again(question: Question, rank: int, reopen: Callable[[], Store]) -> d
             if found is None:
                 return {"good": True}
             wrong.append(found)
-    except Exception as error:  # all ranks raise it: no answer is none
+    except Exception as error:  # all ranks raise it: a reading without an answer proves nothing
         return {"error": encode_rank_error(error, rank)}
     return {"wrong": wrong}
 
 
 def _find_fault(store: Store, bad: Bad) -> str | None:
-    """What is wrong with it now; None if nothing is."""
+    """Find out what is wrong with the bytes now; None if nothing is."""
     if isinstance(bad, BadBytes):
         return still_bad(store, bad)
     try:
@@ -203,7 +223,7 @@ def _find_fault(store: Store, bad: Bad) -> str | None:
     except TornCheckpointError as error:
         return str(error)
     except (RestoreError, ValueDecodeError):
-        # Bytes as they were written, of a kind that isn't read.
+        # The bytes are as they were written, but of a kind that isn't read here.
         return None
     return None
 

@@ -1,4 +1,4 @@
-"""Every byte of a commit read again, and compared with what was written; each rank reads its share."""
+"""Verify a commit: read every byte of it again and compare it with what was written, each rank its share."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verifica
 
 
 class _Verifying:
-    """Of one commit, by one of `world_size` ranks."""
+    """Verify one rank's share of one commit."""
 
     def __init__(
         self, store: Store, record: CommitRecord, rank: int, world_size: int, exchange: Exchange
@@ -83,11 +83,11 @@ class _Verifying:
         self.size_bytes = 0
 
     def read(self) -> dict[str, Any]:
-        """This rank's share is right.
+        """Read this rank's share, and compare it with the manifests.
 
         Raises:
-            TornCheckpointError: it isn't; it names a bad block, and says how many there are.
-            StorageError: the store gave no answer, or refused.
+            TornCheckpointError: Bytes are bad; the error names a bad block and says how many there are.
+            StorageError: The store gave no answer, or refused.
 
         """
         sizes: list[int] = []
@@ -108,7 +108,7 @@ class _Verifying:
         bad = list(self._bad(CheckpointReader(self._store, manifests), table))
         if bad:
             more = f"; {len(bad)} blocks of this rank's share are bad" if len(bad) > 1 else ""
-            # What is there and bad was no deletion's doing.
+            # A deletion removes objects, it doesn't change them: an error about bytes that are there says more.
             first = next((error for error in bad if not error.missing), bad[0])
             raise TornCheckpointError(f"{first}{more}", first.bad, missing=first.missing) from first
         return {}
@@ -134,12 +134,15 @@ class _Verifying:
 
 
 def share_of(rank: int, world_size: int, table: BlockTable) -> list[int]:
-    """The blocks that this rank reads: neighbours, about as many bytes as the others'. Pure."""
+    """Choose the blocks that this rank reads: neighbours, with about as many bytes as the other ranks' shares.
+
+    Pure.
+    """
     ends = list(accumulate(block.size_bytes for block in table.blocks))
     total = ends[-1] if ends else 0
     return [
         block.number
         for block, end in zip(table.blocks, ends, strict=True)
-        # By its last byte; every block has one.
+        # A block belongs to the rank in whose share its last byte is; every block has one.
         if (end - 1) * world_size // total == rank
     ]

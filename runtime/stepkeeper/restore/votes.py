@@ -1,4 +1,4 @@
-"""What the ranks do together while they restore: rank 0 chooses, all act, one failure is everybody's."""
+"""Let the ranks of a restore act as one: rank 0 chooses, all ranks act, and a failure in one is raised in all."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,27 +20,37 @@ TIMEOUT_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torn:
-    """Some rank has read bytes bad."""
+    """A vote in which at least one rank had read bad bytes."""
 
     reason: str
     own_error: TornCheckpointError | None
-    """What this rank has met, if it has."""
+    """The error of this rank, if it read bad bytes itself."""
 
 
 class Votes:
-    """The ranks of one restore after another; each name is used once."""
+    """Hold the votes of one restore after another. All ranks call the same methods in the same order."""
 
     def __init__(self, rank_group: RankGroup) -> None:
         self._rank_group = rank_group
         self._number = 0
 
     def new_name(self) -> str:
-        """A name for what all ranks do next."""
+        """Make a name, used once, for what all ranks do next."""
         self._number += 1
         return f"restore/{self._number}"
 
     def choose_in_rank_0(self, choose: Callable[[], Restorable | None]) -> Restorable | None:
-        """What rank 0 chooses, after all ranks have met: it writes nothing before they are all there."""
+        """Let rank 0 choose a checkpoint, and return its choice in every rank.
+
+        Rank 0 chooses only after all ranks have arrived, so that it writes nothing before they are all there.
+
+        Args:
+            choose: Called in rank 0 only. What it raises is raised in all ranks.
+
+        Returns:
+            What `choose` returned.
+
+        """
         name = self.new_name()
         self._rank_group.gather(f"{name}/met", {}, TIMEOUT_S)
         choice: dict[str, Any] | None = None
@@ -66,9 +76,16 @@ class Votes:
         act: Callable[[], dict[str, Any]],
         judge: Callable[[Sequence[dict[str, Any]]], Exception | None] = lambda _: None,
     ) -> Torn | None:
-        """All ranks have acted, and none failed; else why bytes are bad.
+        """Call `act` in every rank, and raise in all of them what one of them failed with.
 
-        What the ranks say of it is for rank 0 to judge: the error is raised in all of them.
+        Args:
+            name: The name of this vote, made with `new_name`.
+            act: What this rank does. It returns what rank 0 gets to see of it, as plain JSON values.
+            judge: Called in rank 0 with the answers of all ranks, by rank. The error that it returns is
+                raised in all ranks.
+
+        Returns:
+            None if no rank failed, else why bytes of the checkpoint are bad.
 
         """
         failure: Exception | None = None
@@ -79,10 +96,10 @@ class Votes:
             own = error
             said = {"torn": str(error)}
         except PeerStoppedError as error:
-            # That rank says it too, and which kind of failure it was.
+            # The rank that failed votes too, and tells the kind of its failure.
             said = {"stopped": str(error)}
         except PeerLostError:
-            # Who is lost votes no more, and all know.
+            # A lost rank votes no more, and all ranks know of it.
             raise
         except Exception as error:  # raised below, once the others have been told
             failure = error
@@ -95,7 +112,7 @@ class Votes:
         stopped = next((each["stopped"] for each in by_rank if "stopped" in each), None)
         if worst is None and torn is None and stopped is not None:
             worst = encode_rank_error(PeerLostError(stopped), self._rank_group.rank)
-        # An error comes first: what is no fault of the commit's condemns none.
+        # Errors come first: what is no fault of the commit must not condemn it.
         answer = {"error": worst} if worst is not None else {} if torn is None else {"torn": torn}
         answer = self._rank_group.broadcast(f"{name}/worst", answer, TIMEOUT_S)
         if failure is not None:
@@ -106,6 +123,7 @@ class Votes:
 
 
 def _encode_choice(choice: Restorable | None) -> dict[str, Any]:
+    """Encode the choice of rank 0 for the other ranks."""
     if choice is None:
         return {}
     return {"legacy" if isinstance(choice, ForeignRecord) else "commit": encode(choice)}

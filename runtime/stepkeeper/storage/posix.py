@@ -1,4 +1,4 @@
-"""A folder as a store: `link` is the put-if-absent, and nothing counts before files and folders are fsynced."""
+"""Use a folder as a store: `link` is the put-if-absent, and nothing counts before files and folders are fsynced."""
 
 import contextlib
 import errno
@@ -31,9 +31,11 @@ _TEMPORARY_OF: Final = re.compile(r"\.tmp-(.+)-[0-9a-f]{32}")
 
 @final
 class PosixStore:
+    """Store objects as files in a folder."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
-        """Absolute. It need not exist before the first write."""
+        """The folder, absolute. It need not exist before the first write."""
 
         self._above_synced = False
 
@@ -49,7 +51,7 @@ class PosixStore:
             try:
                 won = self._link(temporary, target)
             except FileNotFoundError as error:
-                # A collection that knew the slot to be taken; else put again, under another temporary name.
+                # A collection that knew the slot to be taken has removed it; otherwise the caller puts again.
                 if not target.exists():
                     raise TransientStorageError(
                         f"{temporary} was taken away before it became {target}"
@@ -58,10 +60,10 @@ class PosixStore:
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-        # What fails from here on may have been applied: it is an unknown outcome, whatever its number says.
+        # The put may have been applied from here on: every failure is an unknown outcome, whatever its number.
         with self._translated(target, always=TransientStorageError):
             temporary.unlink(missing_ok=True)
-            # Also where another was first: what the caller acts on next must outlive a power cut.
+            # Also if another put was first: what the caller acts on next must outlive a power cut.
             self._sync_folders(target.parent)
         return won
 
@@ -123,15 +125,15 @@ class PosixStore:
             (self._root / check_path(folder) / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _folders(self, folder: Path) -> tuple[Path, ...]:
-        """`folder` and the folders above it, up to the root."""
+        """List `folder` and the folders above it, up to the root."""
         above = (folder, *folder.parents)
         return above[: above.index(self._root) + 1]
 
     def _write_new(self, target: Path, parts: Sequence[Buffer]) -> None:
-        """Raises FileExistsError. Leaves nothing behind where it fails."""
+        """Write a new file durably. Raises FileExistsError. Leaves nothing behind if it fails."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         while True:
             try:
@@ -151,7 +153,7 @@ class PosixStore:
             raise
 
     def _link(self, temporary: Path, target: Path) -> bool:
-        """True: `temporary` has the name `target`, and perhaps its old one. False: that was taken."""
+        """Give `temporary` the name `target`, and perhaps leave its old one. Returns False if that name was taken."""
         try:
             os.link(temporary, target)
         except FileExistsError:
@@ -164,7 +166,10 @@ class PosixStore:
         return True
 
     def _check_same(self, target: Path, parts: Sequence[Buffer]) -> None:
-        """Nothing, if an earlier try of the same write got through. Raises ObjectExistsError."""
+        """Check that an earlier try of the same write got through.
+
+        Raises ObjectExistsError if other bytes are there.
+        """
         with target.open("rb", buffering=0) as file:
             same = os.fstat(file.fileno()).st_size == joined_size_bytes(parts)
             offset = 0
@@ -177,7 +182,7 @@ class PosixStore:
             raise ObjectExistsError(f"{target} exists with other bytes; it was not overwritten")
 
     def _sync_folders(self, folder: Path) -> None:
-        """The entries of every folder from `folder` to the root, and the root's own, outlive a power cut."""
+        """Make the entries of every folder from `folder` to the root, and the root's own, outlive a power cut."""
         for each in (*self._folders(folder), self._root.parent):
             sync_folder(each)
         if not self._above_synced:
@@ -186,7 +191,7 @@ class PosixStore:
 
     @contextlib.contextmanager
     def _translated(self, target: Path, always: type[StorageError] | None = None) -> Iterator[None]:
-        """OSErrors leave as StorageErrors that name `target`: as `always`, or as their number says."""
+        """Convert OSErrors into StorageErrors that name `target`: into `always`, or into what their number says."""
         try:
             yield
         except StorageError:

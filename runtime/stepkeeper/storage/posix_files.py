@@ -27,15 +27,19 @@ __all__ = [
 NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 TEMPORARY: Final = ".tmp-"
 _SILLY_RENAMED: Final = ".nfs"
-"""What an NFS client makes of a file that is deleted while somebody reads it."""
+"""The prefix that an NFS client gives to a file that is deleted while somebody reads it."""
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
 _MAX_PARTS: Final = 512
-"""Buffers in one writev; IOV_MAX is 1024 on Linux."""
+"""The most buffers in one writev; IOV_MAX is 1024 on Linux."""
 
 
 def make_folder_beside_deletions(folder: Path) -> None:
+    """Make a folder while deletions may take away empty ones.
+
+    Raises TransientStorageError if one took a folder above it.
+    """
     try:
         make_folder(folder)
     except FileNotFoundError as error:
@@ -45,7 +49,7 @@ def make_folder_beside_deletions(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """The folder is there, and so are those above it, durably where they are new."""
+    """Make the folder and those above it, durably where they are new."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -54,7 +58,10 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_above(folder: Path) -> None:
-    """So are the entries of the folders above, up to the file system's root: who made them may have been killed."""
+    """Make the entries of the folders above outlive a power cut, up to the file system's root.
+
+    The process that made them may have been killed before it synced them.
+    """
     device = folder.stat().st_dev
     for each in folder.parents:
         if each.stat().st_dev != device:
@@ -62,12 +69,15 @@ def sync_above(folder: Path) -> None:
         try:
             sync_folder(each)
         except PermissionError:
-            # What this user may not even list was there before.
+            # A folder that this user may not even list was there before.
             return
 
 
 def rename_no_replace(temporary: Path, target: Path) -> bool:
-    """True: `temporary` is called `target` now. False: that name was taken. Raises StorageError if there is no way."""
+    """Rename `temporary` to `target`.
+
+    Returns False if that name was taken. Raises StorageError if there is no way.
+    """
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
@@ -130,7 +140,7 @@ def walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectSt
     except (FileNotFoundError, NotADirectoryError):
         return
     except PermissionError:
-        # A volume's lost+found and the like, met on the way, hold nothing of ours; what was asked for may.
+        # Folders below that may not be read (a volume's lost+found) hold nothing of ours; the one asked for may.
         if below:
             return
         raise

@@ -1,6 +1,9 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""A save by way of a local disk: first there, whole, then from there to the root. Only the root makes it durable."""
+"""Stage saves on a local disk: first all of a save goes there, then from there to the root.
+
+Only the root is durable.
+"""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +28,7 @@ _AT_ONCE: Final = Patience(total_s=0.0)
 
 @final
 class LocalStaging:
-    """Of one rank's saves."""
+    """Stage the saves of one rank."""
 
     def __init__(self, root: Store, tier: LocalTier, *, patience: Patience = DEFAULT_PATIENCE) -> None:
         self._root = root
@@ -42,14 +45,14 @@ class LocalStaging:
         aliases: Mapping[str, str] | None = None,
         recurring: Recurring | None = None,
     ) -> Manifest:
-        """All that is ordered is on the local disk, so that `data` is needed no more. Nothing is durable.
+        """Write all that is ordered to the local disk, so that `data` is needed no more. Nothing is durable.
 
-        Raises OSError: it isn't, and nothing of it is left there.
+        Raises OSError if that fails; then nothing of it is left there.
         """
         size_bytes = sum(size_in_bytes(each.dtype, each.sizes) for each in order.tensors)
         size_bytes += sum(each.length_bytes for each in order.values)
         if self._unfinished is not None:
-            # It came to nothing. What was committed before is worth more.
+            # That save came to nothing. Copies of what was committed before it are worth more.
             self._tier.drop(self._unfinished)
         self._unfinished = order.folder
         self._tier.make_room(order.folder, order.rank, size_bytes)
@@ -65,11 +68,13 @@ class LocalStaging:
             raise
 
     def upload(self, manifest: Manifest) -> None:
-        """What was staged is durable at the root, and so is the manifest, but rank 0's: that comes last.
+        """Upload what was staged, durably, and the manifest; but not rank 0's, which comes last.
 
-        It can be tried again. Raises:
-            SaveError: the disk doesn't hold what was put there.
-            StorageError: the root gave no answer, or refused.
+        It can be tried again.
+
+        Raises:
+            SaveError: The disk doesn't hold what was put there.
+            StorageError: The root gave no answer, or refused.
 
         """
         streams = self._root.streams if isinstance(self._root, StreamedStore) else _STREAMS
@@ -98,7 +103,7 @@ class LocalStaging:
 
 
 class _StagingStore(NearStore):
-    """The root, but what is written goes to the local disk; manifests, which prove what is there, to neither."""
+    """The root, but what is written goes to the local disk. Manifests, which prove what is there, go to neither."""
 
     def __init__(self, root: Store, tier: LocalTier) -> None:
         super().__init__(root, tier)
@@ -111,7 +116,7 @@ class _StagingStore(NearStore):
 
 
 class _StreamedStagingStore(_StagingStore):
-    """Objects are as many and as large as the root wants them."""
+    """A staging store whose objects are as many and as large as the root wants them."""
 
     @property
     def streams(self) -> int:

@@ -1,4 +1,4 @@
-"""An archive of torch.save's that was read whole: its checksums are looked at once, and nothing is copied for that."""
+"""Hold an archive of torch.save that was read whole: check its checksums once, without copying it."""
 
 import io
 from typing import final
@@ -15,15 +15,18 @@ __all__ = ["HeldArchive"]
 
 @final
 class HeldArchive(PlacedArchive):
-    """Many may be looked at by as many threads: checksums are computed without the GIL."""
+    """An archive in memory. Many threads may check many archives at once: checksums are computed without the GIL."""
 
     def __init__(self, data: bytes) -> None:
-        """Raises PickleRefusedError if these bytes are no archive, or none of one tensor or value."""
+        """Open the archive.
+
+        Raises PickleRefusedError if these bytes are no archive, or none of one tensor or value.
+        """
         self._data = memoryview(data)
         super().__init__(io.BytesIO(data), len(data))
 
     def find_damage(self) -> str | None:
-        """What is wrong with it, by the checksums of its records; None if nothing is."""
+        """Find what is wrong with the archive by the checksums of its records; None if nothing is."""
         for path in sorted(self.names):
             name = path.removeprefix(self.root)
             try:
@@ -42,7 +45,7 @@ class HeldArchive(PlacedArchive):
     def content(self, name: str) -> torch.Tensor:
         start, n_bytes = self.place(name)
         held = self._data[start : start + n_bytes]
-        # Its own memory, which may be written to.
+        # A copy, because a tensor's memory may be written to.
         return (
             torch.frombuffer(bytearray(held), dtype=torch.uint8)
             if held

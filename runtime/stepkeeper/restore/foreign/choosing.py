@@ -1,4 +1,4 @@
-"""Which step of another writer a training goes on from where nothing is committed: the newest one that is complete."""
+"""Choose the step of another writer that a training goes on from if nothing is committed: the newest complete one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,19 +18,19 @@ _log: Final = logger(__name__)
 _NAMED: Final = 8
 
 Look = Callable[[ForeignStep], str | None]
-"""Why a step can't be gone on from; None if it can."""
+"""Tells why a training can't go on from a step; None if it can."""
 
 
 def choose_foreign_step(
     store: Store, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
 ) -> ForeignBase | None:
-    """The newest complete step of another writer; None if there is no step at all, complete or not.
+    """Choose the newest complete step of another writer; None if there is no step at all, complete or not.
 
-    Whatever newer step isn't complete is said loudly, and in the answer.
+    Newer steps that are not complete are logged as errors and named in the answer.
 
     Raises:
-        RestoreError: there are checkpoints, and none of them can be gone on from.
-        StorageError: the store gave no answer, or refused.
+        RestoreError: There are checkpoints, and a training can go on from none of them.
+        StorageError: The store gave no answer, or refused.
 
     """
     listed = patience.retry(lambda: store.list(""))
@@ -44,7 +44,7 @@ def choose_foreign_step(
 def choose_newest(
     store: Store, steps: Sequence[ForeignStep], look: Look, reason: str | None = None
 ) -> ForeignBase:
-    """The first of `steps` that `look` finds nothing wrong with. Raises RestoreError where there is none."""
+    """Choose the first of `steps` that `look` finds nothing wrong with. Raises RestoreError if there is none."""
     wrong = [] if reason is None else [reason]
     for step in steps:
         why = look(step)
@@ -68,7 +68,10 @@ def choose_newest(
 def find_fault(
     store: Store, step: ForeignStep, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
 ) -> str | None:
-    """What `step` lacks, by its names, sizes and `.metadata`; None if nothing. Bad bytes are read a second time."""
+    """Find what `step` lacks by its names, sizes and `.metadata`; None if nothing.
+
+    Bad bytes are read a second time.
+    """
     if not step.is_finished:
         return f"it has no {METADATA}: its save didn't come to the end"
     try:

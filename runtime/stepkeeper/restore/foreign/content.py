@@ -1,4 +1,4 @@
-"""What another writer's checkpoint holds, read through the store: no code of its pickles is run."""
+"""Read another writer's checkpoint through the store, without running any code of its pickles."""
 
 import io
 import zipfile
@@ -41,7 +41,7 @@ __all__ = ["ForeignContent", "open_content"]
 _INSTEAD: Final = "load it with torch.distributed.checkpoint's dcp.load and save it again"
 
 _Key = tuple[str, tuple[int, ...] | None]
-"""A name, and where in the tensor the chunk begins; None: of a value."""
+"""A name, and the offsets of the chunk in the tensor; None instead of offsets for a value."""
 
 _BROKEN_ZIP: Final = (
     zipfile.BadZipFile,
@@ -56,13 +56,13 @@ _BROKEN_ZIP: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where one blob lies."""
+    """The place of one blob."""
 
     path: str
     offset_bytes: int
     length_bytes: int
     unread: str | None = None
-    """What it is of, if that is a kind that isn't read here."""
+    """A description of its kind, if that is one that isn't read here."""
 
 
 @final
@@ -79,7 +79,7 @@ class ForeignContent:
         self.values = tuple(fqn for fqn, entry in entries.items() if isinstance(entry, BytesStorageMetadata))
 
     def find_lacking(self, sizes: Mapping[str, int]) -> str | None:
-        """What is missing or too short, where the folder's objects have these `sizes`; None if nothing is."""
+        """Find an object that is missing or too short; None if none is. `sizes` are those of the folder's objects."""
         for place in self._places.values():
             size_bytes = sizes.get(place.path)
             if size_bytes is None:
@@ -89,18 +89,22 @@ class ForeignContent:
         return None
 
     def check_kinds(self, chunks: Iterable[tuple[str, int]], values: Iterable[str]) -> None:
-        """None of these is, by `.metadata`, of a kind that isn't read here. Raises RestoreError, naming it."""
+        """Check by `.metadata` that all of these are of a kind that is read here.
+
+        Raises RestoreError, which names one that isn't.
+        """
         places = [(fqn, self._places[fqn, self.tensors[fqn].boxes[number].offsets]) for fqn, number in chunks]
         for name, place in (*places, *((name, self._places[name, None]) for name in values)):
             if place.unread is not None:
                 raise RestoreError(self._unread(name, place.unread))
 
     def read_chunk(self, fqn: str, number: int) -> torch.Tensor:
-        """The stored chunk of a tensor, on the CPU.
+        """Read a stored chunk of a tensor into CPU memory.
 
         Raises:
-            TornCheckpointError: its bytes aren't what was written, by the checksums in the blob or by its form.
-            RestoreError: they are, and it is of a kind that isn't read here.
+            TornCheckpointError: Its bytes aren't what was written, by the checksums in the blob or by its
+                form.
+            RestoreError: They are, and the chunk is of a kind that isn't read here.
 
         """
         stored = self.tensors[fqn]
@@ -116,7 +120,7 @@ class ForeignContent:
         try:
             tensor = unpickled(archive.record("data.pkl"), vocabulary_of(archive))
         except PickleRefusedError as error:
-            # The checksums of its records are right: so it was written.
+            # The checksums of its records are right: it was written like this.
             raise RestoreError(self._unread(fqn, str(error))) from error
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != box.sizes:
             raise self._torn(item, f"it isn't the chunk of shape {box.sizes} that {METADATA} says it is")
@@ -125,7 +129,11 @@ class ForeignContent:
         return tensor.detach()
 
     def read_value(self, name: str) -> object:
-        """Raises TornCheckpointError as `chunk` does, ValueDecodeError if its type isn't one that is read."""
+        """Read a value.
+
+        Raises TornCheckpointError as `read_chunk` does, and ValueDecodeError if its type isn't one that is
+        read.
+        """
         data = self._blob(self._places[name, None], BadItem(folder=self._folder, name=name))
         try:
             return decode_value(name, data)
@@ -160,12 +168,12 @@ class ForeignContent:
 
 
 def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATIENCE) -> ForeignContent:
-    """What the folder's `.metadata` says is there.
+    """Read what the folder's `.metadata` says is there.
 
     Raises:
-        TornCheckpointError: it is missing, damaged, or contradicts itself.
-        RestoreError: it, or all of its data, is of a kind that isn't read here.
-        StorageError: the store gave no answer, or refused.
+        TornCheckpointError: It is missing, damaged, or contradicts itself.
+        RestoreError: It, or all of its data, is of a kind that isn't read here.
+        StorageError: The store gave no answer, or refused.
 
     """
     path = f"{folder}/{METADATA}"
@@ -209,7 +217,7 @@ def _places(metadata: Metadata, where: str) -> Iterator[tuple[_Key, _Place]]:
 
 
 def _sizes(metadata: Metadata) -> Iterator[tuple[_Key, int]]:
-    """Of the chunks' elements, in bytes."""
+    """Compute the size of each chunk's elements, in bytes."""
     for fqn, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             itemsize = entry.properties.dtype.itemsize
@@ -218,12 +226,15 @@ def _sizes(metadata: Metadata) -> Iterator[tuple[_Key, int]]:
 
 
 def _kind_unread(info: Any, n_bytes: int | None) -> str | None:
-    """What this blob is, if it is none of torch.save's as such; `n_bytes` are a tensor's elements."""
+    """Describe a blob that is not a plain one of torch.save; None if it is.
+
+    `n_bytes` is the size of a tensor's elements.
+    """
     transforms = getattr(info, "transform_descriptors", None)
     if transforms:
         return f"it was stored compressed or otherwise changed ({transforms})"
     if n_bytes is not None and info.length <= n_bytes:
-        # An archive of torch.save's is longer than the elements in it.
+        # An archive of torch.save is longer than the elements in it.
         return f"its {info.length} bytes are no archive of torch.save's (of safetensors, perhaps)"
     return None
 
@@ -237,7 +248,7 @@ def _stored(entry: Any) -> StoredTensor:
 
 
 def _broken(blob: bytes) -> str | None:
-    """What is wrong with an archive of torch.save's, by the checksums of its records; None if nothing is."""
+    """Find what is wrong with an archive of torch.save by the checksums of its records; None if nothing is."""
     try:
         with zipfile.ZipFile(io.BytesIO(blob)) as archive:
             bad = archive.testzip()

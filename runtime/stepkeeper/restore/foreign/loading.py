@@ -1,4 +1,4 @@
-"""One step of another writer on its way into one rank's state. Each rank reads the chunks that it needs, whole."""
+"""Load one step of another writer into the state of one rank. Each rank reads the chunks that it needs, whole."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -29,21 +29,21 @@ from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_stat
 __all__ = ["COPIES", "ForeignLoading", "read_ahead"]
 
 _READ_AHEAD_BYTES: Final = 1 << 30
-"""Of host memory, for the tensors that are being read or are filled: a larger one is read alone."""
+"""The host memory for tensors that are being read or filled. A tensor that needs more is read alone."""
 
 _THREADS: Final = 8
 COPIES: Final = 3
-"""Of a chunk while it is read: as it comes from the store, as its archive gives it, as a tensor's memory."""
+"""The copies of a chunk in memory while it is read: from the store, out of its archive, as a tensor."""
 
 Shards = dict[int, torch.Tensor]
 
 
 class Sized(Protocol):
-    """Something to read."""
+    """Something that can be read."""
 
     @property
     def size_bytes(self) -> int:
-        """Of host memory, while it is read and filled."""
+        """The host memory that it takes while it is read and filled."""
         ...
 
 
@@ -59,11 +59,14 @@ class _Load:
     boxes: Mapping[int, Box]
     pieces: tuple[PieceRead, ...]
     size_bytes: int
-    """Of host memory, while it is read."""
+    """The host memory that it takes while it is read."""
 
 
 class ForeignLoading:
-    """`compare` first; when all ranks have, `fill`; when all have, `give`."""
+    """Load one step of another writer into one rank's state.
+
+    Call `compare_state` first; once all ranks have, `fill_tensors`; once all ranks have, `scatter_values`.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,18 @@ class ForeignLoading:
         rules: LoadRules | None = None,
         half_filled: Collection[str] = (),
     ) -> None:
-        """`half_filled` are names of tensors that hold parts of another checkpoint, and must be filled by this one."""
+        """Prepare to load the step in `folder` into `state`.
+
+        Args:
+            store: The root.
+            folder: The step's folder, relative to the root.
+            state: This rank's state, a tree of tensors, Statefuls and plain values.
+            ranks: This rank and its world.
+            rules: Which parts to load, and how strictly; by default all of it.
+            half_filled: Names of tensors that hold parts of another checkpoint, and must be filled by this
+                one.
+
+        """
         self._half_filled = half_filled
         self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
         self._rules = rules
@@ -87,22 +101,25 @@ class ForeignLoading:
 
     @property
     def stored_names(self) -> tuple[str, ...]:
-        """What the step holds; known once it was compared."""
+        """Names of the tensors and values in the step; known after `compare_state`."""
         return () if self._content is None else (*self._content.tensors, *self._content.values)
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the tensors in the state that are filled; known once it was compared."""
+        """Names of the tensors in the state that are filled; known after `compare_state`."""
         return frozenset(piece.fqn for piece in self._reads.pieces)
 
     def compare_state(self) -> dict[str, Any]:
-        """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
+        """Compare the state with the step, and find out what to read. Nothing in the state is changed.
+
+        Returns:
+            What this rank tells the others about where its state doesn't fit.
 
         Raises:
             TornCheckpointError: `.metadata` is missing, damaged, or contradicts itself.
-            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
-            RestoreError: something that is to be loaded is of a kind that isn't read.
-            StorageError: the store gave no answer, or refused.
+            UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
+            RestoreError: Something that is to be loaded is of a kind that isn't read.
+            StorageError: The store gave no answer, or refused.
 
         """
         self._content = open_content(self._store, self._folder)
@@ -121,15 +138,15 @@ class ForeignLoading:
         return {"findings": encode_findings(findings)}
 
     def fill_tensors(self) -> dict[str, Any]:
-        """This rank's tensors are what the step holds, in place; its values are here, not yet in the state.
+        """Read this rank's tensors and fill them in place. Values are read too, but not yet set in the state.
 
         Raises:
-            TornCheckpointError: bytes of the step are bad. The tensors are part old, part new then.
-            LoadMismatchError: tensors that are one in the state have different elements there.
-            CastError: elements don't fit the state's dtype.
-            RestoreError: a tensor is of a kind that isn't read.
-            ValueDecodeError: a value is of a type that isn't read.
-            StorageError: the store gave no answer, or refused.
+            TornCheckpointError: Bytes of the step are bad. The tensors are part old, part new then.
+            LoadMismatchError: Tensors that are one in the state have different elements in the step.
+            CastError: Elements don't fit the state's dtype.
+            RestoreError: A tensor is of a kind that isn't read.
+            ValueDecodeError: A value is of a type that isn't read.
+            StorageError: The store gave no answer, or refused.
 
         """
         assert self._content is not None
@@ -156,15 +173,15 @@ class ForeignLoading:
         check_twins(twins.values(), self._flat.tensors, strict=strict)
 
     def scatter_values(self) -> dict[str, Any]:
-        """The values are in the state, and every Stateful got its part by load_state_dict()."""
+        """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
         resizers = self._flat.resizers
         loaded = {
             each.fqn: each.value_from(self._values, resizers.get(each.fqn), self._ranks)
             for each in self._reads.values
         }
         scatter_state(self._state, self._flat, loaded)
-        # Else what was put into XLA tensors becomes part of the first training step's program, which may round
-        # differently then than in an undisturbed run.
+        # Otherwise the values put into XLA tensors become part of the program of the first training step, which may
+        # then round differently than in an undisturbed run.
         adapters.materialize(self._flat.tensors)
         return {}
 
@@ -183,7 +200,7 @@ class ForeignLoading:
                 )
 
     def _size_bytes(self, layout: TensorLayout, boxes: Mapping[int, Box], pieces: list[PieceRead]) -> int:
-        """Its shards, and the largest chunk that is read for them."""
+        """Compute the host memory of its shards and of the largest chunk that is read for them."""
         assert self._content is not None
         stored = self._content.tensors[pieces[0].stored_fqn]
         n_local = sum(prod(box.sizes) for box in boxes.values())
@@ -194,9 +211,15 @@ class ForeignLoading:
 def read_ahead(
     loads: Iterator[Load], read: Callable[[Load], Read], fill: Callable[[Load, Read], None]
 ) -> None:
-    """What each load has read is given to `fill`, in the loads' order; several threads read before it is their turn.
+    """Read loads in several threads, and fill them one after another in their order.
 
-    As many at a time as there is memory for.
+    As many loads are read ahead as there is memory for.
+
+    Args:
+        loads: What to read, in order.
+        read: Reads one load, in any thread.
+        fill: Called in this thread with a load and what `read` returned.
+
     """
     waiting: deque[tuple[Load, Future[Read]]] = deque()
     held_bytes = 0
@@ -216,7 +239,7 @@ def read_ahead(
 
 
 def _read_shards(content: ForeignContent, load: _Load) -> Shards:
-    """A chunk is read once, however many of the local shards have a part of it."""
+    """Read each chunk once, however many of the local shards have a part of it."""
     dtype = dtype_of(load.layout.dtype)
     shards = {index: torch.empty(box.sizes, dtype=dtype) for index, box in load.boxes.items()}
     by_chunk: dict[int, list[PieceRead]] = {}

@@ -1,4 +1,4 @@
-"""What the ranks of a restore do for one another: what several need, one reads, and sends to the others."""
+"""Share the reading of a checkpoint: one of the ranks that need a block reads it, and sends it to the others."""
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,7 +24,7 @@ _CHILDREN: Final = 8
 
 
 class Exchange:
-    """Of this rank with the others; without `links` each reads for itself."""
+    """Exchange manifests and blocks between this rank and the others. Without `links` each rank reads for itself."""
 
     def __init__(
         self, rank_group: RankGroup, links: Links | None = None, addresses: Sequence[Any] = ()
@@ -33,14 +33,22 @@ class Exchange:
         self.links = links
         self._addresses = addresses
         self.is_awaited = False
-        """Whether the others wait for this rank, which then can't say what it fails with."""
+        """True while the other ranks wait for this one, which then can't tell them what it fails with."""
 
     def share_manifests(
         self,
         read: Callable[[], Sequence[bytes]],
         prove: Callable[[Sequence[bytes]], Sequence[Manifest]],
     ) -> Sequence[Manifest]:
-        """The manifests, as rank 0 alone reads them, proven. Raises what they raise there, PeerLostError elsewhere."""
+        """Return the proven manifests. Rank 0 alone reads them, and sends them to the others.
+
+        Raises what `read` and `prove` raise in rank 0, and PeerLostError in the others.
+
+        Args:
+            read: Reads the manifests from the store, as they are stored.
+            prove: Decodes them, if the commit's entry proves them.
+
+        """
         if self.links is None:
             return prove(read())
         if self._rank_group.rank != 0:
@@ -48,7 +56,7 @@ class Exchange:
             try:
                 return prove(received)
             except TornCheckpointError:
-                # They came through other ranks' memory: only what this rank reads itself says what the store holds.
+                # They came through other ranks' memory: only its own reading tells this rank what the store holds.
                 return prove(read())
         try:
             found = read()
@@ -67,9 +75,19 @@ class Exchange:
         *,
         at_hand: Collection[int] = (),
     ) -> Duties:
-        """What this rank, which needs these blocks, reads, for whom, and what it is sent: that goes to `filling`.
+        """Agree with the other ranks which blocks this rank reads, for whom, and what it is sent.
 
-        Of those `at_hand` it has copies. Raises PeerLostError. Ranks: all.
+        Raises PeerLostError.
+
+        Ranks: all ranks call this.
+
+        Args:
+            name: A name for what the ranks send each other; used once.
+            needs: The blocks that this rank needs.
+            contents: What the commit holds, the same on all ranks.
+            filling: Gets the blocks that this rank is sent.
+            at_hand: Those of the blocks that this rank has copies of.
+
         """
         self.is_awaited = True
         duties = self._duties(name, needs, contents, filling, at_hand)
@@ -107,7 +125,10 @@ class Exchange:
 
 @contextmanager
 def exchange_among(rank_group: RankGroup, name: str) -> Iterator[Exchange]:
-    """Connections among the ranks, while they restore. A rank that is lost meanwhile is noticed by all. Ranks: all."""
+    """Connect the ranks while they restore.
+
+    If a rank is lost meanwhile, all others notice. Ranks: all ranks call this.
+    """
     if not isinstance(rank_group, StoreRankGroup):
         yield Exchange(rank_group)
         return
@@ -117,7 +138,7 @@ def exchange_among(rank_group: RankGroup, name: str) -> Iterator[Exchange]:
         exchange = _open_links(rank_group, links, name)
         yield exchange
     except BaseException as error:
-        # What was said to all ranks they all raise. Anything else ends this rank alone: the others lose it.
+        # Other errors were announced, and all ranks raise them. These end this rank alone: the others lose it.
         alone = isinstance(error, PeerLostError) or not isinstance(error, Exception)
         links.close(announced=not (alone or exchange is None or exchange.is_awaited))
         raise
@@ -139,7 +160,10 @@ def _open_links(rank_group: StoreRankGroup, links: Links, name: str) -> Exchange
 def _connect_all(
     rank_group: RankGroup, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]
 ) -> bool:
-    """Whether all ranks have their connections; these are this one's. Raises PeerLostError. Ranks: all."""
+    """Make this rank's connections, and tell whether all ranks have theirs.
+
+    Raises PeerLostError. Ranks: all ranks call this.
+    """
     why_not: str | None = None
     try:
         links.connect_to(peers, addresses)
@@ -159,7 +183,7 @@ def _connect_all(
 
 
 def neighbours(rank: int, world_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Who is before this rank, if anybody, and who is after it, where all ranks stand in a tree. Pure."""
+    """Find the rank above this one, if there is one, and the ranks below it, in a tree of all ranks. Pure."""
     above = () if rank == 0 else ((rank - 1) // _CHILDREN,)
     first = rank * _CHILDREN + 1
     return above, tuple(range(min(first, world_size), min(first + _CHILDREN, world_size)))

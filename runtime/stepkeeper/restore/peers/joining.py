@@ -1,4 +1,4 @@
-"""Find the way to other ranks, and make connections to them that only ranks of the same restore can make."""
+"""Find the way to other ranks, and make connections that only ranks of the same restore can make."""
 
 import socket
 import threading
@@ -12,7 +12,7 @@ __all__ = ["Joining", "addresses_of_host", "shut"]
 
 _log: Final = logger(__name__)
 _CALL_TIMEOUT_S: Final = 5.0
-"""For each address that a rank may have."""
+"""The time for a call to each address that a rank may have."""
 
 
 class Joining:
@@ -73,20 +73,25 @@ class Joining:
 
 
 def addresses_of_host(towards: str | None) -> list[str]:
-    """Where other hosts may reach this one, likeliest first; `towards` is a host that all ranks reach."""
+    """List the addresses by which other hosts may reach this one, likeliest first.
+
+    Args:
+        towards: A host that all ranks reach; None if there is none.
+
+    """
     found: dict[str, None] = {}
     if towards is not None:
         for family, *_, address in _looked_up(towards):
             try:
                 with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                    # Sends nothing: it asks by which of its addresses this host would.
+                    # Sends nothing: the kernel chooses the address that this host would send from.
                     sock.connect(address)
                     found[str(sock.getsockname()[0])] = None
             except OSError:
-                # No way there, or none of that kind: a host may have no IPv6.
+                # There is no route, or none of that family: a host may have no IPv6.
                 continue
     found.update((str(address[0]), None) for *_, address in _looked_up(socket.gethostname()))
-    # Ranks on one host reach each other so in any case.
+    # Ranks on one host reach each other by this address in any case.
     found["127.0.0.1"] = None
     return list(found)
 

@@ -1,4 +1,4 @@
-"""Connections between the ranks of a restore: what one has read goes to the others, and who is lost is noticed."""
+"""Hold one rank's connections to others during a restore: send what it has read, receive, and notice who is lost."""
 
 import contextlib
 import json
@@ -17,13 +17,13 @@ from stepkeeper.restore.placing import Bytes
 __all__ = ["Links", "PeerStoppedError"]
 
 _CALLED_TIMEOUT_S: Final = 30.0
-"""For a call that was answered to be noted."""
+"""The time for a call that was answered to be noted here."""
 
 _LISTENED_S: Final = 5.0
 
 
 class PeerStoppedError(PeerLostError):
-    """Another rank has failed, and says itself why."""
+    """Another rank has failed, and tells itself why."""
 
 
 @dataclass(slots=True)
@@ -38,12 +38,16 @@ class _Link:
 
 
 class Links:
-    """Of one rank to others, for one restore. All ranks make theirs, tell where they are, `call` and `meet`.
+    """Connect one rank to others for one restore.
 
-    `on_lost` is told who is gone, and why that seems so; what it returns is raised.
+    All ranks make their Links, tell each other their addresses, call `connect_to`, and then `await_peers`.
     """
 
     def __init__(self, rank: int, on_lost: Callable[[int, str], Exception]) -> None:
+        """Listen for other ranks.
+
+        `on_lost` is called with a rank that is gone and why it seems so; what it returns is raised.
+        """
         self._rank = rank
         self._on_lost = on_lost
         self._joining = Joining(rank, self._join)
@@ -59,24 +63,30 @@ class Links:
 
     @property
     def port(self) -> int:
+        """The port on which this rank listens."""
         return self._joining.port
 
     def start(self, secret: bytes, relayed_to: Collection[int]) -> None:
-        """Those who know the secret may call. Manifests that come are passed on to those ranks."""
+        """Let ranks that know the secret call. Manifests that come are passed on to `relayed_to`."""
         self._relayed_to = relayed_to
         self._joining.start(secret)
 
     def connect_to(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
-        """There is a connection to those of these ranks that are before this one; the others call.
+        """Connect to those of `peers` that have lower ranks than this one; the others call.
 
-        `addresses` are those of all, by rank. Raises OSError if there is no way.
+        Raises OSError if there is no way.
+
+        Args:
+            peers: The ranks to be connected with.
+            addresses: The addresses of all ranks, by rank.
+
         """
         for peer in sorted(peers):
             if peer < self._rank and peer not in self._links:
                 self._join(peer, self._joining.connect(peer, addresses[peer]))
 
     def await_peers(self, peers: Collection[int]) -> None:
-        """There is a connection to each of these ranks: all of them have called. Raises PeerLostError."""
+        """Wait until there is a connection to each of these ranks; all of them have called. Raises PeerLostError."""
         deadline = time.monotonic() + _CALLED_TIMEOUT_S
         with self._changed:
             while lacking := set(peers) - set(self._links):
@@ -85,20 +95,20 @@ class Links:
                     raise PeerLostError(f"rank {min(lacking)} says that it has called rank {self._rank}")
 
     def deliver_to(self, put: Callable[[int, int, Bytes], None], fail: Callable[[Exception], None]) -> None:
-        """From now on bytes of blocks that come are `put`, and it is told if a rank fails or is lost."""
+        """Deliver bytes of blocks that come from now on to `put`, and tell `fail` if a rank fails or is lost."""
         with self._changed:
             self._take, self._fail = put, fail
             if self._failure is not None:
                 fail(self._failure)
 
     def send_block(self, rank: int, number: int, data: Bytes) -> None:
-        """The block is on its way to that rank. Raises PeerLostError if that is lost."""
+        """Send a block to that rank. Raises PeerLostError if that is lost."""
         view = memoryview(data)  # type: ignore[arg-type]  # an array is a buffer
         for first in range(0, view.nbytes, FRAME_BYTES):
             self._send(self._links[rank], Kind.BLOCK, number, first, view[first : first + FRAME_BYTES])
 
     def send_manifests(self, manifests: Sequence[bytes]) -> None:
-        """They are on their way to all other ranks, from one to the next."""
+        """Send manifests on their way to all other ranks, from one to the next."""
         for rank in self._relayed_to:
             for number, data in enumerate(manifests):
                 for first in range(0, len(data), FRAME_BYTES):
@@ -107,7 +117,7 @@ class Links:
             self._send(self._links[rank], Kind.MANIFESTS_END)
 
     def receive_manifests(self, timeout_s: float) -> list[bytes]:
-        """What rank 0 has sent. Raises PeerLostError."""
+        """Wait for the manifests that rank 0 has sent. Raises PeerLostError."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._manifests is None:
@@ -117,17 +127,20 @@ class Links:
             return self._manifests
 
     def announce_failure(self, error: BaseException) -> None:
-        """Those that are connected know that this rank has failed: none of them waits for it."""
+        """Tell the connected ranks that this one has failed, so that none of them waits for it."""
         said = json.dumps({"rank": self._rank, "text": str(error)[:1000]}).encode()
         for link in list(self._links.values()):
             try:
                 self._send(link, Kind.STOP, data=said)
             except PeerLostError:
-                # That one needs no telling.
+                # That rank is lost: it needs no message.
                 continue
 
     def close(self, *, announced: bool = True) -> None:
-        """No connection is used any more. Unless it was `said` to all that this rank is done, it is lost to them."""
+        """Use the connections no more.
+
+        The others take this rank for lost unless its end was `announced` to them all.
+        """
         self._left = True
         self._joining.close()
         for link in list(self._links.values()):
@@ -140,8 +153,8 @@ class Links:
                     send_frame(link.sock, Kind.BYE)
             except OSError:
                 continue
-            # What the other end still sends is read to its end: a connection that is closed before takes with it what
-            # has not arrived there yet.
+            # The receiving thread reads what the other end still sends. Closing the connection before that would
+            # discard what has not arrived there yet.
             shut(link.sock, socket.SHUT_WR)
 
     def _check(self) -> None:
@@ -156,13 +169,13 @@ class Links:
         threading.Thread(target=self._receive, args=(link,), name=f"restore-from-{rank}", daemon=True).start()
 
     def _receive(self, link: _Link) -> None:
-        """Until the other end has left, or is lost."""
+        """Handle what the other end sends, until it has left or is lost."""
         why = "its connection ended"
         try:
             buffer = bytearray(FRAME_BYTES)
             while (frame := receive_frame(link.sock, buffer)) is not None:
                 self._handle(link, frame)
-        except Exception as error:  # whatever it is, nothing is heard of that rank any more
+        except Exception as error:  # whatever it is, nothing comes from that rank any more
             why = str(error)
         finally:
             link.sock.close()
@@ -170,7 +183,7 @@ class Links:
             self._note_failure(self._on_lost(link.rank, why))
 
     def _handle(self, link: _Link, frame: Frame) -> None:
-        """The frame was dealt with. What is wrong on this side doesn't keep the other end from sending on."""
+        """Handle a frame. What goes wrong on this side doesn't keep the other end from sending on."""
         try:
             self._dispatch(link, frame)
         except Exception as error:  # raised where the restore runs
@@ -190,7 +203,10 @@ class Links:
             self._take_manifest(frame)
 
     def _relay_stop(self, frame: Frame) -> None:
-        """Those who wait for manifests through this rank know too: they have no connection to who has failed."""
+        """Pass the failure on to the ranks that wait for manifests through this one.
+
+        They have no connection to the rank that has failed.
+        """
         for rank in self._relayed_to:
             link = self._links.get(rank)
             if link is not None:
@@ -216,7 +232,7 @@ class Links:
             with link.lock:
                 send_frame(link.sock, kind, number, first, data)
         except OSError as error:
-            # Whether the other end is lost, or said before why it would go, the thread knows that listens to it.
+            # The thread that receives from the other end knows whether that is lost or has told why it leaves.
             with self._changed:
                 self._changed.wait_for(lambda: self._failure is not None, _LISTENED_S)
                 self._check()
