@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepkeeper.checkpoint import blocks as blocks_module
-from stepkeeper.checkpoint.blocks import BlockTable, runs_of
-from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.blocks import BlockTable, Contents, runs_of
 from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Sharing

@@ -19,6 +19,7 @@ __all__ = [
     "find_steps_below",
     "find_steps_in",
     "find_unnamed_in",
+    "name_record",
     "root_of",
 ]
 
@@ -82,6 +83,13 @@ class ForeignRecord:
 
 Restorable = CommitRecord | ForeignRecord
 """A checkpoint that a state can be restored from."""
+
+
+def name_record(record: Restorable) -> str:
+    """Name a checkpoint in messages for people."""
+    if isinstance(record, ForeignRecord):
+        return f"step {record.step} of another writer ({record.folder})"
+    return f"the commit of step {record.step} ({record.folder})"
 
 
 def find_steps(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> tuple[ForeignStep, ...]:

@@ -3,9 +3,9 @@
 from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.errors import RestoreError, TornCheckpointError
-from stepkeeper.log.foreign_steps import ForeignRecord
+from stepkeeper.log.foreign_steps import ForeignRecord, name_record
 from stepkeeper.restore.foreign.content import open_content
-from stepkeeper.restore.listing import find_step, name_record, record_uri, was_deleted
+from stepkeeper.restore.listing import find_step, record_uri, was_deleted
 from stepkeeper.restore.results import CheckpointInfo, TensorInfo
 from stepkeeper.storage import Store
 

@@ -9,10 +9,9 @@ from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord, ForeignBase
-from stepkeeper.log.foreign_steps import ForeignRecord, Restorable, find_steps
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable, find_steps, name_record
 from stepkeeper.loggers import logger
 from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newest, find_fault
-from stepkeeper.restore.listing import name_record
 from stepkeeper.restore.restorer import WHOLE, Restorer
 from stepkeeper_planners.loading.selection import LoadRules
 

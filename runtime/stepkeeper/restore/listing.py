@@ -8,7 +8,7 @@ from stepkeeper.log import Log, LogState
 from stepkeeper.log.foreign_steps import ForeignRecord, ForeignStep, Restorable, find_steps, find_steps_below
 from stepkeeper.storage import Store
 
-__all__ = ["find_settled_step", "find_step", "list_steps", "name_record", "record_uri", "was_deleted"]
+__all__ = ["find_settled_step", "find_step", "list_steps", "record_uri", "was_deleted"]
 
 
 def list_steps(store: Store) -> list[int]:
@@ -50,13 +50,6 @@ def was_deleted(store: Store, record: Restorable, *, pinned: bool = False) -> bo
         return False
     state = Log(store).open()
     return state.tail >= record.slot and state.commit_in(record.folder) is None
-
-
-def name_record(record: Restorable) -> str:
-    """Name a checkpoint in messages for people."""
-    if isinstance(record, ForeignRecord):
-        return f"step {record.step} of another writer ({record.folder})"
-    return f"the commit of step {record.step} ({record.folder})"
 
 
 def record_uri(store: Store, record: Restorable) -> str:

@@ -1,14 +1,14 @@
 """Load one commit into the state of one rank: compare first, then fill the tensors, then set the values."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Protocol
 
 from stepkeeper.checkpoint import CheckpointReader
-from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.blocks import Contents
 from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
+from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.mismatch import check_refilled, encode_findings
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.placing import Places, stored_tensor
@@ -16,14 +16,16 @@ from stepkeeper.storage import Store
 from stepkeeper.storage.base import CopiedStore
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.differences import Findings
+from stepkeeper_planners.loading.differences import Differences, Findings, mismatch, unexpected_everywhere
 from stepkeeper_planners.loading.matching import StateReads, Stored, Wanted, compare
 from stepkeeper_planners.loading.requests import wanted_of
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
 from stepkeeper_planners.state.values import decode_value
 
-__all__ = ["Loading"]
+__all__ = ["Compared", "Loading", "check_refilled", "encode_findings", "judge_mismatch"]
+
+_LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing")
 
 
 class Loading:
@@ -163,3 +165,56 @@ class Loading:
         # then round differently than in an undisturbed run.
         adapters.materialize(self._flat.tensors)
         return {}
+
+
+class Compared(Protocol):
+    """A loading whose state has been compared with what is stored."""
+
+    @property
+    def stored_names(self) -> tuple[str, ...]: ...
+
+
+def judge_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
+    """Merge the ranks' findings into one error. A name that only some ranks ask for is no mismatch.
+
+    Args:
+        loading: This rank's loading, which knows the names that are stored.
+        said: The answers of all ranks, by rank.
+
+    Returns:
+        One LoadMismatchError for all ranks; None if the checkpoint fits.
+
+    """
+    found = [decode_findings(each["findings"]) if "findings" in each else None for each in said]
+    differences = unexpected_everywhere(found, loading.stored_names)
+    return mismatch(differences) if any(differences) else None
+
+
+def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
+    """Check that nothing of a torn checkpoint stays in the state.
+
+    Raises RestoreError, which names what would stay.
+    """
+    left = sorted(set(half_filled) - set(names))
+    if left:
+        raise RestoreError(
+            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part from a checkpoint that turned out "
+            "to be torn, and the one before it has nothing in their place. Build the state anew and restore again: "
+            "the torn one isn't chosen any more"
+        )
+
+
+def encode_findings(findings: Findings) -> dict[str, Any]:
+    """Encode the findings of one rank as plain JSON values."""
+    found = findings.differences
+    lists = {name: list(getattr(found, name)) for name in _LISTS}
+    return {**lists, "mismatched": dict(found.mismatched), "unexpected_bits": findings.unexpected_bits.hex()}
+
+
+def decode_findings(said: dict[str, Any]) -> Findings:
+    """Decode what `encode_findings` has encoded."""
+    lists = {name: tuple(said[name]) for name in _LISTS}
+    return Findings(
+        differences=Differences(mismatched=said["mismatched"], **lists),
+        unexpected_bits=bytes.fromhex(said["unexpected_bits"]),
+    )

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stepkeeper.checkpoint.blocks import Block, BlockTable
-from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.blocks import Block, BlockTable, Contents
 from stepkeeper.checkpoint.manifest import TensorRecord, ValueRecord
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.dtypes import dtype_of

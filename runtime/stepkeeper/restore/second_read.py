@@ -12,7 +12,7 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import BadBytes, BadItem, BadNodeError, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
 from stepkeeper.restore.foreign.content import open_content
-from stepkeeper.restore.mismatch import decode_rank_error, encode_rank_error, find_first_error
+from stepkeeper.restore.votes import decode_rank_error, encode_rank_error, find_first_error
 from stepkeeper.storage import Store
 from stepkeeper_planners.errors import ValueDecodeError
 

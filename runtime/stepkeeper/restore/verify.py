@@ -14,8 +14,8 @@ from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.foreign_steps import ForeignRecord
-from stepkeeper.restore.listing import find_settled_step, name_record, record_uri, was_deleted
+from stepkeeper.log.foreign_steps import ForeignRecord, name_record
+from stepkeeper.restore.listing import find_settled_step, record_uri, was_deleted
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.restore.restorer import Restorer
 from stepkeeper.restore.results import Verification

@@ -10,12 +10,14 @@ from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
-from stepkeeper.restore.mismatch import decode_rank_error, encode_rank_error, find_first_error
 from stepkeeper.restore.peers.links import PeerStoppedError
+from stepkeeper_planners import errors as planners_errors
+from stepkeeper_planners.errors import LoadMismatchError, PlannerError
 
-__all__ = ["TIMEOUT_S", "Torn", "Votes"]
+__all__ = ["Torn", "Votes", "decode_rank_error", "encode_rank_error", "find_first_error"]
 
-TIMEOUT_S: Final = 3600.0
+_TIMEOUT_S: Final = 3600.0
+_MISMATCH: Final = ("missing", "unexpected", "mismatched", "ranks", "advice", "loaded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class Votes:
 
         """
         name = self.new_name()
-        self._rank_group.gather(f"{name}/met", {}, TIMEOUT_S)
+        self._rank_group.gather(f"{name}/met", {}, _TIMEOUT_S)
         choice: dict[str, Any] | None = None
         failure: Exception | None = None
         if self._rank_group.rank == 0:
@@ -61,7 +63,7 @@ class Votes:
             except Exception as error:  # raised below, once the others have been told
                 failure = error
                 choice = {"error": encode_error(error)}
-        choice = self._rank_group.broadcast(f"{name}/choice", choice, TIMEOUT_S)
+        choice = self._rank_group.broadcast(f"{name}/choice", choice, _TIMEOUT_S)
         if failure is not None:
             raise failure
         if "error" in choice:
@@ -104,7 +106,7 @@ class Votes:
         except Exception as error:  # raised below, once the others have been told
             failure = error
             said = {"error": encode_rank_error(error, self._rank_group.rank)}
-        by_rank = self._rank_group.gather(name, said, TIMEOUT_S)
+        by_rank = self._rank_group.gather(name, said, _TIMEOUT_S)
         worst = find_first_error(by_rank)
         if by_rank and worst is None and (judged := judge(by_rank)) is not None:
             worst = encode_rank_error(judged, self._rank_group.rank)
@@ -114,7 +116,7 @@ class Votes:
             worst = encode_rank_error(PeerLostError(stopped), self._rank_group.rank)
         # Errors come first: what is no fault of the commit must not condemn it.
         answer = {"error": worst} if worst is not None else {} if torn is None else {"torn": torn}
-        answer = self._rank_group.broadcast(f"{name}/worst", answer, TIMEOUT_S)
+        answer = self._rank_group.broadcast(f"{name}/worst", answer, _TIMEOUT_S)
         if failure is not None:
             raise failure
         if "error" in answer:
@@ -127,3 +129,32 @@ def _encode_choice(choice: Restorable | None) -> dict[str, Any]:
     if choice is None:
         return {}
     return {"legacy" if isinstance(choice, ForeignRecord) else "commit": encode(choice)}
+
+
+def encode_rank_error(error: Exception, rank: int) -> dict[str, Any]:
+    """Encode the error that `rank` fails with, so that the other ranks can raise it."""
+    said: dict[str, Any] = {**encode_error(error), "rank": rank}
+    if isinstance(error, LoadMismatchError):
+        said["mismatch"] = {name: getattr(error, name) for name in _MISMATCH}
+    return said
+
+
+def decode_rank_error(said: dict[str, Any]) -> Exception:
+    """Make the error that another rank failed with: of its class, if that is one of ours or of the planners."""
+    if "mismatch" in said:
+        return LoadMismatchError(**said["mismatch"])
+    message = f"rank {said['rank']}: {said['message']}"
+    kind = getattr(planners_errors, said["kind"], None)
+    if isinstance(kind, type) and issubclass(kind, PlannerError) and _takes_text(kind):
+        return kind(message)
+    return decode_error({"kind": said["kind"], "message": message})
+
+
+def find_first_error(said: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Find the first error among the answers of all ranks; None if no rank failed."""
+    return next((each["error"] for each in said if "error" in each), None)
+
+
+def _takes_text(kind: type[PlannerError]) -> bool:
+    """Tell whether the class is made from a message, as all are but those that compose their own."""
+    return not any("__init__" in vars(each) for each in kind.__mro__ if issubclass(each, PlannerError))

@@ -12,7 +12,7 @@ from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import PeerLostError, RestoreError, TornCheckpointError
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.mismatch import check_refilled
+from stepkeeper.restore.loading import check_refilled
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.peers.links import Links
 from stepkeeper.restore.placing import Places

@@ -2,8 +2,7 @@
 
 import json
 
-from stepkeeper.checkpoint.blocks import BlockTable, numbers_of, runs_of
-from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.blocks import BlockTable, Contents, numbers_of, runs_of
 from stepkeeper.checkpoint.manifest import (
     BLOCK_BYTES,
     ChunkRecord,

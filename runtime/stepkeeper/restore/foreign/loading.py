@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 
 from stepkeeper.restore.foreign.content import ForeignContent, open_content
-from stepkeeper.restore.mismatch import check_refilled, encode_findings
+from stepkeeper.restore.loading import check_refilled, encode_findings
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes

@@ -5,8 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from stepkeeper.checkpoint.blocks import runs_of
-from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.blocks import Contents, runs_of
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
 from stepkeeper.errors import PeerLostError, TornCheckpointError
