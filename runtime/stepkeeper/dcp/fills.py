@@ -14,7 +14,8 @@ from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.checkpoint.manifest import Manifest, ValueRecord
 from stepkeeper.errors import ManifestError, RestoreError
 from stepkeeper.restore.foreign.content import ForeignContent
-from stepkeeper.restore.foreign.loading import COPIES, read_ahead
+from stepkeeper.restore.foreign.loading import COPIES
+from stepkeeper.restore.foreign.read_ahead import read_ahead
 from stepkeeper.restore.placing import Piece, Places
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.dtypes import itemsize_bytes

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from stepkeeper.errors import RestoreError, TornCheckpointError, TransientStorageError
 from stepkeeper.log import ForeignBase
-from stepkeeper.restore.foreign import loading as loading_module
+from stepkeeper.restore.foreign import read_ahead as read_ahead_module
 from stepkeeper.restore.foreign.choosing import choose_foreign_step
 from stepkeeper.restore.foreign.content import ForeignContent, open_content
 from stepkeeper.restore.foreign.loading import ForeignLoading
@@ -169,7 +169,7 @@ def test_as_much_is_read_ahead_as_there_is_memory_for(
     bucket.objects = {
         f"step-200/{path.name}": path.read_bytes() for path in (tmp_path / "step-200").iterdir()
     }
-    monkeypatch.setattr(loading_module, "_READ_AHEAD_BYTES", 5000)
+    monkeypatch.setattr(read_ahead_module, "_READ_AHEAD_BYTES", 5000)
     ahead: list[int] = []
     chunk, fill = ForeignContent.read_chunk, adapters.fill
     lock = threading.Lock()

@@ -1,7 +1,9 @@
 """Hold an archive of torch.save that was read whole: check its checksums once, without copying it."""
 
 import io
-from typing import final
+import zipfile
+import zlib
+from typing import Final, final
 
 import torch
 from isal import isal_zlib
@@ -10,7 +12,17 @@ from typing_extensions import override
 from stepkeeper_planners.errors import PickleRefusedError
 from stepkeeper_planners.formats.records import LOCAL_HEADER_BYTES, PlacedArchive
 
-__all__ = ["HeldArchive"]
+__all__ = ["HeldArchive", "find_broken_record"]
+
+_BROKEN_ZIP: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    LookupError,
+    OSError,
+    RuntimeError,
+)
 
 
 @final
@@ -51,3 +63,13 @@ class HeldArchive(PlacedArchive):
             if held
             else torch.empty(0, dtype=torch.uint8)
         )
+
+
+def find_broken_record(blob: bytes) -> str | None:
+    """Find what is wrong with an archive of torch.save by the checksums of its records; None if nothing is."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+            bad = archive.testzip()
+    except _BROKEN_ZIP as error:
+        return f"it is no archive ({error})"
+    return None if bad is None else f"record {bad} has another checksum than it says"

@@ -1,8 +1,5 @@
 """Read another writer's checkpoint through the store, without running any code of its pickles."""
 
-import io
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -19,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 from stepkeeper.checkpoint.reread import read_there
 from stepkeeper.errors import BadItem, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
-from stepkeeper.restore.foreign.archive import HeldArchive
+from stepkeeper.restore.foreign.archive import HeldArchive, find_broken_record
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.dtypes import dtype_name
@@ -42,16 +39,6 @@ _INSTEAD: Final = "load it with torch.distributed.checkpoint's dcp.load and save
 
 _Key = tuple[str, tuple[int, ...] | None]
 """A name, and the offsets of the chunk in the tensor; None instead of offsets for a value."""
-
-_BROKEN_ZIP: Final = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    ValueError,
-    LookupError,
-    OSError,
-    RuntimeError,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +135,7 @@ class ForeignContent:
 
     def _blob(self, place: _Place, item: BadItem) -> bytes:
         data = self._bytes(place, item)
-        if (broken := _broken(data)) is not None:
+        if (broken := find_broken_record(data)) is not None:
             raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {broken}")
         return data
 
@@ -245,13 +232,3 @@ def _stored(entry: Any) -> StoredTensor:
         global_shape=tuple(entry.size),
         boxes=tuple(Box(offsets=tuple(c.offsets), sizes=tuple(c.sizes)) for c in entry.chunks),
     )
-
-
-def _broken(blob: bytes) -> str | None:
-    """Find what is wrong with an archive of torch.save by the checksums of its records; None if nothing is."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(blob)) as archive:
-            bad = archive.testzip()
-    except _BROKEN_ZIP as error:
-        return f"it is no archive ({error})"
-    return None if bad is None else f"record {bad} has another checksum than it says"

@@ -1,16 +1,14 @@
 """Load one step of another writer into the state of one rank. Each rank reads the chunks that it needs, whole."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from math import prod
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 import torch
 
 from stepkeeper.restore.foreign.content import ForeignContent, open_content
+from stepkeeper.restore.foreign.read_ahead import read_ahead
 from stepkeeper.restore.loading import check_refilled, encode_findings
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
@@ -26,29 +24,12 @@ from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.tied_tensors import check_twins, twins_of
 from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
 
-__all__ = ["COPIES", "ForeignLoading", "read_ahead"]
+__all__ = ["COPIES", "ForeignLoading"]
 
-_READ_AHEAD_BYTES: Final = 1 << 30
-"""The host memory for tensors that are being read or filled. A tensor that needs more is read alone."""
-
-_THREADS: Final = 8
 COPIES: Final = 3
 """The copies of a chunk in memory while it is read: from the store, out of its archive, as a tensor."""
 
 Shards = dict[int, torch.Tensor]
-
-
-class Sized(Protocol):
-    """Something that can be read."""
-
-    @property
-    def size_bytes(self) -> int:
-        """The host memory that it takes while it is read and filled."""
-        ...
-
-
-Load = TypeVar("Load", bound=Sized)
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,36 +187,6 @@ class ForeignLoading:
         n_local = sum(prod(box.sizes) for box in boxes.values())
         n_largest = max(prod(piece.stored_box.sizes) for piece in pieces)
         return n_local * itemsize_bytes(layout.dtype) + COPIES * n_largest * itemsize_bytes(stored.dtype)
-
-
-def read_ahead(
-    loads: Iterator[Load], read: Callable[[Load], Read], fill: Callable[[Load, Read], None]
-) -> None:
-    """Read loads in several threads, and fill them one after another in their order.
-
-    As many loads are read ahead as there is memory for.
-
-    Args:
-        loads: What to read, in order.
-        read: Reads one load, in any thread.
-        fill: Called in this thread with a load and what `read` returned.
-
-    """
-    waiting: deque[tuple[Load, Future[Read]]] = deque()
-    held_bytes = 0
-    threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="restore")
-    try:
-        for load in chain(loads, (None,)):
-            while waiting and (load is None or held_bytes + load.size_bytes > _READ_AHEAD_BYTES):
-                first, found = waiting.popleft()
-                fill(first, found.result())
-                del found
-                held_bytes -= first.size_bytes
-            if load is not None:
-                waiting.append((load, threads.submit(read, load)))
-                held_bytes += load.size_bytes
-    finally:
-        threads.shutdown(cancel_futures=True)
 
 
 def _read_shards(content: ForeignContent, load: _Load) -> Shards:
