@@ -16,9 +16,7 @@ __all__ = [
     "CompanionLostError",
     "DevicesFullError",
     "FencedError",
-    "ForeignRootError",
-    "GangError",
-    "LegacyRootError",
+    "ForeignStepsError",
     "LogFormatError",
     "LogGapError",
     "ManifestError",
@@ -26,6 +24,8 @@ __all__ = [
     "NotExclusiveError",
     "NotInPodError",
     "ObjectExistsError",
+    "OtherJobsRootError",
+    "PeerLostError",
     "PinFormatError",
     "ProcessGroupError",
     "RefusedError",
@@ -97,7 +97,7 @@ class FencedError(StepkeeperError, RuntimeError):
     """
 
 
-class ForeignRootError(FencedError):
+class OtherJobsRootError(FencedError):
     """Raised when the root belongs to another job. Nothing was written.
 
     Pass `take_over` to make it this job's root.
@@ -183,7 +183,7 @@ class BadNodeError(StepkeeperError, RuntimeError):
     """
 
 
-class LegacyRootError(StepkeeperError, RuntimeError):
+class ForeignStepsError(StepkeeperError, RuntimeError):
     """Raised when a root has no commit but steps of another writer, and none of them was chosen to go on from."""
 
 
@@ -226,7 +226,7 @@ class CompanionLostError(StepkeeperError, ConnectionError):
     next_save_mends = True
 
 
-class GangError(StepkeeperError, ConnectionError):
+class PeerLostError(StepkeeperError, ConnectionError):
     """Raised when another rank did not answer in time: it is lost, or far behind."""
 
 

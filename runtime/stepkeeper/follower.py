@@ -10,16 +10,15 @@ from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import RestoreError, StepkeeperError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.loggers import logger
-from stepkeeper.restore import Restorer
+from stepkeeper.restore.restorer import Restorer
 from stepkeeper.retention.deletable import metrics_of
-from stepkeeper.retention.pins import Pin, hold, remove_pin
+from stepkeeper.retention.pins import Pin, pin_commit, remove_pin
 from stepkeeper.storage import Store, open_store
-from stepkeeper.training.environment import build_open_request, root_uri
+from stepkeeper.training.environment import root_uri
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["FollowedCommit", "Follower", "follow"]
@@ -73,7 +72,7 @@ class FollowedCommit:
 
         """
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        self._restorer.record(self._record, state, rules=rules, pinned=self._pin is not None)
+        self._restorer.restore(self._record, state, rules=rules, pinned=self._pin is not None)
 
     def close(self) -> None:
         """Remove the pin: the commit may be deleted now.
@@ -123,10 +122,7 @@ class Follower:
             raise ValueError(f"poll_s is longer than 0 s, not {poll_s}")
         self._store = open_store(root_uri(uri))
         self._log = Log(self._store)
-        gang = SoloGang()
-        # This starts no process: only a writer's companion does.
-        idle = Companion(build_open_request(None, gang, self._store.uri, None), lambda _directive: None)
-        self._restorer = Restorer(self._store, idle, gang)
+        self._restorer = Restorer(self._store, SoloRankGroup())
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
         self._holder = f"follow by process {os.getpid()} on {socket.gethostname()}"
@@ -186,7 +182,7 @@ class Follower:
             state = self._log.refresh() if self._log.state.tail >= 0 else self._log.open()
             if self._next_commit(state) is None:
                 return None
-            pin, record = hold(
+            pin, record = pin_commit(
                 self._log, self._store, self._choose_next, holder=self._holder, reason="follow"
             )
         except TransientStorageError as error:

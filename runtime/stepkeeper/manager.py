@@ -13,15 +13,15 @@ import torch.distributed as dist
 from stepkeeper.companion.messages import ClaimRequest
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import Directive, ReportPhase, Restored
-from stepkeeper.coordination.rank_group import open_gang
+from stepkeeper.contract import Directive, ReportedRestore, ReportPhase
+from stepkeeper.coordination.rank_group import open_rank_group
 from stepkeeper.errors import BadUriError
 from stepkeeper.loggers import identify
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
 from stepkeeper.policy.save import AnyOf, Auto, SavePolicy, from_interval, parts_of
-from stepkeeper.restore import Restorer, Verification
-from stepkeeper.restore.results import CheckpointInfo, RestoreResult
+from stepkeeper.restore import LatestRestore, Restorer, describe_step, record_uri, verify_step
+from stepkeeper.restore.results import CheckpointInfo, RestoreResult, Verification
 from stepkeeper.results import Health, StepOutcome
 from stepkeeper.save.hooks import Events, SaveHook
 from stepkeeper.save.in_flight import InFlight
@@ -106,11 +106,11 @@ class CheckpointManager(TorchXlaApi):
         tier = _tier_place(local_tier, local_tier_bytes)
         keep = from_max_to_keep(given.max_to_keep, keep)
         self._store = open_store(root_uri(given.path), unsafe_single_writer=unsafe_single_writer)
-        self._gang = open_gang(process_group)
-        identify(rank=self._gang.rank, attempt=attempt_name(environment))
+        self._rank_group = open_rank_group(process_group)
+        identify(rank=self._rank_group.rank, attempt=attempt_name(environment))
         opening = build_open_request(
             environment,
-            self._gang,
+            self._rank_group,
             self._store.uri,
             keep,
             tier=tier,
@@ -122,12 +122,13 @@ class CheckpointManager(TorchXlaApi):
         self._progress = Progress(self._companion.report_state)
         reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
         near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
-        self._restorer = Restorer(self._store, self._companion, self._gang, reopen=reopen, near=near)
+        self._restorer = Restorer(self._store, self._rank_group, reopen=reopen, near=near)
+        self._latest = LatestRestore(self._restorer, self._companion)
         self._events = Events()
         self._saves = Saver(
             self._store,
             self._companion,
-            self._gang,
+            self._rank_group,
             self._progress,
             max_pending=given.max_pending_async,
             device_budget_bytes=device_budget_bytes,
@@ -135,14 +136,16 @@ class CheckpointManager(TorchXlaApi):
         )
         self._stepping = Stepping(
             given.policy,
-            self._gang,
+            self._rank_group,
             self._saves,
             progress=self._progress,
             companion=self._companion,
             environment=environment,
             saves_on_notice=chkpt_on_preemption,
         )
-        self._leaving = Leaving(self._stepping, self._saves, self._progress, self._companion, self._gang)
+        self._leaving = Leaving(
+            self._stepping, self._saves, self._progress, self._companion, self._rank_group
+        )
         if environment is not None:
             # It is told and reports from here on; elsewhere that begins with the training.
             self._stepping.start()
@@ -227,17 +230,19 @@ class CheckpointManager(TorchXlaApi):
         self._leaving.raise_failure()
         self._progress.set_phase(ReportPhase.RESTORING)
         with self._leaving.fenced_said():
-            record = self._restorer.latest(state, rules=rules)
+            record = self._latest.restore(state, rules=rules)
         self._saves.restored_latest(record)
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
             self._saves.prepare(state)
         self._events.restored(record)
         self._progress.record_restore(
-            None if record is None else Restored(sequence=record.slot, step=record.step)
+            None if record is None else ReportedRestore(sequence=record.slot, step=record.step)
         )
         self._stepping.decisions.save_begun()
-        return None if record is None else self._restorer.result(record)
+        if record is None:
+            return None
+        return RestoreResult(sequence=record.slot, step=record.step, uri=record_uri(self._store, record))
 
     def step(
         self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None = None
@@ -273,7 +278,7 @@ class CheckpointManager(TorchXlaApi):
             RestoreError: there is no such commit, and it lists those that there are; or it was deleted meanwhile.
 
         """
-        return self._restorer.describe(step)
+        return describe_step(self._store, step)
 
     def verify(self, step: int) -> Verification:
         """Every byte of the newest commit of `step` on HEAD's line is right, each read by one of the ranks. Ranks: all.
@@ -289,7 +294,7 @@ class CheckpointManager(TorchXlaApi):
         """
         # A commit that comes meanwhile may delete what is being read. It can't where training waits for this call.
         self._saves.wait()
-        return self._restorer.verify(step)
+        return verify_step(self._restorer, self._companion, step)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True if no save is in flight any more; False if that took longer than `timeout_s`.
@@ -336,7 +341,7 @@ class CheckpointManager(TorchXlaApi):
 
         Raises:
             StepkeeperError: a save in the background failed.
-            GangError: a rank didn't come.
+            PeerLostError: a rank didn't come.
 
         """
         self._leaving.close()

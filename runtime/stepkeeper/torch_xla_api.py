@@ -8,11 +8,13 @@ from typing import Self, SupportsIndex
 
 import torch.distributed as dist
 
+from stepkeeper.companion.supervisor import Companion
 from stepkeeper.policy.save import EveryNSteps, SavePolicy
-from stepkeeper.restore import Restorer
+from stepkeeper.restore import Restorer, list_steps, restore_step
 from stepkeeper.save.hooks import Events
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
+from stepkeeper.storage import Store
 from stepkeeper.training.shutdown import Leaving
 from stepkeeper.training.step_controller import Stepping, checked_step
 from stepkeeper_planners.loading.selection import LoadRules
@@ -89,12 +91,14 @@ class TorchXlaApi:
     have taken effect already.
     """
 
+    _companion: Companion
     _events: Events
     _arguments: TorchXlaArguments
     _leaving: Leaving
     _restorer: Restorer
     _saves: Saver
     _stepping: Stepping
+    _store: Store
 
     @property
     def base_path(self) -> str:
@@ -263,15 +267,14 @@ class TorchXlaApi:
         # The cleanup after a save's commit may delete the commit that is being read.
         self._saves.wait()
         self._leaving.raise_failure()
-        record = self._restorer.step(
-            step, state_dict, rules=LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        )
+        rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
+        record = restore_step(self._restorer, self._companion, step, state_dict, rules=rules)
         self._saves.restored(record, whole=items is None and not exclude)
         self._events.restored(record)
 
     def all_steps(self) -> list[int]:
         """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""
-        return self._restorer.steps()
+        return list_steps(self._store)
 
     def join(self) -> None:
         """Wait until no save is in flight.

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pytest
 
-from stepkeeper.log import Begin, Log
+from stepkeeper.log import BeginEntry, Log
 from stepkeeper.storage import Store, open_store
 
 RANK: Final = Path(__file__).parent / "manager_trainer" / "rank.py"
@@ -114,7 +114,7 @@ def check_restored(store: Store, said: dict[str, Any]) -> None:
     begin = state.claim
     assert begin is not None
     body = log.entry(begin).body
-    assert isinstance(body, Begin)
+    assert isinstance(body, BeginEntry)
     # No retention here: all that was ever committed is in the state.
     before = [slot for slot in state.commits if slot < begin]
     assert body.base == max(before, default=None)

@@ -11,7 +11,7 @@ import torch
 
 from stepkeeper import CheckpointManager, SaveReport
 from stepkeeper.contract import Interval, Settings
-from stepkeeper.errors import ForeignRootError, GangError, SaveError
+from stepkeeper.errors import OtherJobsRootError, PeerLostError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
@@ -64,12 +64,12 @@ def saved_steps(uri: str, policy: SavePolicy, n_steps: int, error: BaseException
 
 @pytest.mark.parametrize(
     "error",
-    [None, SystemExit(3), GangError("rank 1 is lost"), ValueError("the loss is no number")],
+    [None, SystemExit(3), PeerLostError("rank 1 is lost"), ValueError("the loss is no number")],
     ids=["no exception", "a chosen end", "our own", "the training's"],
 )
 def test_nothing_is_saved_for(uri: str, error: BaseException | None) -> None:
     policy = save.EveryNSteps(7)
-    if isinstance(error, GangError):
+    if isinstance(error, PeerLostError):
         with pytest.raises(SystemExit, match="78"):
             saved_steps(uri, policy, 3, error)
         assert open_manager(uri).all_steps() == []
@@ -188,7 +188,7 @@ def test_another_jobs_root_is_taken_over_where_that_is_said(uri: str, name: bool
     state = {"w": torch.zeros(3)}
     for wrong in (False, "default/other"):
         with (
-            pytest.raises(ForeignRootError, match="default/lm"),
+            pytest.raises(OtherJobsRootError, match="default/lm"),
             open_manager(uri, take_over=wrong) as manager,
         ):
             save_once(manager, state)
@@ -200,7 +200,7 @@ def test_another_jobs_root_is_taken_over_where_that_is_said(uri: str, name: bool
 def save_once(manager: CheckpointManager, state: dict[str, Any]) -> None:
     try:
         manager.save(20, state, force=True)
-    except ForeignRootError:
+    except OtherJobsRootError:
         manager._leaving._end(1, None)
         raise
 

@@ -16,7 +16,7 @@ import torch
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import ExitCode
-from stepkeeper.log import Commit, Log, Quarantine, Restored
+from stepkeeper.log import CommitEntry, Log, QuarantineEntry, RestoredEntry
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
 
@@ -96,7 +96,7 @@ def test_a_restore_reads_none_of_the_roots_data(root: Path, disk: Path, reads: l
     assert [path.parent.parent.name for path in copies(disk)] == ["2", "3"]
     check_restored(root, disk, 3)
     assert reads == []
-    assert Restored not in kinds(root), "nobody has seen that the root's bytes are right"
+    assert RestoredEntry not in kinds(root), "nobody has seen that the root's bytes are right"
 
 
 def flip(copy: Path) -> None:
@@ -123,8 +123,8 @@ def test_what_is_bad_or_gone_there_is_read_at_the_root_and_condemns_nothing(
     assert len(reads) == 1
     assert copies(disk) == []
     check_restored(root, disk, 1)
-    assert Quarantine not in kinds(root)
-    assert kinds(root)[-1] is Restored, "all of it was read at the root"
+    assert QuarantineEntry not in kinds(root)
+    assert kinds(root)[-1] is RestoredEntry, "all of it was read at the root"
 
 
 def test_verify_reads_the_root(root: Path, disk: Path, reads: list[str]) -> None:
@@ -141,7 +141,7 @@ def test_the_next_snapshot_is_taken_while_the_root_is_slow(root: Path, disk: Pat
             # One snapshot's memory: without the tier the second call would never come back.
             assert manager.save_async(step, state_at(step))
         assert manager.all_steps() == []
-        assert Commit not in kinds(root)
+        assert CommitEntry not in kinds(root)
         hold.unlink()
         manager.wait()
         for step in (1, 2):
@@ -179,7 +179,7 @@ def test_a_step_that_only_a_local_disk_has_is_never_restored(
     hold.unlink()
     check_restored(root, disk, 1)
     assert reads == []
-    assert kinds(root).count(Commit) == 1
+    assert kinds(root).count(CommitEntry) == 1
     # What was used stays, the save that came to nothing goes first.
     saved(root, disk, 3)
     assert [path.parent.parent.name for path in copies(disk)] == ["1", "3"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from stepkeeper.contract import Commit, ExitCode, Head, Report, ReportPhase, Termination
+from stepkeeper.contract import ExitCode, Head, Report, ReportedCommit, ReportPhase, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
 from stepkeeper_operator.testing import World
 
@@ -31,7 +31,9 @@ def _commit(world: World, index: int) -> None:
     latest = world.status.checkpoint.latest if world.status.checkpoint is not None else None
     sequence = 1 + index + (0 if latest is None else latest.sequence)
     uri = f"gs://bucket/runs/lm/{sequence}"
-    commit = Commit(sequence=sequence, step=sequence, uri=uri, size_bytes=1, duration_millis=1, time_unix_s=1)
+    commit = ReportedCommit(
+        sequence=sequence, step=sequence, uri=uri, size_bytes=1, duration_millis=1, time_unix_s=1
+    )
     head = Head(sequence=sequence, step=sequence, uri=uri, size_bytes=1)
     report = Report(
         phase=ReportPhase.TRAINING, root="r", tail=sequence, head=head, step=sequence, commits=(commit,)

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepkeeper.checkpoint import blocks as blocks_module
-from stepkeeper.checkpoint.blocks import BlockTable, runs_of
-from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.blocks import BlockTable, Contents, runs_of
 from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Sharing
@@ -148,13 +147,13 @@ class Network:
         self.fillings: list[Filling] = []
         self.sent: set[tuple[int, int]] = set()
 
-    def send(self, rank: int, number: int, data: Bytes) -> None:
+    def send_block(self, rank: int, number: int, data: Bytes) -> None:
         assert (rank, number) not in self.sent
         self.sent.add((rank, number))
         for first in range(0, data.size, 23):
-            self.fillings[rank].put(number, first, data[first : first + 23])
+            self.fillings[rank].put_bytes(number, first, data[first : first + 23])
 
-    def stop(self, error: BaseException) -> None:
+    def announce_failure(self, error: BaseException) -> None:
         raise AssertionError from error
 
 
@@ -226,7 +225,8 @@ def deliver(table: BlockTable, places: list[Places], contents: Contents, network
     needs = [runs_of(each.by_block) for each in places]
     sharing = Sharing.of(needs, table)
     duties = [
-        sharing.duties(rank, each.by_block, table, contents.reading_order) for rank, each in enumerate(places)
+        sharing.assign_duties(rank, each.by_block, table, contents.reading_order)
+        for rank, each in enumerate(places)
     ]
     for rank, each in enumerate(duties):
         assert set(each.reads) | set(each.receives) == set(places[rank].by_block)

@@ -51,7 +51,7 @@ def whole() -> Mapping[str, bytes]:
     root.save(20, world_size=2)
     root.save(30, world_size=2)
     root.begin(1)
-    root.log.restored(root.claim, 3)
+    root.log.mark_restored(root.claim, 3)
     root.save(40, world_size=2)
     root.log.void(root.claim, "given up", f"50/4-{'d' * 32}")
     root.log.delete(root.claim, lambda state: [2])

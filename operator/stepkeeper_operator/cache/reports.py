@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from stepkeeper.contract import Commit, Report
+from stepkeeper.contract import Report, ReportedCommit
 
 __all__ = ["LastReport", "ReportCache"]
 
@@ -16,7 +16,7 @@ class LastReport:
     """Ordinal of the attempt that the token's pod belongs to."""
 
     received_at: float
-    commits: tuple[Commit, ...] = ()
+    commits: tuple[ReportedCommit, ...] = ()
     """The newest commits reported to this operator, oldest first."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from stepkeeper.contract import Commit, ExitCode
+from stepkeeper.contract import ExitCode, ReportedCommit
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     MAX_RECENT,
@@ -113,13 +113,15 @@ def _find_latest(sequence: int, last: LastReport, uri: str) -> CommitStatus:
     return CommitStatus(sequence=sequence, step=head.step, uri=uri, size_bytes=head.size_bytes)
 
 
-def _merge_recent(known: tuple[CommitStatus, ...], reported: Iterable[Commit]) -> tuple[CommitStatus, ...]:
+def _merge_recent(
+    known: tuple[CommitStatus, ...], reported: Iterable[ReportedCommit]
+) -> tuple[CommitStatus, ...]:
     merged = {commit.sequence: commit for commit in known}
     merged |= {commit.sequence: _convert_commit(commit) for commit in reported}
     return tuple(merged[sequence] for sequence in sorted(merged)[-MAX_RECENT:])
 
 
-def _convert_commit(commit: Commit) -> CommitStatus:
+def _convert_commit(commit: ReportedCommit) -> CommitStatus:
     return CommitStatus(
         sequence=commit.sequence,
         step=commit.step,

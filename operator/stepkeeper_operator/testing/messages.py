@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepkeeper.contract import Commit, Head, Report, ReportPhase, Termination
+from stepkeeper.contract import Head, Report, ReportedCommit, ReportPhase, Termination
 
 __all__ = ["termination_message", "training_report"]
 
@@ -15,7 +15,9 @@ def termination_message(code: int, **more: Any) -> str:
 def training_report(sequence: int, step: int, **more: Any) -> Report:
     """Make the report of a trainer that has just committed `step` as `sequence`. `more` replaces any of its fields."""
     uri = f"gs://bucket/runs/lm/{step}/1-abc"
-    commit = Commit(sequence=sequence, step=step, uri=uri, size_bytes=10, duration_millis=5, time_unix_s=1)
+    commit = ReportedCommit(
+        sequence=sequence, step=step, uri=uri, size_bytes=10, duration_millis=5, time_unix_s=1
+    )
     base: dict[str, Any] = {
         "phase": ReportPhase.TRAINING,
         "root": "r",

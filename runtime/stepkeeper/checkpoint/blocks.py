@@ -1,13 +1,21 @@
 """The blocks of a commit under one numbering that all ranks share, and in which order they are read. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, Self
 
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, ChunkRecord, Manifest, ObjectRecord
+from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
+from stepkeeper.checkpoint.manifest import (
+    BLOCK_BYTES,
+    ChunkRecord,
+    Manifest,
+    ObjectRecord,
+    TensorRecord,
+    ValueRecord,
+)
 
-__all__ = ["Block", "BlockTable", "Runs", "numbers_of", "runs_of"]
+__all__ = ["Block", "BlockTable", "Contents", "Runs", "numbers_of", "runs_of"]
 
 Runs = list[list[int]]
 """Ascending numbers, told as pairs: the first of a run, and the one behind its last."""
@@ -108,3 +116,36 @@ def numbers_of(runs: Runs) -> Iterator[int]:
     """What `runs_of` was told."""
     for first, end in runs:
         yield from range(first, end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The tensors, values and blocks of a commit, from its manifests. They are the same on all ranks."""
+
+    manifests: Sequence[Manifest]
+    tensors: Mapping[str, TensorRecord]
+    values: Mapping[str, ValueRecord]
+    table: BlockTable
+    reading_order: Sequence[int]
+    """The numbers of the blocks, in the order in which ranks read them."""
+
+    @classmethod
+    def of(cls, manifests: Sequence[Manifest]) -> Self:
+        """Merge the ranks' manifests. Raises ManifestError if their parts make no whole."""
+        table = BlockTable.of_data(manifests)
+        return cls(
+            manifests=manifests,
+            tensors=merge_tensors(manifests),
+            values=merge_values(manifests),
+            table=table,
+            reading_order=table.reading_order(manifests),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors and values."""
+        return (*self.tensors, *self.values)
+
+    def in_reading_order(self, numbers: Collection[int]) -> list[int]:
+        """Sort these blocks into the order in which all ranks read them."""
+        return [number for number in self.reading_order if number in numbers]

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES
 from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
-from stepkeeper.log.entries import CommitRecord
+from stepkeeper.log.records import CommitRecord
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 

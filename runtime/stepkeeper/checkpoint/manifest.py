@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, Final, Self
 
 from stepkeeper.errors import ManifestError
-from stepkeeper.log.entries import ManifestRef
+from stepkeeper.log.records import ManifestRef
 from stepkeeper.storage.crc import combine_crc32c, crc32c
 
 __all__ = [

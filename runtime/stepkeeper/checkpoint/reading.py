@@ -2,16 +2,16 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, final
 
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
-from stepkeeper.checkpoint.reread import read_there
+from stepkeeper.checkpoint.reread import read_there, read_until_good
 from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
-from stepkeeper.log.entries import CommitRecord, ManifestRef
-from stepkeeper.storage.base import CopiedStore, Store
+from stepkeeper.log.records import CommitRecord, ManifestRef
+from stepkeeper.storage.base import Store
 from stepkeeper.storage.crc import block_crcs, crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -23,9 +23,6 @@ __all__ = [
     "read_manifest_bytes",
     "read_manifests",
 ]
-
-_READS: Final = 3
-"""The first and two fresh ones: bytes that went bad on the way are no bad bytes in the store."""
 
 _THREADS: Final = 16
 """For manifests, of which there are as many as ranks that saved."""
@@ -92,7 +89,9 @@ def manifest_bytes(store: Store, folder: str, ref: ManifestRef, *, patience: Pat
         said = _differs(data, ref)
         return None if said is None else (said, whole)
 
-    return _until_good(store, path, lambda: read_there(store, path), bad, missing=whole, patience=patience)
+    return read_until_good(
+        store, path, lambda: read_there(store, path), bad, missing=whole, patience=patience
+    )
 
 
 def _proven(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:
@@ -203,7 +202,7 @@ class CheckpointReader:
 
         path = f"{self._folder}/{record.path}"
         missing = _block(path, record, run.start)
-        data = _until_good(self._store, path, read, bad, missing=missing, patience=self._patience)
+        data = read_until_good(self._store, path, read, bad, missing=missing, patience=self._patience)
         for place, future in enumerate(futures):
             future.set_result(data[place * BLOCK_BYTES : (place + 1) * BLOCK_BYTES])
 
@@ -234,32 +233,3 @@ def _block(path: str, record: ObjectRecord, block: int) -> BadBytes:
         crc32c=record.blocks[block],
         block=block,
     )
-
-
-def _until_good(
-    store: Store,
-    path: str,
-    read: Callable[[], bytes | None],
-    bad: Callable[[bytes], tuple[str, BadBytes] | None],
-    *,
-    missing: BadBytes,
-    patience: Patience,
-) -> bytes:
-    """Bytes of the object that `bad` finds nothing wrong with. Raises TornCheckpointError when it did each time.
-
-    `missing` is what is said to be bad where there is no object.
-    """
-    where = f"{store.uri}/{path}"
-    found, bytes_found = "", missing
-    n_left = _READS
-    while n_left:
-        data = patience.retry(read)
-        if data is None:
-            raise TornCheckpointError(f"{where} is missing", missing, missing=True)
-        complaint = bad(data)
-        if complaint is None:
-            return data
-        found, bytes_found = complaint
-        # A bad copy counts for nothing.
-        n_left -= not (isinstance(store, CopiedStore) and store.distrust(path))
-    raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)", bytes_found)

@@ -1,11 +1,17 @@
-"""Read again exactly those bytes that another process read bad."""
+"""Read bytes again that were read bad, and tell whether the store holds them so."""
 
-from stepkeeper.errors import BadBytes, MissingObjectError, TransientStorageError
-from stepkeeper.storage.base import Store
+from collections.abc import Callable
+from typing import Final
+
+from stepkeeper.errors import BadBytes, MissingObjectError, TornCheckpointError, TransientStorageError
+from stepkeeper.storage.base import CopiedStore, Store
 from stepkeeper.storage.crc import crc32c
-from stepkeeper.storage.retry import DEFAULT_PATIENCE
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["read_there", "still_bad"]
+__all__ = ["read_there", "read_until_good", "still_bad"]
+
+_READS: Final = 3
+"""The first and two fresh ones: bytes that went bad on the way are no bad bytes in the store."""
 
 
 def still_bad(store: Store, bad: BadBytes) -> str | None:
@@ -31,3 +37,32 @@ def read_there(store: Store, path: str, offset: int = 0, length: int | None = No
         if any(stat.path == path for stat in store.list(path)):
             raise TransientStorageError(f"{store.uri}/{path} is listed, but isn't found") from error
         return None
+
+
+def read_until_good(
+    store: Store,
+    path: str,
+    read: Callable[[], bytes | None],
+    bad: Callable[[bytes], tuple[str, BadBytes] | None],
+    *,
+    missing: BadBytes,
+    patience: Patience,
+) -> bytes:
+    """Bytes of the object that `bad` finds nothing wrong with. Raises TornCheckpointError when it did each time.
+
+    `missing` is what is said to be bad where there is no object.
+    """
+    where = f"{store.uri}/{path}"
+    found, bytes_found = "", missing
+    n_left = _READS
+    while n_left:
+        data = patience.retry(read)
+        if data is None:
+            raise TornCheckpointError(f"{where} is missing", missing, missing=True)
+        complaint = bad(data)
+        if complaint is None:
+            return data
+        found, bytes_found = complaint
+        # A bad copy counts for nothing.
+        n_left -= not (isinstance(store, CopiedStore) and store.distrust(path))
+    raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)", bytes_found)

@@ -23,7 +23,7 @@ from stepkeeper.checkpoint.packing import File, packed
 from stepkeeper.checkpoint.reading import manifest_bytes
 from stepkeeper.checkpoint.structure_cache import Part, StructureCache, layout_of
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
-from stepkeeper.log.entries import ManifestRef
+from stepkeeper.log.records import ManifestRef
 from stepkeeper.storage.base import Buffer, ObjectStat, Store, StreamedStore, joined_size_bytes
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience

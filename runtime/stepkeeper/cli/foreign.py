@@ -7,7 +7,7 @@ import typer
 from stepkeeper.cli.render import Row, size_text
 from stepkeeper.cli.terminal import Root
 from stepkeeper.log import LogState
-from stepkeeper.log.foreign_steps import LegacyStep, below, find_steps
+from stepkeeper.log.foreign_steps import ForeignStep, find_steps, find_steps_below
 
 __all__ = ["legacy_document", "legacy_rows", "legacy_step", "show_legacy"]
 
@@ -17,7 +17,7 @@ def legacy_rows(root: Root, state: LogState) -> list[Row]:
     return [_row(each) for each in _found(root, state)]
 
 
-def legacy_step(root: Root, state: LogState, step: int | None, sequence: int | None) -> LegacyStep | None:
+def legacy_step(root: Root, state: LogState, step: int | None, sequence: int | None) -> ForeignStep | None:
     """Find another writer's finished step.
 
     That is the step asked for, unless it is a step of the line; or the newest, if none is asked for and nothing is
@@ -28,11 +28,11 @@ def legacy_step(root: Root, state: LogState, step: int | None, sequence: int | N
         return None
     if step is None and state.commits:
         return None
-    found = (each for each in _found(root, state) if each.finished)
+    found = (each for each in _found(root, state) if each.is_finished)
     return next((each for each in found if step in (None, each.step)), None)
 
 
-def legacy_document(root: Root, legacy: LegacyStep) -> dict[str, Any]:
+def legacy_document(root: Root, legacy: ForeignStep) -> dict[str, Any]:
     """Convert another writer's step to a JSON object."""
     return {
         "sequence": None,
@@ -58,16 +58,16 @@ def show_legacy(document: dict[str, Any]) -> None:
         typer.echo(f"{key + ':':<12}{value}")
 
 
-def _found(root: Root, state: LogState) -> tuple[LegacyStep, ...]:
-    return below(state, lambda: find_steps(root.store, patience=root.patience))
+def _found(root: Root, state: LogState) -> tuple[ForeignStep, ...]:
+    return find_steps_below(state, lambda: find_steps(root.store, patience=root.patience))
 
 
-def _row(legacy: LegacyStep) -> Row:
+def _row(legacy: ForeignStep) -> Row:
     return Row(
         sequence=None,
         step=legacy.step,
         claim=None,
-        state="legacy" if legacy.finished else "incomplete",
+        state="legacy" if legacy.is_finished else "incomplete",
         size_bytes=legacy.size_bytes,
         verified=False,
         folder=legacy.folder,

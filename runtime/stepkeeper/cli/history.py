@@ -9,7 +9,7 @@ from typing import Final
 from stepkeeper.cli.render import Leftover
 from stepkeeper.cli.terminal import Root
 from stepkeeper.errors import LogFormatError
-from stepkeeper.log import Begin, Commit, LogState
+from stepkeeper.log import BeginEntry, CommitEntry, LogState
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
 from stepkeeper.storage import ObjectStat
 
@@ -20,7 +20,7 @@ _FOLDER: Final = re.compile(r"((0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/[^/
 _SLOT: Final = re.compile(re.escape(LOG_PREFIX) + r"([0-9]{8,})\.json")
 
 
-def read_begins(root: Root, claims: Collection[int]) -> dict[int, Begin]:
+def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
     """Read the entries that made the given claims.
 
     Returns:
@@ -33,7 +33,7 @@ def read_begins(root: Root, claims: Collection[int]) -> dict[int, Begin]:
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         bodies = dict(zip(claims, pool.map(lambda claim: root.log.entry(claim).body, claims), strict=True))
-    begins = {claim: body for claim, body in bodies.items() if isinstance(body, Begin)}
+    begins = {claim: body for claim, body in bodies.items() if isinstance(body, BeginEntry)}
     if other := set(bodies) - set(begins):
         raise LogFormatError(f"{root.uri}/{slot_path(min(other))} is taken for a claim, but is no begin")
     return begins
@@ -98,5 +98,5 @@ def _find_slots(root: Root, folders: dict[str, _Folder], state: LogState) -> dic
         return {
             body.folder: slot
             for slot, body in zip(slots, bodies, strict=True)
-            if isinstance(body, Commit) and body.folder in folders
+            if isinstance(body, CommitEntry) and body.folder in folders
         }

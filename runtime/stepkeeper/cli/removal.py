@@ -5,7 +5,7 @@ from typing import Final
 
 from stepkeeper.contract import Identity
 from stepkeeper.errors import RefusedError, RestoreError
-from stepkeeper.log import Begin, CommitRecord, LogState, Owner
+from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
 
 __all__ = [
     "HOST_PREFIX",
@@ -75,7 +75,7 @@ def commit_to_verify(state: LogState, slots: Collection[int]) -> CommitRecord | 
     return state.latest if of_line and not _verified_of_line(state) else None
 
 
-def check_job_over(state: LogState, last: Begin, last_write: str, *, force: bool) -> None:
+def check_job_over(state: LogState, last: BeginEntry, last_write: str, *, force: bool) -> None:
     """Check that nobody can be writing under the last claim, or that `force` says so.
 
     Args:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from stepkeeper.errors import RestoreError
-from stepkeeper.log import Begin, CommitRecord, LogState, Owner
+from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
 
 __all__ = [
     "Leftover",
@@ -66,7 +66,7 @@ class Row:
 def build_rows(
     state: LogState,
     *,
-    claims: Mapping[int, Begin],
+    claims: Mapping[int, BeginEntry],
     times: Mapping[int, float],
     leftovers: Sequence[Leftover] = (),
     every: bool = False,
@@ -168,7 +168,7 @@ def _state_of(state: LogState, record: CommitRecord, line: set[int]) -> str:
     return "line" if record.slot in line else "abandoned"
 
 
-def _owner(claims: Mapping[int, Begin], claim: int) -> Owner | None:
+def _owner(claims: Mapping[int, BeginEntry], claim: int) -> Owner | None:
     return claims[claim].owner if claim in claims else None
 
 

@@ -31,7 +31,7 @@ from stepkeeper.cli.terminal import (
     show_table,
 )
 from stepkeeper.errors import RefusedError
-from stepkeeper.log import Begin, CommitRecord, LogState
+from stepkeeper.log import BeginEntry, CommitRecord, LogState
 from stepkeeper.retention.garbage import Garbage, sweep
 from stepkeeper.retention.garbage import gc as collect
 from stepkeeper.retention.pins import list_pins
@@ -125,7 +125,7 @@ def gc(
 def _check_job_over(root: Root, state: LogState, *, force: bool) -> None:
     assert state.claim is not None
     last = root.log.entry(state.claim).body
-    assert isinstance(last, Begin)
+    assert isinstance(last, BeginEntry)
     written = read_slot_time(root, state.tail).get(state.tail)
     moment = f"slot {state.tail}" if written is None else f"{age_text(time.time() - written)} ago"
     check_job_over(state, last, moment, force=force)

@@ -7,7 +7,7 @@ from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
-from stepkeeper.log import Claim, CommitRecord, LegacyBase, ManifestRef
+from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
 from stepkeeper.log.restarts import Past
 from stepkeeper.policy.keep import Keep
 from stepkeeper.tier import TierPlace
@@ -76,10 +76,10 @@ class ClaimRequest:
     base: int | None = None
     """The commit that this process has restored; None: whatever HEAD is."""
 
-    legacy: LegacyBase | None = None
+    legacy: ForeignBase | None = None
     """Another writer's step that this process has restored, or is about to."""
 
-    offer: LegacyBase | None = None
+    offer: ForeignBase | None = None
     """Another writer's step to go on from where nothing is committed."""
 
     after: Claim | None = None
@@ -106,7 +106,7 @@ class Begun:
     root: str
     tail: int
     base: CommitRecord | None = None
-    legacy: LegacyBase | None = None
+    legacy: ForeignBase | None = None
     """What it goes on from where that is no commit."""
 
     past: Past | None = None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from stepkeeper.companion.messages import Begun, ClaimRequest
-from stepkeeper.log import LegacyBase
+from stepkeeper.log import ForeignBase
 
 __all__ = ["NextClaim", "Origin", "goes_on_from", "with_origin"]
 
@@ -15,7 +15,7 @@ class Origin:
     Two restores have two origins, also when they restored the same commit.
     """
 
-    base: int | LegacyBase
+    base: int | ForeignBase
     """Slot of the commit, or the other writer's step."""
 
 
@@ -29,13 +29,13 @@ class NextClaim:
 
 def goes_on_from(begun: Begun, origin: Origin) -> bool:
     """Tell whether the claim `begun` goes on from `origin`."""
-    if isinstance(origin.base, LegacyBase):
+    if isinstance(origin.base, ForeignBase):
         return begun.legacy is not None and begun.legacy.folder == origin.base.folder
     return begun.base is not None and begun.base.slot == origin.base
 
 
 def with_origin(body: ClaimRequest, origin: Origin) -> ClaimRequest:
     """Return `body` with `origin` as what the claim is to go on from."""
-    if isinstance(origin.base, LegacyBase):
+    if isinstance(origin.base, ForeignBase):
         return replace(body, legacy=origin.base)
     return replace(body, base=origin.base)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stepkeeper.companion.endpoint import EndpointError, ReportTarget, post_report
-from stepkeeper.contract import Commit, Directive, Head, Report, ReportPhase, Restored
+from stepkeeper.contract import Directive, Head, Report, ReportedCommit, ReportedRestore, ReportPhase
 from stepkeeper.contract.report import MAX_COMMITS
 
 __all__ = ["LogView", "Reporter", "TrainerState"]
@@ -26,7 +26,7 @@ class TrainerState:
     step: int | None = None
     step_millis: int | None = None
     in_flight_step: int | None = None
-    restored: Restored | None = None
+    restored: ReportedRestore | None = None
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Reporter:
         self._changed = threading.Condition()
         self._state = TrainerState()
         self._log = LogView()
-        self._commits: tuple[Commit, ...] = ()
+        self._commits: tuple[ReportedCommit, ...] = ()
         self._news = 1
         self._answered = 0
         self._closing = False
@@ -89,7 +89,7 @@ class Reporter:
                 self._started = True
                 threading.Thread(target=self._run, name="reporter", daemon=True).start()
 
-    def update_log(self, log: LogView, commit: Commit | None = None) -> None:
+    def update_log(self, log: LogView, commit: ReportedCommit | None = None) -> None:
         """Carry `log` in reports from here on, and `commit` until a report with it is answered."""
         with self._changed:
             known = (self._log.claim, self._log.error)

@@ -38,24 +38,23 @@ from stepkeeper.companion.messages import (
     Written,
 )
 from stepkeeper.companion.reporter import LogView, Reporter
-from stepkeeper.contract import Commit as ReportedCommit
-from stepkeeper.contract import Directive, Head
+from stepkeeper.contract import Directive, Head, ReportedCommit
 from stepkeeper.errors import (
     CompanionError,
-    LegacyRootError,
+    ForeignStepsError,
     StepkeeperError,
     UnknownOutcomeError,
     VerifyError,
 )
-from stepkeeper.log import Claim, CommitRecord, LegacyBase, Log
-from stepkeeper.log.foreign_steps import found_in, unnamed_in
+from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
+from stepkeeper.log.foreign_steps import find_steps_in, find_unnamed_in
 from stepkeeper.log.restarts import past_of
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.retention.deletable import deletable
 from stepkeeper.retention.garbage import Garbage, collect, sweep
 from stepkeeper.storage import Store, open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-from stepkeeper.tier import FirstHop, LocalTier
+from stepkeeper.tier import LocalStaging, LocalTier
 
 __all__ = ["Session"]
 
@@ -86,10 +85,12 @@ class Session:
         self._log = Log(self._store, patience=patience)
         self._times = StoreTimes(self._store, patience=patience)
         self._claim = opening.claim
-        self._hop: FirstHop | None = None
+        self._staging: LocalStaging | None = None
         if opening.tier is not None:
-            self._hop = FirstHop(self._store, LocalTier(opening.tier, self._store.uri), patience=patience)
-        self._hop_fails = False
+            self._staging = LocalStaging(
+                self._store, LocalTier(opening.tier, self._store.uri), patience=patience
+            )
+        self._staging_fails = False
         self._structures = StructureCache()
         self._staged: dict[str, tuple[SaveOrder, Manifest]] = {}
         self._written: dict[str, tuple[SaveOrder, Manifest]] = {}
@@ -127,12 +128,12 @@ class Session:
             return begun
         return replace(begun, past=past_of(self._log.entry, self._times, self._claim.slot))
 
-    def _offered(self, body: ClaimRequest) -> LegacyBase | None:
-        """What the trainer has chosen, if there is a choice. Raises LegacyRootError if it hasn't yet."""
+    def _offered(self, body: ClaimRequest) -> ForeignBase | None:
+        """What the trainer has chosen, if there is a choice. Raises ForeignStepsError if it hasn't yet."""
         if body.offer is None:
             listed = self._patience.retry(lambda: self._store.list(""))
-            if found_in(listed) or unnamed_in(listed):
-                raise LegacyRootError(
+            if find_steps_in(listed) or find_unnamed_in(listed):
+                raise ForeignStepsError(
                     f"{self._store.uri}: nothing is committed here, and there are checkpoints of another writer: "
                     "one of them is to be chosen first"
                 )
@@ -151,7 +152,7 @@ class Session:
 
     def restored(self, body: VerifiedNotice) -> None:
         """The log says that the commit was read whole."""
-        self._log.restored(self._held(), body.commit)
+        self._log.mark_restored(self._held(), body.commit)
         self._tell_reporter()
 
     def write(self, body: WriteRequest, region_fd: int) -> Written:
@@ -167,26 +168,26 @@ class Session:
     def stage(self, body: WriteRequest, region_fd: int) -> Staged:
         """What this rank has to write is on the local disk, and `upload` goes on from there; or nothing of it is."""
         self._staged = {}
-        if self._hop is None:
+        if self._staging is None:
             raise CompanionError("there is no local tier to stage anything in")
         order = self._order(body)
         try:
             with _mapped(region_fd) as data:
-                manifest = self._hop.stage(order, data, cache=self._structures)
+                manifest = self._staging.stage(order, data, cache=self._structures)
         except OSError as error:
-            why_not = None if self._hop_fails else str(error)
-            self._hop_fails = True
+            why_not = None if self._staging_fails else str(error)
+            self._staging_fails = True
             return Staged(held=False, why_not=why_not)
-        self._hop_fails = False
+        self._staging_fails = False
         self._staged = {manifest.folder: (order, manifest)}
         return Staged(held=True)
 
     def upload(self, body: UploadRequest) -> Written:
         """As `write`, of what was staged. Raises SaveError if the local disk doesn't hold it any more."""
-        if self._hop is None or body.folder not in self._staged:
+        if self._staging is None or body.folder not in self._staged:
             raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
         order, manifest = self._staged[body.folder]
-        self._hop.upload(manifest)
+        self._staging.upload(manifest)
         self._staged = {}
         self._written = {manifest.folder: (order, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())

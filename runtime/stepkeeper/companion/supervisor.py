@@ -16,14 +16,14 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import (
     ClosedError,
     FencedError,
-    LegacyRootError,
+    ForeignStepsError,
     RestoreError,
     StepkeeperError,
     StorageError,
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import CommitRecord, LegacyBase
+from stepkeeper.log import CommitRecord, ForeignBase
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 
@@ -60,7 +60,7 @@ class Companion:
         self._opening = opening
         self._on_directive = on_directive
         self._claiming = claiming or ClaimRequest()
-        self.choose_legacy: Callable[[], LegacyBase | None] = lambda: None
+        self.choose_foreign_step: Callable[[], ForeignBase | None] = lambda: None
         """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
         from."""
 
@@ -173,7 +173,7 @@ class Companion:
             self._begun = self._claim_next(process, origin)
         return self._begun
 
-    def claim_root_from(self, legacy: LegacyBase) -> Begun:
+    def claim_root_from(self, legacy: ForeignBase) -> Begun:
         """Follow this process's claim, which held until now, by another one that goes on from `legacy`.
 
         Raises:
@@ -182,7 +182,7 @@ class Companion:
         """
         return self.claim_root(origin=Origin(legacy))
 
-    def read_latest(self, *, take_over: str | None = None) -> CommitRecord | LegacyBase | None:
+    def read_latest(self, *, take_over: str | None = None) -> CommitRecord | ForeignBase | None:
         """Return the commit, or another writer's step, that HEAD is at this moment.
 
         The root is claimed first, if this process hasn't claimed it yet.
@@ -238,9 +238,9 @@ class Companion:
     def _request_first_claim(self, process: CompanionProcess, body: ClaimRequest) -> Begun:
         try:
             return decode(Begun, process.send_request(Kind.CLAIM, encode(body)))
-        except LegacyRootError:
+        except ForeignStepsError:
             # Only a process with torch, this one, can read what another writer's step holds.
-            body = replace(body, offer=self.choose_legacy())
+            body = replace(body, offer=self.choose_foreign_step())
             return decode(Begun, process.send_request(Kind.CLAIM, encode(body)))
 
     def report_state(self, state: TrainerState) -> None:

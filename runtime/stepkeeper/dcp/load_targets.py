@@ -13,8 +13,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.checkpoint.manifest import Manifest, ValueRecord
 from stepkeeper.errors import ManifestError, RestoreError
-from stepkeeper.restore.foreign.content import LegacyContent
-from stepkeeper.restore.foreign.loading import COPIES, read_ahead
+from stepkeeper.restore.foreign.content import ForeignContent
+from stepkeeper.restore.foreign.loading import COPIES
+from stepkeeper.restore.foreign.read_ahead import read_ahead
 from stepkeeper.restore.placing import Piece, Places
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.dtypes import itemsize_bytes
@@ -156,7 +157,7 @@ class _Chunk:
     items: list[ReadItem]
 
 
-def fill_from_chunks(content: LegacyContent, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
+def fill_from_chunks(content: ForeignContent, items: Iterable[ReadItem], planner: LoadPlanner) -> None:
     """Fill tensors from the chunks of another writer's checkpoint. Each chunk is read whole, and once.
 
     Args:
@@ -180,10 +181,10 @@ def fill_from_chunks(content: LegacyContent, items: Iterable[ReadItem], planner:
 
     chunks = list(_chunks(content, items))
     content.check_kinds(((chunk.fqn, chunk.number) for chunk in chunks), ())
-    read_ahead(iter(chunks), lambda load: content.chunk(load.fqn, load.number), fill)
+    read_ahead(iter(chunks), lambda load: content.read_chunk(load.fqn, load.number), fill)
 
 
-def _chunks(content: LegacyContent, items: Iterable[ReadItem]) -> Iterator[_Chunk]:
+def _chunks(content: ForeignContent, items: Iterable[ReadItem]) -> Iterator[_Chunk]:
     wanted: dict[tuple[str, Ints | None], list[ReadItem]] = {}
     for item in items:
         if item.type == LoadItemType.TENSOR:

@@ -18,10 +18,11 @@ from stepkeeper.checkpoint.reread import read_there
 from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
 from stepkeeper.dcp.load_targets import LoadTargets, fill_from_chunks
 from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
-from stepkeeper.log.entries import ManifestRef, new_nonce
+from stepkeeper.log.entries import new_nonce
+from stepkeeper.log.records import ManifestRef
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.foreign.content import LegacyContent
+from stepkeeper.restore.foreign.content import ForeignContent
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.errors import MetadataDecodeError
@@ -159,7 +160,7 @@ class StorageReader(storage.StorageReader):
                 Filling(reader, targets.table, targets.places).run(targets.reads)
                 blobs = {name: value.data.tobytes() for name, value in targets.places.values.items()}
             else:
-                content = LegacyContent(folder, folder.name, self._metadata, self._patience)
+                content = ForeignContent(folder, folder.name, self._metadata, self._patience)
                 fill_from_chunks(content, plan.items, planner)
                 blobs = {}
             for item in plan.items:

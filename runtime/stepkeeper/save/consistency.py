@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import SaveError
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
@@ -18,7 +18,7 @@ _COMPARED: Final = 8
 
 
 def check_same_state(
-    save: str, step: int, summary: StateSummary | None, gang: Gang, *, refusal: str | None = None
+    save: str, step: int, summary: StateSummary | None, rank_group: RankGroup, *, refusal: str | None = None
 ) -> None:
     """All ranks save the same step and state, but for what is `PerRank`, and divide it alike.
 
@@ -32,22 +32,22 @@ def check_same_state(
         SaveError: a rank has no snapshot, another step, or a release that divides a state otherwise. In all ranks.
 
     """
-    if gang.world_size == 1:
+    if rank_group.world_size == 1:
         return
     digests = {} if summary is None else summary.digests()
     said = {
-        "rules": planning_rules(gang.world_size),
+        "rules": planning_rules(rank_group.world_size),
         "refusal": refusal,
         "step": step,
         "fingerprint": fingerprint(digests).hex(),
     }
-    proposals = gang.gather(f"{save}/state", said, _TIMEOUT_S)
-    verdict = gang.broadcast(f"{save}/same", _verdict(proposals) if proposals else None, _TIMEOUT_S)
+    proposals = rank_group.gather(f"{save}/state", said, _TIMEOUT_S)
+    verdict = rank_group.broadcast(f"{save}/same", _verdict(proposals) if proposals else None, _TIMEOUT_S)
     if verdict["error"] is not None:
         raise SaveError(verdict["error"])
     groups: list[list[int]] = verdict["groups"]
     if groups:
-        raise _difference(save, groups, digests, gang)
+        raise _difference(save, groups, digests, rank_group)
 
 
 def _verdict(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -72,18 +72,18 @@ def _verdict(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _difference(
-    save: str, groups: Sequence[Sequence[int]], digests: Mapping[str, bytes], gang: Gang
+    save: str, groups: Sequence[Sequence[int]], digests: Mapping[str, bytes], rank_group: RankGroup
 ) -> RanksDifferError:
     """The same error in all ranks, from the digests of the first rank of each group."""
     compared = groups[:_COMPARED]
-    asked = any(gang.rank == ranks[0] for ranks in compared)
+    asked = any(rank_group.rank == ranks[0] for ranks in compared)
     own = {name: digest.hex() for name, digest in digests.items()} if asked else {}
-    reports = gang.gather(f"{save}/digests", own, _TIMEOUT_S)
+    reports = rank_group.gather(f"{save}/digests", own, _TIMEOUT_S)
     found: dict[str, Any] | None = None
     if reports:
         known = [{n: bytes.fromhex(digest) for n, digest in reports[ranks[0]].items()} for ranks in compared]
         n_unseen = sum(len(ranks) for ranks in groups[_COMPARED:])
         error = name_differences(list(zip(compared, known, strict=True)), n_unseen)
         found = {"reasons": error.reasons, "ranks": error.ranks, "n_unseen": error.n_unseen}
-    found = gang.broadcast(f"{save}/difference", found, _TIMEOUT_S)
+    found = rank_group.broadcast(f"{save}/difference", found, _TIMEOUT_S)
     return RanksDifferError(**found)

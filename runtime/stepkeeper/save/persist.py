@@ -19,7 +19,7 @@ from stepkeeper.companion.messages import (
 )
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import CompanionLostError, DevicesFullError, FencedError, SaveError, StepkeeperError
 from stepkeeper.log.entries import new_nonce
@@ -76,7 +76,7 @@ class _Place:
         return checkpoint_folder(step, self.claim, self.nonce)
 
 
-def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
+def persist(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
     """The snapshot is a commit in the log.
 
     A rank that fails says so in its vote, so that no other waits for it in vain; one failure voids the save.
@@ -93,13 +93,13 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
         job.transferred.result()
     except Exception as error:  # raised below, once the others can be told
         lost = error
-    check_same_state(job.name, job.step, job.snapshot.summary, gang)
+    check_same_state(job.name, job.step, job.snapshot.summary, rank_group)
     failure: Exception | None = None
     process: CompanionProcess | None = None
     place: _Place | None = None
     try:
         # First: until rank 0 has said where, or that it can't, the others wait, also for one whose companion is lost.
-        place = _place(job, companion, gang)
+        place = _place(job, companion, rank_group)
         if lost is not None:
             raise lost
         process = companion.ensure_process()
@@ -110,15 +110,15 @@ def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
     except Exception as error:  # raised below, once the others have been told
         failure = error
         vote = {"error": encode_error(error)}
-    votes = gang.gather(f"{job.name}/vote", vote, _SAVE_TIMEOUT_S)
+    votes = rank_group.gather(f"{job.name}/vote", vote, _SAVE_TIMEOUT_S)
     outcome: dict[str, Any] | None = None
-    if gang.rank == 0:
+    if rank_group.rank == 0:
         try:
             outcome = _decide(job, process, place, votes)
         except Exception as error:  # raised below, once the others have been told
             failure = failure or error
             outcome = {"error": encode_error(error)}
-    outcome = gang.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
+    outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
     if "error" in outcome:
         raise _own_or_shared(failure, decode_error(outcome["error"]))
     return decode(Committed, outcome["committed"])
@@ -132,18 +132,18 @@ def _own_or_shared(own: Exception | None, shared: Exception) -> Exception:
     return own
 
 
-def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
+def _place(job: SaveJob, companion: Companion, rank_group: RankGroup) -> _Place:
     """Where this save goes: under the claim of rank 0, which is made now if there is none."""
     place: dict[str, Any] | None = None
     failure: Exception | None = None
-    if gang.rank == 0:
+    if rank_group.rank == 0:
         try:
             claim = companion.claim_root(origin=job.origin).claim
             place = {"claim": claim.slot, "nonce": new_nonce()}
         except Exception as error:  # raised below, once the others have been told
             failure = error
             place = {"error": encode_error(error)}
-    place = gang.broadcast(f"{job.name}/place", place, _SAVE_TIMEOUT_S)
+    place = rank_group.broadcast(f"{job.name}/place", place, _SAVE_TIMEOUT_S)
     if failure is not None:
         raise failure
     if "error" in place:

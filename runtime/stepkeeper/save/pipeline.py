@@ -18,8 +18,8 @@ from weakref import WeakMethod
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.progress import numeric_metrics
 from stepkeeper.companion.supervisor import Companion, Origin
-from stepkeeper.coordination.rank_group import Gang
-from stepkeeper.errors import CompanionLostError, FencedError, GangError, SaveError, StepkeeperError
+from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.errors import CompanionLostError, FencedError, PeerLostError, SaveError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
@@ -57,7 +57,7 @@ class SavePipeline:
     def __init__(
         self,
         companion: Companion,
-        gang: Gang,
+        rank_group: RankGroup,
         *,
         max_pending: int,
         device_budget_bytes: int | None = None,
@@ -65,11 +65,11 @@ class SavePipeline:
         on_end: Callable[[SaveEnd], None],
     ) -> None:
         self._companion = companion
-        self._gang = gang
+        self._rank_group = rank_group
         self._origin = origin
         self._on_end = on_end
         self._free = [Region() for _ in range(max_pending)]
-        self._snapshots = Snapshots(gang.ranks, device_budget_bytes=device_budget_bytes)
+        self._snapshots = Snapshots(rank_group.ranks, device_budget_bytes=device_budget_bytes)
         self._prepared = False
         self._pending: list[InFlight] = []
         self._number = 0
@@ -120,7 +120,7 @@ class SavePipeline:
         in_flight = InFlight(request.step, clock)
         name = f"save/{self._number}"
         self._number += 1
-        if self._gang.world_size == 1:
+        if self._rank_group.world_size == 1:
             # Of several ranks one may ask, but all go on alike.
             in_flight.heard = _weakly(self.heard)
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
@@ -187,7 +187,7 @@ class SavePipeline:
 
         Ranks: all or none.
         """
-        if isinstance(error, FencedError | GangError):
+        if isinstance(error, FencedError | PeerLostError):
             return
         with self._noting:
             self._failure = None if self._failure is error else self._failure
@@ -208,7 +208,7 @@ class SavePipeline:
         committed: Committed | None = None
         failure: BaseException | None = None
         try:
-            committed = persist(job, self._companion, self._gang)
+            committed = persist(job, self._companion, self._rank_group)
         except BaseException as error:  # it goes to whoever asks for the result
             failure = error
         self._note(failure)
@@ -248,8 +248,8 @@ class SavePipeline:
 
     def _tell_refusal(self, name: str, step: int, refusal: str) -> None:
         """The other ranks don't wait for this one's share of a save that it has no snapshot for."""
-        with suppress(SaveError, GangError):  # the train thread has raised the reason
-            check_same_state(name, step, None, self._gang, refusal=refusal)
+        with suppress(SaveError, PeerLostError):  # the train thread has raised the reason
+            check_same_state(name, step, None, self._rank_group, refusal=refusal)
 
     def _note(self, failure: BaseException | None) -> None:
         with self._noting:

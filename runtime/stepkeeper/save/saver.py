@@ -12,11 +12,11 @@ from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion, Origin
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.root_check import RootProof
-from stepkeeper.errors import FencedError, GangError, SaveError, StepkeeperError, StorageError
+from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError, StorageError
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.foreign_steps import LegacyRecord, Restorable
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import SaveCost
 from stepkeeper.save.hooks import Events
@@ -43,19 +43,19 @@ class Saver:
         self,
         store: Store,
         companion: Companion,
-        gang: Gang,
+        rank_group: RankGroup,
         progress: Progress,
         *,
         max_pending: int,
         device_budget_bytes: int | None = None,
         events: Events | None = None,
     ) -> None:
-        self._gang = gang
+        self._rank_group = rank_group
         self._progress = progress
         self._events = events or Events()
         self._reports: deque[SaveReport] = deque(maxlen=_REMEMBERED)
         self._cost: SaveCost | None = None
-        self._proof = RootProof(store, gang)
+        self._proof = RootProof(store, rank_group)
         self._companion = companion
         self._restored: Restorable | None = None
         self._origin: Origin | None = None
@@ -64,7 +64,7 @@ class Saver:
         self._last_begun: InFlight | None = None
         self._pipeline = SavePipeline(
             companion,
-            gang,
+            rank_group,
             max_pending=max_pending,
             device_budget_bytes=device_budget_bytes,
             origin=lambda: self._origin,
@@ -113,7 +113,7 @@ class Saver:
         Of a state that is another commit's for the rest, a part says nothing; no save may be in flight.
         """
         if whole or (self._origin is None and self._companion.begun is None):
-            self._origin = Origin(record.base if isinstance(record, LegacyRecord) else record.slot)
+            self._origin = Origin(record.base if isinstance(record, ForeignRecord) else record.slot)
         self._note_restored(record)
 
     def _note_restored(self, record: Restorable | None) -> None:
@@ -182,10 +182,10 @@ class Saver:
         """
         limit_s = _MEET_S if timeout_s is None else timeout_s
         try:
-            by_rank = self._gang.gather(_NOTICE, {"failed": last.failed}, limit_s)
+            by_rank = self._rank_group.gather(_NOTICE, {"failed": last.failed}, limit_s)
             found = {"failed": any(each["failed"] for each in by_rank)} if by_rank else None
-            return bool(self._gang.broadcast(f"{_NOTICE}/any", found, limit_s)["failed"])
-        except GangError as error:
+            return bool(self._rank_group.broadcast(f"{_NOTICE}/any", found, limit_s)["failed"])
+        except PeerLostError as error:
             _log.error(
                 "whether step %d is to be saved again isn't agreed: %s",
                 last.step,
@@ -241,13 +241,13 @@ class Saver:
 
         Raises:
             FencedError: one did because another claim owns the root.
-            GangError: one did because another rank is lost.
+            PeerLostError: one did because another rank is lost.
             SaveError: one did for another reason. A lost companion is one only if it was lost twice in a row, or
                 if `newest` says that no later save can make it good; devices that were full only in that case.
 
         """
         failure = self._pipeline.take_failure(newest=newest)
-        if isinstance(failure, FencedError | GangError):
+        if isinstance(failure, FencedError | PeerLostError):
             raise failure
         if failure is not None:
             raise SaveError(f"a save in the background failed: {failure}") from failure

@@ -19,7 +19,7 @@ from stepkeeper.contract import (
     Identity,
     Settings,
 )
-from stepkeeper.coordination.rank_group import Gang, world_size_of
+from stepkeeper.coordination.rank_group import RankGroup, world_size_of
 from stepkeeper.errors import NotInPodError, ProcessGroupError
 from stepkeeper.policy.keep import Keep, KeepPolicy
 from stepkeeper.storage import check_slashes
@@ -129,7 +129,7 @@ def attempt_name(environment: Environment | None) -> str | None:
 
 def build_open_request(
     environment: Environment | None,
-    gang: Gang,
+    rank_group: RankGroup,
     uri: str,
     keep: KeepPolicy | None,
     *,
@@ -140,7 +140,7 @@ def build_open_request(
 
     Args:
         environment: What the operator told this process, if there is an operator.
-        gang: The ranks that save together.
+        rank_group: The ranks that save together.
         uri: The root.
         keep: The policy that selects which commits stay; None deletes nothing.
         tier: The local disk that saves go through, if any.
@@ -149,8 +149,8 @@ def build_open_request(
     """
     endpoint = None if environment is None else environment.settings.endpoint
     return OpenRequest(
-        rank=gang.rank,
-        world_size=gang.world_size,
+        rank=rank_group.rank,
+        world_size=rank_group.world_size,
         uri=uri,
         identity=None if environment is None else environment.identity,
         keep=None if keep is None else Keep.from_policy(keep),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
 from stepkeeper.policy.save import Disruptions, Moment, SaveCost, SavePolicy
 
@@ -27,11 +27,11 @@ class Seen:
 class Decisions:
     """The policy's word, and the wishes that came up in any rank. Asked by the train thread."""
 
-    def __init__(self, policy: SavePolicy, gang: Gang, see: Callable[[], Seen] = Seen) -> None:
+    def __init__(self, policy: SavePolicy, rank_group: RankGroup, see: Callable[[], Seen] = Seen) -> None:
         self._policy = policy
-        self._gang = gang
+        self._rank_group = rank_group
         self._see = see
-        self._agreement = StepAgreement(gang)
+        self._agreement = StepAgreement(rank_group)
         self._asked_for: str | None = None
         self._asked_step: int | None = None
         self._stop_step: int | None = None
@@ -59,10 +59,10 @@ class Decisions:
             self._agreement.wish(f"{_SAVE}/{request}")
 
     def stops(self, step: int) -> bool:
-        """True if all ranks agreed to stop at `step` or before. Raises GangError if a rank is lost."""
+        """True if all ranks agreed to stop at `step` or before. Raises PeerLostError if a rank is lost."""
         # At the stop step itself nothing new can come up, and the other ranks may be gone already.
         if step != self._stop_step:
-            for wish in self._agreement.passed(step):
+            for wish in self._agreement.pass_step(step):
                 if wish == STOP:
                     self._stop_step = step if self._stop_step is None else self._stop_step
                 elif not self._is_past(wish):
@@ -77,9 +77,9 @@ class Decisions:
         # Without clocks and saves in flight, every rank comes to the same answer by itself.
         if step == self._asked_step or self._policy.due(Moment(step=step, stopping=stopping)):
             return True
-        if self._gang.rank != 0 or not self._policy.due(self._moment(step)):
+        if self._rank_group.rank != 0 or not self._policy.due(self._moment(step)):
             return False
-        if self._gang.world_size == 1:
+        if self._rank_group.world_size == 1:
             return True
         # These differ between ranks: rank 0's count, and all save at a step that they agree on.
         self._agreement.wish(self._policys_wish)

@@ -9,8 +9,8 @@ from typing import Final
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, ReportPhase
-from stepkeeper.coordination.rank_group import Gang
-from stepkeeper.errors import ClosedError, FencedError, GangError, StepkeeperError
+from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.errors import ClosedError, FencedError, PeerLostError, StepkeeperError
 from stepkeeper.save.saver import Saver
 from stepkeeper.training.step_controller import Stepping
 from stepkeeper.training.termination import format_traceback, process_exit_code
@@ -29,13 +29,18 @@ class Leaving:
     """The end of a manager, which comes once."""
 
     def __init__(
-        self, stepping: Stepping, saves: Saver, progress: Progress, companion: Companion, gang: Gang
+        self,
+        stepping: Stepping,
+        saves: Saver,
+        progress: Progress,
+        companion: Companion,
+        rank_group: RankGroup,
     ) -> None:
         self._stepping = stepping
         self._saves = saves
         self._progress = progress
         self._companion = companion
-        self._gang = gang
+        self._rank_group = rank_group
         self.closed = False
 
     def check_open(self) -> None:
@@ -75,9 +80,9 @@ class Leaving:
         left_s = self._stepping.process_exit.grace_left_s()
         self._saves.finish_telling(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
         self.raise_failure(newest=True)
-        if self._gang.world_size > 1:
-            met = self._gang.gather("done", {}, _MEET_S)
-            self._gang.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
+        if self._rank_group.world_size > 1:
+            met = self._rank_group.gather("done", {}, _MEET_S)
+            self._rank_group.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
         self._progress.set_phase(ReportPhase.DONE)
         self._end(ExitCode.DONE, None)
 
@@ -95,7 +100,7 @@ class Leaving:
                 return
         assert failure is not None
         self._end_with(failure)
-        if isinstance(failure, FencedError | GangError):
+        if isinstance(failure, FencedError | PeerLostError):
             # Their codes mean something; Python's own for an exception is 1.
             sys.excepthook(type(failure), failure, failure.__traceback__)
             raise SystemExit(process_exit_code(failure)) from failure
@@ -114,8 +119,10 @@ class Leaving:
     def _end_with(self, error: BaseException) -> None:
         """The process is about to end with `error`: a save in flight is given a little time, peers none."""
         text = format_traceback(error)
-        if not isinstance(error, GangError):
-            self._saves.wait(self._stepping.process_exit.save_timeout_s(alone=self._gang.world_size == 1))
+        if not isinstance(error, PeerLostError):
+            self._saves.wait(
+                self._stepping.process_exit.save_timeout_s(alone=self._rank_group.world_size == 1)
+            )
         if text is not None:
             self._progress.set_error(text)
         self._end(process_exit_code(error), text)
@@ -127,13 +134,13 @@ class Leaving:
         self.closed = True
         stepping = self._stepping
         stepping.process_exit.write_termination_message(code, self._saves.newest, error or self._saves.error)
-        self._gang.abort()
+        self._rank_group.abort()
         stepping.close()
         self._progress.send_latest_step()
         ends_s = time.monotonic() + stepping.process_exit.closing_timeout_s()
         self._companion.close(ends_s - time.monotonic())
         self._saves.close()
         if code != ExitCode.PEER_LOST:
-            self._gang.leave(min(_READ_S, ends_s - time.monotonic()))
+            self._rank_group.leave(min(_READ_S, ends_s - time.monotonic()))
         if code != ExitCode.DONE:
             self._saves.finish_telling(ends_s - time.monotonic())

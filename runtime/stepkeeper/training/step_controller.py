@@ -8,7 +8,7 @@ from typing import Final, SupportsIndex
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
 from stepkeeper.save.in_flight import InFlight
@@ -39,7 +39,7 @@ class Stepping:
     def __init__(
         self,
         policy: SavePolicy,
-        gang: Gang,
+        rank_group: RankGroup,
         saves: Saver,
         *,
         progress: Progress,
@@ -58,7 +58,7 @@ class Stepping:
         self._started = self._closed = False
         self._disruption_history = DisruptionHistory()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
-        self.decisions: Final = Decisions(policy, gang, self._seen)
+        self.decisions: Final = Decisions(policy, rank_group, self._seen)
         trigger = None if environment is None else environment.places.notice_file
         self.notices: Final = NoticeWatcher(trigger, progress.send_latest_step, self._noticed)
         self.process_exit: Final = ProcessExit(environment, companion, progress, self.notices)

@@ -9,7 +9,7 @@ from typing import Final
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, OnDisruption, Termination
-from stepkeeper.errors import FencedError, GangError
+from stepkeeper.errors import FencedError, PeerLostError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.training.environment import Environment
@@ -42,7 +42,7 @@ def process_exit_code(error: BaseException) -> int:
             return code
         case FencedError():
             return ExitCode.FENCED
-        case GangError():
+        case PeerLostError():
             return ExitCode.PEER_LOST
         case KeyboardInterrupt():
             return _INTERRUPTED

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from stepkeeper import CheckpointManager
 from stepkeeper.checkpoint import read_manifests
-from stepkeeper.errors import GangError, TornCheckpointError
+from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
@@ -191,7 +191,7 @@ def one_is_killed(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     if rank == 1:
         count.at_data = ended
     began_s = time.monotonic()
-    with pytest.raises(GangError, match="rank 1 is lost: "):
+    with pytest.raises(PeerLostError, match="rank 1 is lost: "):
         manager.restore_latest(random_state(2, 80))
     assert time.monotonic() - began_s < 60
     # Nobody is there to say good-bye to.

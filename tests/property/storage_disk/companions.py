@@ -18,7 +18,7 @@ from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.background import done
 from stepkeeper.testing.checkpoints import write_request
 
-__all__ = ["IMPATIENT", "Gang", "check_root", "contents", "saved_bytes"]
+__all__ = ["IMPATIENT", "Companions", "check_root", "contents", "saved_bytes"]
 
 IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 _N_COLUMNS: Final = 64
@@ -42,7 +42,7 @@ def _region(data: bytes) -> Iterator[int]:
 
 
 @final
-class Gang:
+class Companions:
     """One start of a job: the companions of its ranks, in this process."""
 
     def __init__(
@@ -142,7 +142,7 @@ def check_root(store: Store, *, committed: int = -1, world_size: int = 1) -> Non
         assert state.head >= committed, (
             f"HEAD is slot {state.head}; the answer was that slot {committed} is committed"
         )
-    following = Gang(store.uri, world_size, last=1)
+    following = Companions(store.uri, world_size, last=1)
     following.begin()
     assert following.claim.slot == state.tail + 1
     last = following.save(1000)

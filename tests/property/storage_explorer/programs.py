@@ -32,7 +32,7 @@ from stepkeeper.errors import (
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.retention.garbage import gc
-from stepkeeper.retention.pins import hold, remove_pin
+from stepkeeper.retention.pins import pin_commit, remove_pin
 from stepkeeper.testing.background import jobs
 from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.testing.pod import pod_identity
@@ -141,7 +141,7 @@ def reader(*, holder: str = "a reader", oldest: bool = False) -> Program:
 
         try:
             pin, record = _until_answered(
-                lambda: hold(log, process, latest, holder=holder, patience=IMPATIENT)
+                lambda: pin_commit(log, process, latest, holder=holder, patience=IMPATIENT)
             )
         except RestoreError:
             return

@@ -31,7 +31,7 @@ def root(url: str) -> SmallRoot:
     base = root.save(10)
     root.save(20)
     root.begin(1, base.slot)
-    root.log.restored(root.claim, base.slot)
+    root.log.mark_restored(root.claim, base.slot)
     root.save(15)
     root.log.quarantine(root.claim, root.save(20).slot, "a bad block")
     root.save(25)

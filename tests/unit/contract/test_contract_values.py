@@ -7,15 +7,15 @@ import sys
 import pytest
 
 from stepkeeper.contract import (
-    Commit,
     ContractError,
     Directive,
     Endpoint,
     Identity,
     Interval,
     Report,
+    ReportedCommit,
+    ReportedRestore,
     ReportPhase,
-    Restored,
     Settings,
     Termination,
     token_audience,
@@ -83,7 +83,7 @@ def test_wrong_settings_are_refused_with_the_place(text: str, message: str) -> N
 
 
 def test_a_report_survives_json() -> None:
-    commit = Commit(
+    commit = ReportedCommit(
         sequence=4, step=100, uri="gs://b/x/100/3-ab", size_bytes=9, duration_millis=8, time_unix_s=7
     )
     report = Report(
@@ -92,7 +92,7 @@ def test_a_report_survives_json() -> None:
         tail=4,
         step=101,
         commits=(commit,),
-        restored=Restored(sequence=2, step=50),
+        restored=ReportedRestore(sequence=2, step=50),
         metrics={"loss": "2.5"},
     )
     assert Report.from_json(report.to_json()) == report

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from stepkeeper.contract import Commit, Head, Ranks, Report, ReportPhase, Restored, Termination
+from stepkeeper.contract import (
+    Head,
+    Report,
+    ReportedCommit,
+    ReportedRestore,
+    ReportPhase,
+    SlowestRank,
+    Termination,
+)
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
@@ -19,8 +27,8 @@ def job(**checkpoint: Any) -> CheckpointedTrainingJob:
     return CheckpointedTrainingJob.model_validate(raw)
 
 
-def commit(sequence: int) -> Commit:
-    return Commit(
+def commit(sequence: int) -> ReportedCommit:
+    return ReportedCommit(
         sequence=sequence,
         step=sequence * 10,
         uri=f"u/{sequence}",
@@ -106,7 +114,7 @@ def test_the_newest_commits_are_kept_in_their_order_without_doubles() -> None:
 
 
 def test_what_an_attempt_restored_is_shown_while_it_is_the_present_one() -> None:
-    report = training(restored=Restored(sequence=3, step=30), in_flight_step=50)
+    report = training(restored=ReportedRestore(sequence=3, step=30), in_flight_step=50)
     present, past = mirror(job(), report), mirror(job(), report, running=(0, 1))
     assert present.checkpoint is not None
     assert present.checkpoint.restored is not None
@@ -126,7 +134,7 @@ def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_m
     report = training(
         step=250,
         step_millis=2000,
-        ranks=Ranks(slowest=3, step=249),
+        ranks=SlowestRank(slowest=3, step=249),
         metrics={"loss": "1.25", "lr": "x" * 100},
     )
     progress = derive_progress(job(), observed(report))

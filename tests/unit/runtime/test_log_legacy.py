@@ -5,21 +5,21 @@ from collections.abc import Callable
 import pytest
 
 from stepkeeper.errors import FencedError, LogFormatError, RestoreError
-from stepkeeper.log import Begin, Commit, LegacyBase, Log, ManifestRef
-from stepkeeper.log.foreign_steps import below, found_in
+from stepkeeper.log import BeginEntry, CommitEntry, ForeignBase, Log, ManifestRef
+from stepkeeper.log.foreign_steps import find_steps_below, find_steps_in
 from stepkeeper.storage import ObjectStat
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 
 CommitStep = Callable[..., int]
 REF = ManifestRef(path="manifest.0.json", size_bytes=1, crc32c=1)
-BASE = LegacyBase(step=300, folder="step-300", reason="step 400 has no .metadata")
+BASE = ForeignBase(step=300, folder="step-300", reason="step 400 has no .metadata")
 
 
-def offer() -> LegacyBase:
+def offer() -> ForeignBase:
     return BASE
 
 
-def never() -> LegacyBase:
+def never() -> ForeignBase:
     raise AssertionError("there is something to go on from")
 
 
@@ -37,7 +37,7 @@ def test_the_first_commit_has_no_parent_and_says_what_it_goes_on_from(
         (first, None, BASE),
     ]
     body = log.entry(first).body
-    assert isinstance(body, Commit)
+    assert isinstance(body, CommitEntry)
     assert (body.parent, body.legacy) == (None, BASE)
 
 
@@ -45,7 +45,7 @@ def test_a_start_before_the_first_commit_chooses_again_and_one_after_it_does_not
     log: Log, commit: CommitStep
 ) -> None:
     log.begin(offer=offer)
-    newer = LegacyBase(step=400, folder="step-400")
+    newer = ForeignBase(step=400, folder="step-400")
     claim = log.begin(offer=lambda: newer)
     assert log.state.legacy == newer
     # What a begin says holds, also when the other writer's steps are gone.
@@ -84,7 +84,7 @@ def test_deleted_commits_leave_what_lies_below(log: Log, commit: CommitStep) -> 
 def test_a_process_that_restored_an_older_step_goes_on_from_it(log: Log, commit: CommitStep) -> None:
     claim = log.begin(offer=offer)
     abandoned = commit(log, claim, 301)
-    older = LegacyBase(step=100, folder="100")
+    older = ForeignBase(step=100, folder="100")
     claim = log.begin(base=older)
     assert (log.state.head, log.state.legacy) == (None, older)
     commit(log, claim, 101)
@@ -98,11 +98,11 @@ def test_from_scratch_is_said_and_holds_until_there_is_a_commit(log: Log, commit
     assert log.state.legacy is None
     claim = log.begin(offer=never)
     body = log.entry(claim.slot).body
-    assert isinstance(body, Begin)
+    assert isinstance(body, BeginEntry)
     assert body.scratch
     commit(log, claim, 1)
     begun = log.entry(log.begin(offer=never).slot).body
-    assert isinstance(begun, Begin)
+    assert isinstance(begun, BeginEntry)
     assert begun.scratch is None
 
 
@@ -110,26 +110,28 @@ def test_a_claim_is_followed_by_another_only_while_it_holds(
     log: Log, bucket: MemoryBucket, commit: CommitStep
 ) -> None:
     claim = log.begin(offer=offer)
-    older = LegacyBase(step=100, folder="100", reason="step 300 was read bad")
+    older = ForeignBase(step=100, folder="100", reason="step 300 was read bad")
     again = log.begin(base=older, after=claim)
     assert log.state.legacy == older
     with pytest.raises(FencedError, match="claim 0 is stale"):
         commit(log, claim, 301)
     Log(MemoryStore(bucket)).begin()
     with pytest.raises(FencedError, match="claim 1 is stale"):
-        log.begin(base=LegacyBase(step=50, folder="50"), after=again)
+        log.begin(base=ForeignBase(step=50, folder="50"), after=again)
 
 
 @pytest.mark.parametrize(
     "forged",
     [
-        lambda slot: Commit(step=2, folder="2/0-a", size_bytes=1, manifest=REF, parent=None),
-        lambda slot: Commit(step=2, folder="2/0-a", size_bytes=1, manifest=REF, parent=slot, legacy=BASE),
+        lambda slot: CommitEntry(step=2, folder="2/0-a", size_bytes=1, manifest=REF, parent=None),
+        lambda slot: CommitEntry(
+            step=2, folder="2/0-a", size_bytes=1, manifest=REF, parent=slot, legacy=BASE
+        ),
     ],
     ids=["none below", "both"],
 )
 def test_a_commit_that_says_another_base_than_the_log_is_refused(
-    log: Log, bucket: MemoryBucket, forged: Callable[[int], Commit], commit: CommitStep
+    log: Log, bucket: MemoryBucket, forged: Callable[[int], CommitEntry], commit: CommitStep
 ) -> None:
     claim = log.begin(offer=offer)
     slot = log.state.tail + 1
@@ -157,7 +159,7 @@ def stats(*paths: str) -> list[ObjectStat]:
 
 def test_steps_are_found_by_the_names_that_writers_give_them() -> None:
     nonce = "a" * 32
-    found = found_in(
+    found = find_steps_in(
         stats(
             "100/.metadata",
             f"100/7-{nonce}/.metadata",
@@ -179,7 +181,7 @@ def test_steps_are_found_by_the_names_that_writers_give_them() -> None:
             ".stepkeeper/log/00000000.json",
         )
     )
-    assert [(each.step, each.folder, each.finished) for each in found] == [
+    assert [(each.step, each.folder, each.is_finished) for each in found] == [
         (500, "500", True),
         (450, "iter_0000450", True),
         (400, "global_step400", True),
@@ -196,15 +198,15 @@ def test_steps_are_found_by_the_names_that_writers_give_them() -> None:
 def test_what_lies_below_a_line_is_what_it_went_on_from_and_all_that_is_older(
     log: Log, commit: CommitStep
 ) -> None:
-    found = found_in(stats(*(f"step-{step}/.metadata" for step in (100, 200, 300, 400))))
-    assert len(below(log.open(), lambda: found)) == 4
+    found = find_steps_in(stats(*(f"step-{step}/.metadata" for step in (100, 200, 300, 400))))
+    assert len(find_steps_below(log.open(), lambda: found)) == 4
     claim = log.begin(offer=offer)
-    assert len(below(log.state, lambda: found)) == 4, "nothing is committed yet"
+    assert len(find_steps_below(log.state, lambda: found)) == 4, "nothing is committed yet"
     commit(log, claim, 301)
-    assert [each.step for each in below(log.state, lambda: found)] == [300, 200, 100]
+    assert [each.step for each in find_steps_below(log.state, lambda: found)] == [300, 200, 100]
     commit(log, log.begin(scratch=True), 1)
 
     def nothing_to_find() -> tuple[()]:
         raise AssertionError("there can't be any")
 
-    assert below(log.state, nothing_to_find) == ()
+    assert find_steps_below(log.state, nothing_to_find) == ()

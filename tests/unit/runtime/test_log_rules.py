@@ -7,7 +7,7 @@ import pytest
 from stepkeeper.contract import Identity
 from stepkeeper.errors import (
     FencedError,
-    ForeignRootError,
+    OtherJobsRootError,
     RestoreError,
     StorageError,
     TransientStorageError,
@@ -75,7 +75,7 @@ def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket, 
         lambda: commit(log, claim, 20),
         lambda: log.delete(claim, lambda state: [1]),
         lambda: log.quarantine(claim, 1, "bad"),
-        lambda: log.restored(claim, 1),
+        lambda: log.mark_restored(claim, 1),
         lambda: log.void(claim, "late", "10/0-x"),
     ):
         with pytest.raises(FencedError, match=f"claim {claim.slot} is stale: slot {later.slot}"):
@@ -190,7 +190,7 @@ def test_quarantine_moves_head_to_the_nearest_live_ancestor_and_keeps_the_record
 def test_a_restored_commit_is_marked_verified_and_head_stays(log: Log, commit: CommitStep) -> None:
     claim = log.begin()
     first, second = commit(log, claim, 10), commit(log, claim, 20)
-    log.restored(claim, first)
+    log.mark_restored(claim, first)
     assert log.state.commits[first].verified
     assert log.state.head == second
 
@@ -211,9 +211,9 @@ def test_an_older_start_of_the_same_job_is_fenced(log: Log) -> None:
 def test_another_jobs_root_needs_a_take_over(log: Log, take_over: str | bool) -> None:
     log.begin(identity())
     for wrong in (None, False, "team/other", "llm"):
-        with pytest.raises(ForeignRootError, match=r"belongs to team/llm.*team/new"):
+        with pytest.raises(OtherJobsRootError, match=r"belongs to team/llm.*team/new"):
             log.begin(identity(job="new", uid="u2"), take_over=wrong)
-    with pytest.raises(ForeignRootError):
+    with pytest.raises(OtherJobsRootError):
         log.begin(None)
     assert log.state.tail == 0
     log.begin(identity(job="new", uid="u2"), take_over=take_over)

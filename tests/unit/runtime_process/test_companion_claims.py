@@ -19,8 +19,7 @@ from stepkeeper.errors import (
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import Begin as BeginEntry
-from stepkeeper.log import CommitRecord, Log, ManifestRef
+from stepkeeper.log import BeginEntry, CommitRecord, Log, ManifestRef
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.retry import Patience
 

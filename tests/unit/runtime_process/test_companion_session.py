@@ -17,8 +17,7 @@ from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest
 from stepkeeper.companion.reporter import LogView, TrainerState
 from stepkeeper.companion.session import Session
-from stepkeeper.contract import Commit as ReportedCommit
-from stepkeeper.contract import Directive, Report, ReportPhase
+from stepkeeper.contract import Directive, Report, ReportedCommit, ReportPhase
 from stepkeeper.errors import FencedError, TransientStorageError
 from stepkeeper.log import Claim, Log
 from stepkeeper.policy.keep import Keep, LastN

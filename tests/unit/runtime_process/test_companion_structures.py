@@ -27,7 +27,7 @@ from stepkeeper.companion.messages import (
 from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError, CompanionLostError, StorageError
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.persist import SaveJob, persist
@@ -163,8 +163,8 @@ class Trainer:
         self.opening = OpenRequest(rank=0, world_size=1, uri=f"memory://{self.name}", tier=tier)
         self.running = Process(self.new_session())
         self.claim = self.running.session.begin(ClaimRequest()).claim
-        self.gang, self.region, self.step = SoloGang(), Region(), 0
-        self.snapshots = Snapshots(self.gang.ranks)
+        self.rank_group, self.region, self.step = SoloRankGroup(), Region(), 0
+        self.snapshots = Snapshots(self.rank_group.ranks)
 
     def new_session(self) -> Session:
         return Session(self.opening, lambda directive: None)
@@ -194,7 +194,7 @@ class Trainer:
             region=self.region,
             transferred=transferred,
         )
-        return self.contents(persist(job, cast(Companion, self), self.gang))
+        return self.contents(persist(job, cast(Companion, self), self.rank_group))
 
     def contents(self, committed: Committed) -> dict[str, bytes]:
         store = MemoryStore(named_bucket(self.name))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.coordination.rank_group import SoloGang, StoreGang
+from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.policy.save import (
     AnyOf,
     Continuous,
@@ -31,7 +31,7 @@ def asked(decisions: Decisions, step: int) -> bool:
 
 
 def test_a_save_that_was_asked_for_is_due_at_its_step_until_it_is_begun() -> None:
-    decisions = Decisions(EveryNSteps(1000), SoloGang())
+    decisions = Decisions(EveryNSteps(1000), SoloRankGroup())
     assert not asked(decisions, 1)
     decisions.wish_save("request-1")
     assert [asked(decisions, 2), asked(decisions, 2)] == [True, True]
@@ -41,13 +41,13 @@ def test_a_save_that_was_asked_for_is_due_at_its_step_until_it_is_begun() -> Non
 
 
 def test_a_save_that_was_asked_for_is_not_due_at_a_later_step() -> None:
-    decisions = Decisions(EveryNSteps(1000), SoloGang())
+    decisions = Decisions(EveryNSteps(1000), SoloRankGroup())
     decisions.wish_save("request-1")
     assert [asked(decisions, 2), asked(decisions, 3)] == [True, False]
 
 
 def test_a_save_may_still_be_asked_for_where_the_stop_is_not_heeded() -> None:
-    decisions = Decisions(EveryNSteps(1000), SoloGang())
+    decisions = Decisions(EveryNSteps(1000), SoloRankGroup())
     decisions.wish_stop()
     assert decisions.stops(4)
     decisions.wish_save("request-1")
@@ -57,7 +57,7 @@ def test_a_save_may_still_be_asked_for_where_the_stop_is_not_heeded() -> None:
 
 def test_rank_0_alone_goes_by_what_it_sees() -> None:
     saving = True
-    decisions = Decisions(Continuous(), SoloGang(), lambda: Seen(saving=saving))
+    decisions = Decisions(Continuous(), SoloRankGroup(), lambda: Seen(saving=saving))
     assert not asked(decisions, 1)
     saving = False
     assert [asked(decisions, 2), asked(decisions, 2), asked(decisions, 3)] == [True] * 3
@@ -73,7 +73,7 @@ def test_the_policy_is_told_all_that_is_known() -> None:
 
     cost, disruptions = SaveCost(stall_s=1.0, duration_s=2.0), Disruptions(count=3, over_s=4.0)
     decisions = Decisions(
-        Noting(), SoloGang(), lambda: Seen(saving=False, cost=cost, disruptions=disruptions)
+        Noting(), SoloRankGroup(), lambda: Seen(saving=False, cost=cost, disruptions=disruptions)
     )
     assert not asked(decisions, 7)
     known_by_all, known_by_one = told
@@ -84,20 +84,20 @@ def test_the_policy_is_told_all_that_is_known() -> None:
 
 
 def test_the_step_of_a_preemption_is_one_for_the_policy() -> None:
-    stop = Decisions(AnyOf((EveryNSteps(1000), OnPreemption())), SoloGang())
+    stop = Decisions(AnyOf((EveryNSteps(1000), OnPreemption())), SoloRankGroup())
     assert [stop.due(7, stopping=True), stop.due(7)] == [True, False]
-    assert not Decisions(EveryNSteps(1000), SoloGang()).due(7, stopping=True)
+    assert not Decisions(EveryNSteps(1000), SoloRankGroup()).due(7, stopping=True)
 
 
-class TalkingGang(StoreGang):
+class TalkingRankGroup(StoreRankGroup):
     """Counts what goes through the store."""
 
     n_asked = 0
 
-    def proposed(self, name: str) -> dict[str, Any] | None:  # type: ignore[explicit-override]  # Python 3.11 has none
+    def read_proposal(self, name: str) -> dict[str, Any] | None:  # type: ignore[explicit-override]  # Python 3.11 has none
         if not name.startswith(("round/", "agreement/")):
             self.n_asked += 1
-        return super().proposed(name)
+        return super().read_proposal(name)
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # type: ignore[explicit-override]  # Python 3.11 has none
         assert name.startswith(("round/", "agreement/")), "no other way to agree"
@@ -119,7 +119,9 @@ class Trainings:
         self.saved: list[list[int]] = [[] for _ in range(world_size)]
         self.lead = lead
         self.moved = threading.Condition()
-        self.ranks = [Decisions(policy, TalkingGang(store, rank, world_size)) for rank in range(world_size)]
+        self.ranks = [
+            Decisions(policy, TalkingRankGroup(store, rank, world_size)) for rank in range(world_size)
+        ]
         self.ranks[0]._see = lambda: Seen(saving=False)
 
     def run(self, enough: Callable[[list[int]], bool]) -> None:
@@ -174,8 +176,8 @@ def agreed_on(decisions: Decisions) -> bool:
 def test_a_wish_that_a_save_has_overtaken_is_dropped_in_all_ranks() -> None:
     """Rank 1 is ahead by the step that is saved anyway: what rank 0 wishes before that is agreed on for the next."""
     store, policy, saving = HashStore(), AnyOf((EveryNSteps(100), Continuous())), False
-    behind = Decisions(policy, TalkingGang(store, 0, 2), lambda: Seen(saving=saving))
-    ahead = Decisions(policy, TalkingGang(store, 1, 2))
+    behind = Decisions(policy, TalkingRankGroup(store, 0, 2), lambda: Seen(saving=saving))
+    ahead = Decisions(policy, TalkingRankGroup(store, 1, 2))
     for decisions in (behind, ahead):
         decisions.start()
     assert asked(ahead, 100)
@@ -203,7 +205,7 @@ def test_a_wish_that_a_save_has_overtaken_is_dropped_in_all_ranks() -> None:
 @pytest.mark.timeout(120)
 def test_what_the_operator_asked_for_is_saved_whatever_was_saved_before() -> None:
     store, policy = HashStore(), EveryNSteps(100)
-    behind, ahead = (Decisions(policy, TalkingGang(store, rank, 2)) for rank in range(2))
+    behind, ahead = (Decisions(policy, TalkingRankGroup(store, rank, 2)) for rank in range(2))
     for decisions in (behind, ahead):
         decisions.start()
     assert asked(ahead, 100)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stepkeeper.contract import ExitCode, Termination
-from stepkeeper.errors import FencedError, ForeignRootError, GangError, SaveError
+from stepkeeper.errors import FencedError, OtherJobsRootError, PeerLostError, SaveError
 from stepkeeper.training.termination import _write, format_traceback, process_exit_code
 
 
@@ -17,8 +17,8 @@ from stepkeeper.training.termination import _write, format_traceback, process_ex
         (SystemExit(3), 3),
         (SystemExit("no such preset"), 1),
         (FencedError("a later claim"), ExitCode.FENCED),
-        (ForeignRootError("another job"), ExitCode.FENCED),
-        (GangError("rank 1 is lost"), ExitCode.PEER_LOST),
+        (OtherJobsRootError("another job"), ExitCode.FENCED),
+        (PeerLostError("rank 1 is lost"), ExitCode.PEER_LOST),
         (SaveError("no space"), 1),
         (ValueError("the loss is no number"), 1),
         (KeyboardInterrupt(), 130),

@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, Serializat
 from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import BadItem, BadNodeError, RestoreError, TornCheckpointError
-from stepkeeper.restore.foreign.choosing import choose
-from stepkeeper.restore.foreign.loading import LegacyLoading
-from stepkeeper.restore.second_read import confirm, this_host
+from stepkeeper.restore.foreign.choosing import choose_foreign_step
+from stepkeeper.restore.foreign.loading import ForeignLoading
+from stepkeeper.restore.second_read import confirm_bad, this_host
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.selection import LoadRules
@@ -71,13 +71,15 @@ def add(bucket: MemoryBucket, folder: Path) -> None:
 
 def load(bucket: MemoryBucket, rules: LoadRules | None = None) -> dict[str, Any]:
     """The newest step, as a rank loads it."""
-    base = choose(MemoryStore(bucket), lambda: MemoryStore(bucket))
+    base = choose_foreign_step(MemoryStore(bucket), lambda: MemoryStore(bucket))
     assert base is not None
     state: dict[str, Any] = {"w": torch.zeros(4, 4), "b": torch.zeros(100)}
-    loading = LegacyLoading(MemoryStore(bucket), base.folder, state, Ranks(rank=0, world_size=1), rules=rules)
-    loading.compare()
-    loading.fill()
-    loading.give()
+    loading = ForeignLoading(
+        MemoryStore(bucket), base.folder, state, Ranks(rank=0, world_size=1), rules=rules
+    )
+    loading.compare_state()
+    loading.fill_tensors()
+    loading.scatter_values()
     return state
 
 
@@ -144,4 +146,4 @@ def test_what_only_the_first_reading_found_bad_condemns_nothing_whatever_kind_it
     add(bucket, tmp_path / "200")
     torn = TornCheckpointError("bad", BadItem(folder="200", name="w", chunk=0))
     with pytest.raises(BadNodeError):
-        confirm("torn", SoloGang(), this_host(), torn, lambda: MemoryStore(bucket))
+        confirm_bad("torn", SoloRankGroup(), this_host(), torn, lambda: MemoryStore(bucket))

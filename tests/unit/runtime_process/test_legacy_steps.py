@@ -12,11 +12,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from stepkeeper.errors import RestoreError, TornCheckpointError, TransientStorageError
-from stepkeeper.log import LegacyBase
-from stepkeeper.restore.foreign import loading as loading_module
-from stepkeeper.restore.foreign.choosing import choose
-from stepkeeper.restore.foreign.content import LegacyContent, open_content
-from stepkeeper.restore.foreign.loading import LegacyLoading
+from stepkeeper.log import ForeignBase
+from stepkeeper.restore.foreign import read_ahead as read_ahead_module
+from stepkeeper.restore.foreign.choosing import choose_foreign_step
+from stepkeeper.restore.foreign.content import ForeignContent, open_content
+from stepkeeper.restore.foreign.loading import ForeignLoading
 from stepkeeper.storage import Store
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
@@ -51,12 +51,12 @@ def bucket(objects: dict[str, bytes]) -> MemoryBucket:
     return bucket
 
 
-def chosen(bucket: MemoryBucket) -> LegacyBase | None:
-    return choose(MemoryStore(bucket), lambda: MemoryStore(bucket))
+def chosen(bucket: MemoryBucket) -> ForeignBase | None:
+    return choose_foreign_step(MemoryStore(bucket), lambda: MemoryStore(bucket))
 
 
 def test_the_newest_complete_one_is_chosen(bucket: MemoryBucket) -> None:
-    assert chosen(bucket) == LegacyBase(step=200, folder="step-200")
+    assert chosen(bucket) == ForeignBase(step=200, folder="step-200")
     assert chosen(MemoryBucket()) is None
 
 
@@ -132,14 +132,14 @@ def test_no_answer_is_no_incomplete_step(bucket: MemoryBucket) -> None:
 
     store = MemoryStore(bucket, hook=hook)
     with pytest.raises(TransientStorageError):
-        choose(store, lambda: store, patience=Patience(total_s=0))
+        choose_foreign_step(store, lambda: store, patience=Patience(total_s=0))
 
 
 def filled(store: Store, state: dict[str, Any], rules: LoadRules | None = None) -> None:
-    loading = LegacyLoading(store, "step-200", state, Ranks(rank=0, world_size=1), rules=rules)
-    assert loading.compare() == {}
-    loading.fill()
-    loading.give()
+    loading = ForeignLoading(store, "step-200", state, Ranks(rank=0, world_size=1), rules=rules)
+    assert loading.compare_state() == {}
+    loading.fill_tensors()
+    loading.scatter_values()
 
 
 def test_a_step_is_loaded_into_place(bucket: MemoryBucket) -> None:
@@ -169,14 +169,14 @@ def test_as_much_is_read_ahead_as_there_is_memory_for(
     bucket.objects = {
         f"step-200/{path.name}": path.read_bytes() for path in (tmp_path / "step-200").iterdir()
     }
-    monkeypatch.setattr(loading_module, "_READ_AHEAD_BYTES", 5000)
+    monkeypatch.setattr(read_ahead_module, "_READ_AHEAD_BYTES", 5000)
     ahead: list[int] = []
-    chunk, fill = LegacyContent.chunk, adapters.fill
+    chunk, fill = ForeignContent.read_chunk, adapters.fill
     lock = threading.Lock()
     read: list[str] = []
     filled_bytes: list[int] = []
 
-    def counting_chunk(content: LegacyContent, fqn: str, number: int) -> torch.Tensor:
+    def counting_chunk(content: ForeignContent, fqn: str, number: int) -> torch.Tensor:
         with lock:
             read.append(fqn)
         return chunk(content, fqn, number)
@@ -187,7 +187,7 @@ def test_as_much_is_read_ahead_as_there_is_memory_for(
         filled_bytes.append(tensor.nbytes)
         fill(tensor, shards)
 
-    monkeypatch.setattr(LegacyContent, "chunk", counting_chunk)
+    monkeypatch.setattr(ForeignContent, "read_chunk", counting_chunk)
     monkeypatch.setattr(adapters, "fill", counting_fill)
     state = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
     filled(MemoryStore(bucket), state)
@@ -243,5 +243,5 @@ def test_code_in_a_pickle_is_not_run_and_no_reason_to_go_back(tmp_path: Path) ->
     assert found is not None
     content = open_content(MemoryStore(bucket), found.folder)
     with pytest.raises(ValueDecodeError, match="evil"):
-        content.value("evil")
+        content.read_value("evil")
     assert not (tmp_path / "ran").exists()

@@ -3,25 +3,20 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import Gang, SoloGang
+from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
 from stepkeeper.errors import TornCheckpointError
-from stepkeeper.log.foreign_steps import LegacyRecord
+from stepkeeper.log.foreign_steps import ForeignRecord
 from stepkeeper.restore import Restorer
-from stepkeeper.restore import restorer as choosing
+from stepkeeper.restore import restorer as restoring
 from stepkeeper.restore import second_read as confirming
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.storage import open_store
-
-
-class NoCompanion:
-    """Nothing is asked of it."""
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -38,20 +33,20 @@ def test_the_ranks_are_connected_until_all_know_what_is_bad(
     asked: list[bool] = []
 
     @contextmanager
-    def watched(gang: Gang, name: str) -> Iterator[Exchange]:
+    def watched(rank_group: RankGroup, name: str) -> Iterator[Exchange]:
         nonlocal connected
-        with exchange_among(gang, name) as exchange:
+        with exchange_among(rank_group, name) as exchange:
             connected = True
             yield exchange
         connected = False
 
     def noting(*arguments: Any, **named: Any) -> str:
         asked.append(connected)
-        return confirming.confirm(*arguments, **named)
+        return confirming.confirm_bad(*arguments, **named)
 
-    monkeypatch.setattr(choosing, "exchange_among", watched)
-    monkeypatch.setattr(choosing, "confirm", noting)
-    restorer = Restorer(open_store(tmp_path.as_uri()), cast(Companion, NoCompanion()), SoloGang())
+    monkeypatch.setattr(restoring, "exchange_among", watched)
+    monkeypatch.setattr(restoring, "confirm_bad", noting)
+    restorer = Restorer(open_store(tmp_path.as_uri()), SoloRankGroup())
     with pytest.raises(TornCheckpointError, match="another checksum"):
-        restorer.record(LegacyRecord(slot=0, step=1, folder="1"), {"w": torch.zeros(300)})
+        restorer.restore(ForeignRecord(slot=0, step=1, folder="1"), {"w": torch.zeros(300)})
     assert asked == [True]

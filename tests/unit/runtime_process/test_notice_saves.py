@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang, StoreGang
+from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.errors import StorageError
 from stepkeeper.save.in_flight import InFlight
@@ -40,9 +40,9 @@ def ranks_in(states: list[SaveState]) -> list[Saver]:
     store = HashStore()
     ranks = []
     for rank, state in enumerate(states):
-        gang = StoreGang(store, rank, len(states))
+        rank_group = StoreRankGroup(store, rank, len(states))
         saves = Saver(
-            MemoryStore(), cast(Companion, None), gang, Progress(lambda _state: None), max_pending=1
+            MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
         )
         saves._last_begun = InFlight(7)
         saves._last_begun.state = state
@@ -98,8 +98,10 @@ class Proof:
 
 
 def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:
-    gang, answer = SoloGang(), threading.Event()
-    saves = Saver(MemoryStore(), cast(Companion, None), gang, Progress(lambda _state: None), max_pending=1)
+    rank_group, answer = SoloRankGroup(), threading.Event()
+    saves = Saver(
+        MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
+    )
     saves._proof = cast(RootProof, Proof(answer))
     late = threading.Timer(3, answer.set)
     late.start()
@@ -119,7 +121,7 @@ def test_why_the_root_is_none_is_said_where_there_is_a_limit_too(caplog: pytest.
             raise StorageError("no such bucket")
 
     saves = Saver(
-        MemoryStore(), cast(Companion, None), SoloGang(), Progress(lambda _state: None), max_pending=1
+        MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
     )
     saves._proof = cast(RootProof, Refused(threading.Event()))
     saves.save_for_notice(SaveRequest(step=1, state={"step": 1}), 30)
@@ -129,7 +131,7 @@ def test_why_the_root_is_none_is_said_where_there_is_a_limit_too(caplog: pytest.
 
 def test_a_root_that_was_proven_takes_no_time_where_none_is_left() -> None:
     saves = Saver(
-        MemoryStore(), cast(Companion, None), SoloGang(), Progress(lambda _state: None), max_pending=1
+        MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
     )
     proof = Proof(threading.Event())
     proof.made = True

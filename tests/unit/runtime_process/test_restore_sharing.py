@@ -2,8 +2,7 @@
 
 import json
 
-from stepkeeper.checkpoint.blocks import BlockTable, numbers_of, runs_of
-from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.blocks import BlockTable, Contents, numbers_of, runs_of
 from stepkeeper.checkpoint.manifest import (
     BLOCK_BYTES,
     ChunkRecord,
@@ -13,8 +12,8 @@ from stepkeeper.checkpoint.manifest import (
     TensorRecord,
 )
 from stepkeeper.restore.peers.duties import Sharing
-from stepkeeper.restore.peers.links import neighbours
-from stepkeeper.restore.verifying import share_of
+from stepkeeper.restore.peers.exchange import neighbours
+from stepkeeper.restore.verify import share_of
 
 
 def table_of(*sizes_bytes: int) -> BlockTable:
@@ -47,7 +46,7 @@ def test_what_all_need_is_read_once_and_by_all_alike() -> None:
     table = table_of(12 * BLOCK_BYTES)
     needs = [list(range(12))] * 4
     sharing = Sharing.of([runs_of(each) for each in needs], table)
-    duties = [sharing.duties(rank, needs[rank], table, range(12)) for rank in range(4)]
+    duties = [sharing.assign_duties(rank, needs[rank], table, range(12)) for rank in range(4)]
     assert [len(each.reads) for each in duties] == [3] * 4
     assert sorted(number for each in duties for number in each.reads) == list(range(12))
     # Neighbours are read by different ranks, so all of them read and send at all times.
@@ -61,7 +60,7 @@ def test_who_has_most_to_read_alone_reads_least_of_what_several_need() -> None:
     needs = [range(10), range(6, 10)]
     sharing = Sharing.of([runs_of(each) for each in needs], table)
     assert sharing.alone_bytes == (6 * BLOCK_BYTES, 0)
-    first, second = (sharing.duties(rank, needs[rank], table, range(10)) for rank in range(2))
+    first, second = (sharing.assign_duties(rank, needs[rank], table, range(10)) for rank in range(2))
     assert (len(first.reads), len(second.reads)) == (6, 4)
     assert first.receives == {6: 1, 7: 1, 8: 1, 9: 1}
 
@@ -70,15 +69,15 @@ def test_what_nobody_shares_needs_no_words() -> None:
     table = table_of(*[BLOCK_BYTES] * 3)
     sharing = Sharing.of([[[0, 1]], [[1, 2]], []], table)
     assert not sharing.groups
-    assert sharing.duties(1, [1], table, range(3)).reads == {1: ()}
-    assert Sharing.heard(json.loads(json.dumps(sharing.said()))) == sharing
+    assert sharing.assign_duties(1, [1], table, range(3)).reads == {1: ()}
+    assert Sharing.decode(json.loads(json.dumps(sharing.encode()))) == sharing
 
 
 def test_what_several_need_is_read_by_those_that_have_copies() -> None:
     table = table_of(*[2 * BLOCK_BYTES] * 4)
     needs, at_hand = [runs_of(range(8))] * 3, [[[0, 2]], [], [[0, 1], [4, 6]]]
-    sharing = Sharing.heard(json.loads(json.dumps(Sharing.of(needs, table, at_hand).said())))
-    duties = [sharing.duties(rank, range(8), table, range(8)) for rank in range(3)]
+    sharing = Sharing.decode(json.loads(json.dumps(Sharing.of(needs, table, at_hand).encode())))
+    duties = [sharing.assign_duties(rank, range(8), table, range(8)) for rank in range(3)]
     readers = {number: rank for rank, each in enumerate(duties) for number in each.reads}
     assert (readers[1], readers[4], readers[5]) == (0, 2, 2)
     assert readers[0] in (0, 2)
@@ -90,9 +89,9 @@ def test_what_several_need_is_read_by_those_that_have_copies() -> None:
 def test_what_a_thousand_ranks_share_is_told_in_few_words() -> None:
     table = table_of(*[4 * BLOCK_BYTES] * 1000)
     sharing = Sharing.of([[[0, 4000]]] * 1000, table)
-    said = json.dumps(sharing.said()["groups"])
+    said = json.dumps(sharing.encode()["groups"])
     assert len(said) < 100
-    assert len(sharing.duties(999, range(4000), table, range(4000)).reads) == 4
+    assert len(sharing.assign_duties(999, range(4000), table, range(4000)).reads) == 4
 
 
 def test_tensors_get_whole_one_after_another_whatever_files_they_lie_in() -> None:

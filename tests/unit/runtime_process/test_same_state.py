@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.coordination.rank_group import SoloGang, StoreGang
+from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.errors import SaveError
 from stepkeeper.save import consistency as same_state
 from stepkeeper.save.consistency import check_same_state
@@ -32,10 +32,10 @@ def outcomes(
     steps = steps or [7] * len(summaries)
 
     def check(rank: int) -> BaseException | None:
-        gang = StoreGang(store, rank, len(summaries))
+        rank_group = StoreRankGroup(store, rank, len(summaries))
         refusal = "w: bad" if summaries[rank] is None else None
         try:
-            check_same_state("save/0", steps[rank], summaries[rank], gang, refusal=refusal)
+            check_same_state("save/0", steps[rank], summaries[rank], rank_group, refusal=refusal)
         except (RanksDifferError, SaveError) as error:
             return error
         return None
@@ -113,8 +113,8 @@ def test_ranks_that_save_different_steps_are_told() -> None:
 
 
 def test_one_process_has_nobody_to_compare_with() -> None:
-    gang = SoloGang()
-    check_same_state("save/0", 1, summary_of({"w": 1}, 0, 1), gang)
+    rank_group = SoloRankGroup()
+    check_same_state("save/0", 1, summary_of({"w": 1}, 0, 1), rank_group)
 
 
 class Rows(torch.Tensor):

@@ -10,17 +10,17 @@ import pytest
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import (
     CompanionLostError,
     DevicesFullError,
     FencedError,
-    GangError,
+    PeerLostError,
     SaveError,
     StepkeeperError,
 )
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.entries import ManifestRef
+from stepkeeper.log.records import ManifestRef
 from stepkeeper.save.persist import SaveJob, _own_or_shared
 
 STATE = {"step": 1}
@@ -37,7 +37,7 @@ RECORD = CommitRecord(
 class Ends(list[BaseException | None]):
     """How one save after the other ends."""
 
-    def __call__(self, job: SaveJob, companion: Companion, gang: Gang) -> Committed:  # persist's
+    def __call__(self, job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:  # persist's
         end = self.pop(0)
         if end is not None:
             raise end
@@ -97,7 +97,7 @@ def test_a_failure_that_nobody_asked_for_is_raised_whatever_others_were_heard(
     manager.close()
 
 
-@pytest.mark.parametrize("error", [FencedError, GangError])
+@pytest.mark.parametrize("error", [FencedError, PeerLostError])
 def test_that_the_root_or_the_peers_are_lost_stays_true(
     manager: CheckpointManager, ends: Ends, error: type[StepkeeperError]
 ) -> None:
@@ -111,7 +111,7 @@ def test_that_the_root_or_the_peers_are_lost_stays_true(
 
 
 def test_of_several_ranks_one_that_asks_does_not_go_on_alone(manager: CheckpointManager, ends: Ends) -> None:
-    vars(manager._saves._pipeline)["_gang"] = SimpleNamespace(world_size=2)
+    vars(manager._saves._pipeline)["_rank_group"] = SimpleNamespace(world_size=2)
     ends += [SaveError("no space"), SaveError("no answer"), None]
     manager.save_async(1, STATE)
     begun = manager._saves.last_begun

@@ -8,7 +8,7 @@ import pytest
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError
 from stepkeeper.save.hooks import Events
 from stepkeeper.save.report import SaveClock, SaveReport
@@ -27,7 +27,7 @@ class NoCompanion:
 def saves_with(events: Events) -> Saver:
     progress = Progress(lambda _state: None)
     companion = cast(Companion, NoCompanion())
-    return Saver(MemoryStore(), companion, SoloGang(), progress, max_pending=1, events=events)
+    return Saver(MemoryStore(), companion, SoloRankGroup(), progress, max_pending=1, events=events)
 
 
 def report_of(step: int) -> SaveReport:

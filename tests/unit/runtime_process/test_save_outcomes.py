@@ -10,13 +10,13 @@ import torch
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
-    ForeignRootError,
-    GangError,
+    OtherJobsRootError,
+    PeerLostError,
     SaveError,
     StepkeeperError,
     StorageError,
@@ -72,7 +72,7 @@ class FirstOfTwo:
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def proposed(self, name: str) -> dict[str, Any] | None:
+    def read_proposal(self, name: str) -> dict[str, Any] | None:
         raise NotImplementedError
 
 
@@ -97,7 +97,7 @@ def a_job() -> SaveJob:
         (CompanionLostError, CompanionLostError, CompanionLostError, CompanionLostError),
         (CompanionLostError, StorageError, SaveError, SaveError),
         (StorageError, CompanionLostError, StorageError, SaveError),
-        (CompanionLostError, ForeignRootError, FencedError, FencedError),
+        (CompanionLostError, OtherJobsRootError, FencedError, FencedError),
         (StorageError, StorageError, StorageError, SaveError),
     ],
 )
@@ -107,34 +107,34 @@ def test_a_lost_companion_is_one_for_all_ranks_or_for_none(
     raised: type[Exception],
     shared: type[Exception],
 ) -> None:
-    gang = FirstOfTwo(other("of rank 1"))
+    rank_group = FirstOfTwo(other("of rank 1"))
     with pytest.raises(raised) as caught:
-        persist(a_job(), cast(Companion, FailingCompanion(own("of rank 0"))), gang)
+        persist(a_job(), cast(Companion, FailingCompanion(own("of rank 0"))), rank_group)
     assert type(caught.value) is raised
-    said = gang.said["save/0/outcome"]["error"]
+    said = rank_group.said["save/0/outcome"]["error"]
     assert said["kind"] == shared.__name__
     assert "rank 0: of rank 0; rank 1: of rank 1" in said["message"]
 
 
 def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
-    class Alone(SoloGang):
+    class Alone(SoloRankGroup):
         def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # type: ignore[explicit-override]  # Python 3.11 has no typing.override
             if name.startswith("probe/"):
                 return [dict(value)]
-            raise GangError(f"{name}: rank 1 is lost {value} {timeout_s}")
+            raise PeerLostError(f"{name}: rank 1 is lost {value} {timeout_s}")
 
     companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
     saves = Saver(MemoryStore(), companion, Alone(), Progress(lambda _state: None), max_pending=1)
     saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait(10)
-    with pytest.raises(GangError, match="rank 1 is lost"):
+    with pytest.raises(PeerLostError, match="rank 1 is lost"):
         saves.raise_failure()
     saves.close()
 
 
 def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -> None:
     companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saver(MemoryStore(), companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
+    saves = Saver(MemoryStore(), companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
     saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait(10)
     saves.raise_failure()
@@ -154,7 +154,7 @@ def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
 
     progress = Progress(lambda _state: None)
     companion = cast(Companion, FailingCompanion(StorageError("full")))
-    saves = Saver(MemoryStore(), companion, SoloGang(), progress, max_pending=1)
+    saves = Saver(MemoryStore(), companion, SoloRankGroup(), progress, max_pending=1)
     begun = saves.start_save(SaveRequest(step=7, state={"step": 7}))
     assert saves.wait(10)
     progress.set_error = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
@@ -180,7 +180,7 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
 
     companion = cast(Companion, FailingCompanion(AssertionError("the companion was asked")))
     store = MemoryStore(hook=refuse)
-    saves = Saver(store, companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
+    saves = Saver(store, companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
     for use in (saves.await_and_prove, lambda: saves.start_save(SaveRequest(step=7, state={"step": 7}))):
         with pytest.raises(StorageError, match=r"\.stepkeeper/probes/.* not allowed"):
             use()

@@ -13,7 +13,7 @@ from stepkeeper.companion.messages import Committed, Kind, Written
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import SaveError
 from stepkeeper.log import CommitRecord, ManifestRef
@@ -108,11 +108,11 @@ def companion() -> Iterator[SlowCompanion]:
     found.may_answer.set()
 
 
-def saves_with(companion: SlowCompanion, gang: SoloGang | None = None) -> Saver:
+def saves_with(companion: SlowCompanion, rank_group: SoloRankGroup | None = None) -> Saver:
     return Saver(
         MemoryStore(),
         cast(Companion, companion),
-        gang or SoloGang(),
+        rank_group or SoloRankGroup(),
         Progress(lambda _: None),
         max_pending=2,
     )
@@ -160,10 +160,10 @@ def test_what_cannot_be_moved_fails_its_own_save_in_its_turn(moves: Moves, compa
     saves.close()
 
 
-class FirstOfTwo(SoloGang):
+class FirstOfTwo(SoloRankGroup):
     """Rank 0, whose other rank does as it does."""
 
-    world_size = 2  # type: ignore[misc]  # SoloGang's own is final
+    world_size = 2  # type: ignore[misc]  # SoloRankGroup's own is final
     ranks = Ranks(rank=0, world_size=2)  # type: ignore[misc]  # as above
 
     def __init__(self) -> None:
@@ -194,21 +194,21 @@ def test_the_ranks_talk_of_one_save_after_the_other_in_one_thread(
         raise SaveError("elements are lacking")
 
     moves.by_step[2] = refuse
-    gang = FirstOfTwo()
-    saves = saves_with(companion, gang)
+    rank_group = FirstOfTwo()
+    saves = saves_with(companion, rank_group)
     first = saves.start_save(SaveRequest(step=1, state=state_of(1)))
     assert companion.writing.wait(LONGEST_S)
     second = saves.start_save(SaveRequest(step=2, state=state_of(2)))
     assert moves.tried(2)
-    assert gang.said == [f"save/0/{part}" for part in ("state", "same", "place")]
+    assert rank_group.said == [f"save/0/{part}" for part in ("state", "same", "place")]
     companion.may_answer.set()
     first.result(LONGEST_S)
     with pytest.raises(SaveError, match="elements are lacking"):
         second.result(LONGEST_S)
     parts = ("state", "same", "place", "vote", "outcome")
-    assert gang.said == [f"save/{number}/{part}" for number in (0, 1) for part in parts]
-    assert gang.votes["save/1/vote"] == {"error": encode_error(SaveError("elements are lacking"))}
-    assert len(gang.threads) == 1, "each thread has a client of its own"
+    assert rank_group.said == [f"save/{number}/{part}" for number in (0, 1) for part in parts]
+    assert rank_group.votes["save/1/vote"] == {"error": encode_error(SaveError("elements are lacking"))}
+    assert len(rank_group.threads) == 1, "each thread has a client of its own"
     saves.close()
 
 

@@ -13,7 +13,7 @@ from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, Staged, Written
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
-from stepkeeper.coordination.rank_group import SoloGang, StoreGang
+from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionLostError, StorageError
 from stepkeeper.log import ManifestRef
@@ -99,22 +99,24 @@ def test_what_one_rank_could_not_write_is_void() -> None:
 
 def test_no_rank_waits_for_one_whose_companion_does_not_start() -> None:
     store = HashStore()
-    gangs = [StoreGang(store, rank, 2) for rank in range(2)]
+    rank_groups = [StoreRankGroup(store, rank, 2) for rank in range(2)]
 
-    def save(gang: StoreGang) -> None:
+    def save(rank_group: StoreRankGroup) -> None:
         region = Region()
-        snapshot = Snapshots(gang.ranks).take({"w": torch.zeros(3)}, region)
-        persist(job_of(snapshot, region), cast(Companion, Lost() if gang.rank == 0 else Found()), gang)
+        snapshot = Snapshots(rank_group.ranks).take({"w": torch.zeros(3)}, region)
+        persist(
+            job_of(snapshot, region), cast(Companion, Lost() if rank_group.rank == 0 else Found()), rank_group
+        )
 
     with ThreadPoolExecutor(2) as ranks:
-        saves = [ranks.submit(save, gang) for gang in gangs]
+        saves = [ranks.submit(save, rank_group) for rank_group in rank_groups]
         try:
             for each in saves:
                 with pytest.raises(CompanionLostError, match="went away"):
                     each.result(10)
         finally:
-            for gang in gangs:
-                gang.abort()
+            for rank_group in rank_groups:
+                rank_group.abort()
 
 
 class Tiered:
@@ -144,10 +146,10 @@ class Tiered:
 @pytest.mark.parametrize(("is_last", "ways"), [(False, [Kind.STAGE, Kind.UPLOAD]), (True, [Kind.WRITE])])
 def test_the_last_save_goes_straight_to_the_root(is_last: bool, ways: list[Kind]) -> None:
     """A notice's has seconds, and its pod's disk goes with the pod."""
-    gang, region, companion = SoloGang(), Region(), Tiered()
-    snapshot = Snapshots(gang.ranks).take({"w": torch.ones(2)}, region)
+    rank_group, region, companion = SoloRankGroup(), Region(), Tiered()
+    snapshot = Snapshots(rank_group.ranks).take({"w": torch.ones(2)}, region)
     job = replace(job_of(snapshot, region), is_last=is_last)
     with pytest.raises(StorageError):
-        persist(job, cast(Companion, companion), gang)
+        persist(job, cast(Companion, companion), rank_group)
     assert companion.kinds == [*ways, Kind.COMMIT]
     region.close()

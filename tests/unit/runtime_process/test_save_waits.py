@@ -10,7 +10,7 @@ import pytest
 from stepkeeper import loggers
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError
 from stepkeeper.save.hooks import Events
 from stepkeeper.save.report import SaveReport
@@ -45,7 +45,7 @@ def saves_with(companion: SlowCompanion, max_pending: int, events: Events | None
     return Saver(
         MemoryStore(),
         cast(Companion, companion),
-        SoloGang(),
+        SoloRankGroup(),
         progress,
         max_pending=max_pending,
         events=events,

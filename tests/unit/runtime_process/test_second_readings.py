@@ -4,9 +4,9 @@ import pytest
 
 from stepkeeper.checkpoint.reread import still_bad
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import BadBytes, BadItem, BadNodeError, StorageError, TornCheckpointError
-from stepkeeper.restore.second_read import Host, Question, Reading, confirm, question_of, this_host
+from stepkeeper.restore.second_read import Host, Question, Reading, confirm_bad, find_question, this_host
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 
@@ -16,7 +16,7 @@ OTHER = BadBytes(path="2/0-a/__1_0.distcp", length_bytes=3, crc32c=7, offset_byt
 
 def on(machine: str, bad: BadBytes | None = None) -> Reading:
     host = Host(name=f"node-{machine}", machine=machine)
-    return Reading(host=host, said=None if bad is None else f"{bad.path} is bad", bad_bytes=bad)
+    return Reading(host=host, reason=None if bad is None else f"{bad.path} is bad", bad_bytes=bad)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def on(machine: str, bad: BadBytes | None = None) -> Reading:
 def test_another_node_reads_the_same_bytes_if_there_is_one(
     readings: list[Reading], first: int, reader: int | None, other: str
 ) -> None:
-    question = question_of(readings)
+    question = find_question(readings)
     assert question is not None
     assert (question.first, question.reader, question.other.name) == (first, reader, other)
     assert question.reading.bad == BAD
@@ -43,12 +43,12 @@ def test_another_node_reads_the_same_bytes_if_there_is_one(
 
 
 def test_nothing_is_condemned_where_it_is_not_known_what_was_bad() -> None:
-    assert question_of([on("a"), Reading(host=this_host(), said="bad, somewhere")]) is None
+    assert find_question([on("a"), Reading(host=this_host(), reason="bad, somewhere")]) is None
 
 
 def test_a_part_of_another_writers_step_is_told_too() -> None:
     item = BadItem(folder="step-1", name="w", chunk=0)
-    question = question_of([Reading(host=this_host(), said="bad", bad_item=item)])
+    question = find_question([Reading(host=this_host(), reason="bad", bad_item=item)])
     assert question is not None
     assert decode(Question, encode(question)).reading.bad == item
 
@@ -95,9 +95,9 @@ def test_one_node_alone_reads_again_over_fresh_connections(there: bytes) -> None
         with pytest.raises(
             BadNodeError, match=r"node-7 \(rank 0\) reads bad bytes, and good ones .* 1/0-a/x is bad"
         ):
-            confirm("torn", SoloGang(), host, torn, reopen)
+            confirm_bad("torn", SoloRankGroup(), host, torn, reopen)
     else:
-        said = confirm("torn", SoloGang(), host, torn, reopen)
+        said = confirm_bad("torn", SoloRankGroup(), host, torn, reopen)
         assert "1/0-a/x is bad (read bad by node node-7, also over fresh connections" in said
         assert len(opened) == 2
 
@@ -108,4 +108,4 @@ def test_no_answer_to_the_second_reading_condemns_nothing() -> None:
 
     bad = BadBytes(path="1/0-a/x", length_bytes=4, crc32c=0, block=0)
     with pytest.raises(StorageError, match="no permission"):
-        confirm("torn", SoloGang(), this_host(), TornCheckpointError("bad", bad), reopen)
+        confirm_bad("torn", SoloRankGroup(), this_host(), TornCheckpointError("bad", bad), reopen)

@@ -7,12 +7,12 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
-from stepkeeper.coordination.rank_group import StoreGang
-from stepkeeper.errors import GangError
+from stepkeeper.coordination.rank_group import StoreRankGroup
+from stepkeeper.errors import PeerLostError
 
 
 class Processes:
-    """This process as several: `enter` makes it another one, which has made no gang yet."""
+    """This process as several: `enter` makes it another one, which has made no rank group yet."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
@@ -20,13 +20,13 @@ class Processes:
         self._set("torch.distributed.distributed_c10d._get_default_store", lambda: store)
 
     def enter(self) -> None:
-        self._set("stepkeeper.coordination.rank_group._instances", Counter())
+        self._set("stepkeeper.coordination.store_rank_group._instances", Counter())
 
-    def gang_of(self, members: list[int], rank: int) -> StoreGang:
+    def rank_group_of(self, members: list[int], rank: int) -> StoreRankGroup:
         self._set("torch.distributed.get_process_group_ranks", lambda _group: members)
         self._set("torch.distributed.get_rank", lambda _group: members.index(rank))
         self._set("torch.distributed.get_world_size", lambda _group: len(members))
-        return StoreGang.of(dist.group.WORLD)
+        return StoreRankGroup.of(dist.group.WORLD)
 
     def _set(self, name: str, value: Any) -> None:
         self.monkeypatch.setattr(name, value)
@@ -39,33 +39,33 @@ def _processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
 
 def test_disjoint_groups_hear_nothing_of_each_other(processes: Processes) -> None:
     processes.enter()
-    first = processes.gang_of([0, 1], 0)
+    first = processes.rank_group_of([0, 1], 0)
     processes.enter()
-    other = processes.gang_of([2, 3], 2)
+    other = processes.rank_group_of([2, 3], 2)
     first.propose("name", {"of": "first"})
-    assert other.proposed("name") is None
+    assert other.read_proposal("name") is None
 
 
 def test_a_group_is_the_same_to_all_its_ranks_whatever_others_they_are_in(processes: Processes) -> None:
     processes.enter()
-    processes.gang_of([0, 1], 0)
-    mine = processes.gang_of([0, 1, 2], 0)
+    processes.rank_group_of([0, 1], 0)
+    mine = processes.rank_group_of([0, 1, 2], 0)
     processes.enter()
-    theirs = processes.gang_of([0, 1, 2], 2)
+    theirs = processes.rank_group_of([0, 1, 2], 2)
     mine.propose("name", {"of": "all"})
-    assert theirs.proposed("name") == {"of": "all"}
+    assert theirs.read_proposal("name") == {"of": "all"}
 
 
-def test_two_gangs_of_the_same_ranks_are_two(processes: Processes) -> None:
+def test_two_rank_groups_of_the_same_ranks_are_two(processes: Processes) -> None:
     processes.enter()
-    first, second = (processes.gang_of([0, 1], 0) for _ in range(2))
+    first, second = (processes.rank_group_of([0, 1], 0) for _ in range(2))
     first.propose("name", {"of": "first"})
-    assert second.proposed("name") is None
+    assert second.read_proposal("name") is None
 
 
 def test_what_was_gathered_is_kept_nowhere() -> None:
     store = HashStore()
-    first, second = (StoreGang(store, rank, 2) for rank in range(2))
+    first, second = (StoreRankGroup(store, rank, 2) for rank in range(2))
     for number in range(5):
         assert second.gather(f"save/{number}", {"rank": 1}, 1.0) == []
         assert first.gather(f"save/{number}", {"rank": 0}, 1.0) == [{"rank": 0}, {"rank": 1}]
@@ -74,26 +74,27 @@ def test_what_was_gathered_is_kept_nowhere() -> None:
 
 def test_what_was_broadcast_is_kept_until_all_have_read_it() -> None:
     store = HashStore()
-    gangs = [StoreGang(store, rank, 4) for rank in range(4)]
+    rank_groups = [StoreRankGroup(store, rank, 4) for rank in range(4)]
     for number in range(5):
-        for gang in gangs[:3]:
-            assert gang.broadcast(f"save/{number}", {"n": number} if gang.rank == 0 else None, 1.0) == {
-                "n": number
-            }
+        for rank_group in rank_groups[:3]:
+            assert rank_group.broadcast(
+                f"save/{number}", {"n": number} if rank_group.rank == 0 else None, 1.0
+            ) == {"n": number}
         assert store.num_keys() == 2
-        assert gangs[3].broadcast(f"save/{number}", None, 1.0) == {"n": number}
+        assert rank_groups[3].broadcast(f"save/{number}", None, 1.0) == {"n": number}
         assert store.num_keys() == 0
 
 
 def test_rank_0_stays_until_all_have_read_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
-    first, second = (StoreGang(store, rank, 2) for rank in range(2))
+    first, second = (StoreRankGroup(store, rank, 2) for rank in range(2))
     first.broadcast("outcome", {"committed": 20}, 1.0)
     first.broadcast("all-done", {"ranks": 2}, 1.0)
     unread = ["outcome", "all-done"]
     # The other rank reads while this one pauses.
     monkeypatch.setattr(
-        "stepkeeper.coordination.rank_group.time.sleep", lambda _s: second.broadcast(unread.pop(0), None, 1.0)
+        "stepkeeper.coordination.store_rank_group.time.sleep",
+        lambda _s: second.broadcast(unread.pop(0), None, 1.0),
     )
     first.leave(60.0)
     assert unread == []
@@ -101,14 +102,14 @@ def test_rank_0_stays_until_all_have_read_what_it_said(monkeypatch: pytest.Monke
 
 
 def test_rank_0_does_not_stay_for_a_rank_that_reads_no_more() -> None:
-    gang = StoreGang(HashStore(), 0, 2)
-    gang.broadcast("all-done", {"ranks": 2}, 1.0)
-    gang.leave(0.0)
+    rank_group = StoreRankGroup(HashStore(), 0, 2)
+    rank_group.broadcast("all-done", {"ranks": 2}, 1.0)
+    rank_group.leave(0.0)
 
 
 def test_what_was_read_counts_though_the_store_went_with_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
-    first, second = (StoreGang(store, rank, 2) for rank in range(2))
+    first, second = (StoreRankGroup(store, rank, 2) for rank in range(2))
     first.broadcast("all-done", {"ranks": 2}, 1.0)
 
     def gone(*_: object) -> int:
@@ -121,12 +122,12 @@ def test_what_was_read_counts_though_the_store_went_with_rank_0(monkeypatch: pyt
 def test_who_waits_for_a_rank_hears_which_one_was_lost_first(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepkeeper.coordination.rank_group._LOOK_S", 0)
+    monkeypatch.setattr("stepkeeper.coordination.store_rank_group._LOOK_S", 0)
     processes.enter()
-    gang = processes.gang_of([0, 1, 2], 0)
-    assert str(gang.lose(2, "its connection ended")) == "rank 2 is lost: its connection ended"
+    rank_group = processes.rank_group_of([0, 1, 2], 0)
+    assert str(rank_group.announce_loss(2, "its connection ended")) == "rank 2 is lost: its connection ended"
     # Who has lost that one next is no cause.
-    assert str(gang.lose(1, "its connection ended")) == "rank 2 is lost: its connection ended"
-    with pytest.raises(GangError, match="rank 2 is lost: its connection ended"):
-        gang.gather("all", {}, 30)
-    assert gang.store_host is None
+    assert str(rank_group.announce_loss(1, "its connection ended")) == "rank 2 is lost: its connection ended"
+    with pytest.raises(PeerLostError, match="rank 2 is lost: its connection ended"):
+        rank_group.gather("all", {}, 30)
+    assert rank_group.store_host is None
