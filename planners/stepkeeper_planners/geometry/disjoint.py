@@ -5,16 +5,12 @@ and numpy.
 """
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Final, Protocol
 
 __all__ = ["Placed", "find_overlap", "sweep"]
 
 _PARTED_WELL: Final = 0.75
 """The largest share of a group that one of its parts may have. Groups that part worse cost a sort for a few boxes."""
-
-_Spans = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Where a box starts and how long it is along each axis, and its number."""
 
 
 class Placed(Protocol):
@@ -64,38 +60,41 @@ def find_overlap(boxes: Sequence[Placed], search_rest: Search = sweep) -> tuple[
     Returns:
         The numbers of two that overlap, the lower first; None if no two do.
     """
-    spans = [(box.offsets, box.sizes, number) for number, box in enumerate(boxes) if prod(box.sizes)]
-    waiting = [(spans, 0, 0)] if len(spans) > 1 else []
+    full = [number for number, box in enumerate(boxes) if 0 not in box.sizes]
+    if len(full) < 2:
+        return None
+    n_axes = len(boxes[full[0]].offsets)
+    # By axis: sorting by a list's own items is several times as fast as by what a function finds in each box.
+    lows = [[box.offsets[axis] for box in boxes] for axis in range(n_axes)]
+    highs = [[box.offsets[axis] + box.sizes[axis] for box in boxes] for axis in range(n_axes)]
+    waiting = [(full, 0, 0)]
     while waiting:
         group, axis, n_tried = waiting.pop()
-        n_axes = len(group[0][0])
         if n_tried == n_axes:
-            found = search_rest([boxes[number] for _, _, number in group])
+            found = search_rest([boxes[number] for number in group])
             if found is not None:
-                one, other = (group[place][2] for place in found)
+                one, other = (group[place] for place in found)
                 return min(one, other), max(one, other)
             continue
-        for part in _parted(group, axis):
+        for part in _parted(group, lows[axis], highs[axis]):
             parts_well = len(part) <= _PARTED_WELL * len(group)
             waiting.append((part, (axis + 1) % n_axes, 1 if parts_well else n_tried + 1))
     return None
 
 
-def _parted(group: list[_Spans], axis: int) -> list[list[_Spans]]:
+def _parted(group: list[int], lows: list[int], highs: list[int]) -> list[list[int]]:
     """Part boxes wherever all that start before have ended; leave out who is alone then."""
-    parts: list[list[_Spans]] = []
-    part: list[_Spans] = []
-    end = 0
-    for box in sorted(group, key=lambda box: box[0][axis]):
-        start = box[0][axis]
-        if start >= end:
-            if len(part) > 1:
-                parts.append(part)
-            part = []
-        part.append(box)
-        end = max(end, start + box[1][axis])
-    if len(part) > 1:
-        parts.append(part)
+    parts: list[list[int]] = []
+    ordered = sorted(group, key=lows.__getitem__)
+    first, end = 0, 0
+    for place, number in enumerate(ordered):
+        if lows[number] >= end:
+            if place - first > 1:
+                parts.append(ordered[first:place])
+            first = place
+        end = max(end, highs[number])
+    if len(ordered) - first > 1:
+        parts.append(ordered[first:])
     return parts
 
 
