@@ -105,3 +105,17 @@ def test_both_locks_agree() -> None:
 
     assert pins("requirements-operator.lock") <= pins("requirements.lock")
     assert not [pin for pin in pins("requirements-operator.lock") if pin.startswith("torch")]
+
+
+def test_every_file_that_the_map_names_is_there() -> None:
+    """ARCHITECTURE.md names files below the packages; operator/ and planners/ stand for theirs, the rest is the runtime's."""
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)`", page)
+    roots = {"operator": "operator/stepkeeper_operator", "planners": "planners/stepkeeper_planners"}
+    paths = [
+        f"{roots[first]}/{rest}" if (first := name.partition("/")[0]) in roots else f"runtime/stepkeeper/{name}"
+        for name in named
+        if (rest := name.partition("/")[2]) is not None
+    ]
+    assert len(paths) > 40
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
