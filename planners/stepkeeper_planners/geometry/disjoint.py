@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Final, Protocol
 
-__all__ = ["Placed", "find_overlap", "sweep"]
+__all__ = ["BoxLike", "find_overlap", "sweep"]
 
-_PARTED_WELL: Final = 0.75
+_MAX_PART_SHARE: Final = 0.75
 """The largest share of a group that one of its parts may have. Groups that part worse cost a sort for a few boxes."""
 
-_Spans = tuple[tuple[int, ...], tuple[int, ...], int]
+_NumberedBox = tuple[tuple[int, ...], tuple[int, ...], int]
 """Where a box starts and how long it is along each axis, and its number."""
 
 
-class Placed(Protocol):
+class BoxLike(Protocol):
     """A box: where it starts and how far it goes, per dimension."""
 
     @property
@@ -31,10 +31,10 @@ class Placed(Protocol):
         ...
 
 
-Search = Callable[[Sequence[Placed]], tuple[int, int] | None]
+Search = Callable[[Sequence[BoxLike]], tuple[int, int] | None]
 
 
-def sweep(boxes: Sequence[Placed]) -> tuple[int, int] | None:
+def sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     """Hold each box against those that it meets along one axis: quadratic where many do."""
     if not boxes[0].offsets:
         return 0, 1
@@ -45,13 +45,13 @@ def sweep(boxes: Sequence[Placed]) -> tuple[int, int] | None:
         start = box.offsets[axis]
         alive = [n for n in alive if boxes[n].offsets[axis] + boxes[n].sizes[axis] > start]
         for other in alive:
-            if _meet(boxes[other], box):
+            if _have_overlap(boxes[other], box):
                 return other, number
         alive.append(number)
     return None
 
 
-def find_overlap(boxes: Sequence[Placed], search_rest: Search = sweep) -> tuple[int, int] | None:
+def find_overlap(boxes: Sequence[BoxLike], search_rest: Search = sweep) -> tuple[int, int] | None:
     """Find two boxes that have an element in common.
 
     Shardings cut tensors by lines that cross no box. So the boxes are parted along such lines, by one axis after the
@@ -75,16 +75,16 @@ def find_overlap(boxes: Sequence[Placed], search_rest: Search = sweep) -> tuple[
                 one, other = (group[place][2] for place in found)
                 return min(one, other), max(one, other)
             continue
-        for part in _parted(group, axis):
-            parts_well = len(part) <= _PARTED_WELL * len(group)
+        for part in _split_along(group, axis):
+            parts_well = len(part) <= _MAX_PART_SHARE * len(group)
             waiting.append((part, (axis + 1) % n_axes, 1 if parts_well else n_tried + 1))
     return None
 
 
-def _parted(group: list[_Spans], axis: int) -> list[list[_Spans]]:
+def _split_along(group: list[_NumberedBox], axis: int) -> list[list[_NumberedBox]]:
     """Part boxes wherever all that start before have ended; leave out who is alone then."""
-    parts: list[list[_Spans]] = []
-    part: list[_Spans] = []
+    parts: list[list[_NumberedBox]] = []
+    part: list[_NumberedBox] = []
     end = 0
     for box in sorted(group, key=lambda box: box[0][axis]):
         start = box[0][axis]
@@ -99,6 +99,6 @@ def _parted(group: list[_Spans], axis: int) -> list[list[_Spans]]:
     return parts
 
 
-def _meet(one: Placed, other: Placed) -> bool:
+def _have_overlap(one: BoxLike, other: BoxLike) -> bool:
     axes = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
     return all(a < b + n and b < a + m for a, m, b, n in axes)

@@ -20,7 +20,7 @@ from stepkeeper_planners.geometry.cover import check_layout
 from stepkeeper_planners.geometry.layout import Chunk, Ranks, TensorLayout
 from stepkeeper_planners.geometry.mesh_slices import keep_one_slice
 from stepkeeper_planners.saving.balance import Group, level_shares
-from stepkeeper_planners.saving.cutting import Cutter, cut_like_a_ribbon
+from stepkeeper_planners.saving.cutting import Cutter, cut_by_shares
 
 __all__ = [
     "ASSIGNMENT_VERSION",
@@ -85,7 +85,7 @@ class SavePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
+class WriteTask:
     layout: TensorLayout
     chunk: Chunk
     group: int
@@ -93,8 +93,8 @@ class _Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    work: _Work
+class Piece:
+    task: WriteTask
     box: Box
     rank: int
     size_bytes: int
@@ -104,27 +104,29 @@ class _Piece:
 class Assignment:
     """All pieces of all tensors, each with the rank that writes it."""
 
-    by_rank: tuple[tuple[_Piece, ...], ...]
+    by_rank: tuple[tuple[Piece, ...], ...]
     value_writers: Mapping[str, int]
 
     @classmethod
-    def of(cls, pieces: Iterable[_Piece], world_size: int, value_writers: Mapping[str, int]) -> "Assignment":
+    def from_pieces(
+        cls, pieces: Iterable[Piece], world_size: int, value_writers: Mapping[str, int]
+    ) -> "Assignment":
         """The pieces, by rank."""
-        by_rank: list[list[_Piece]] = [[] for _ in range(world_size)]
+        by_rank: list[list[Piece]] = [[] for _ in range(world_size)]
         for piece in pieces:
             by_rank[piece.rank].append(piece)
         return cls(by_rank=tuple(map(tuple, by_rank)), value_writers=value_writers)
 
-    def share(self, rank: int) -> tuple[TensorWrite, ...]:
+    def list_writes(self, rank: int) -> tuple[TensorWrite, ...]:
         """What this rank writes, sorted by name and place."""
-        writes = map(_write, self.by_rank[rank])
+        writes = map(_make_write, self.by_rank[rank])
         return tuple(sorted(writes, key=lambda write: (write.fqn, write.box)))
 
-    def boxes(self) -> dict[str, list[Box]]:
+    def list_boxes(self) -> dict[str, list[Box]]:
         """What is written of each tensor by anyone, in order of place."""
         boxes: dict[str, list[Box]] = {}
         for piece in chain.from_iterable(self.by_rank):
-            boxes.setdefault(piece.work.layout.fqn, []).append(piece.box)
+            boxes.setdefault(piece.task.layout.fqn, []).append(piece.box)
         for those in boxes.values():
             those.sort()
         return boxes
@@ -141,7 +143,7 @@ def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], r
     assignment = assign(layouts, ranks.world_size, value_bytes=value_bytes)
     writers = assignment.value_writers
     return SavePlan(
-        tensors=assignment.share(ranks.rank),
+        tensors=assignment.list_writes(ranks.rank),
         values=tuple(sorted(name for name, rank in writers.items() if rank == ranks.rank)),
     )
 
@@ -166,39 +168,39 @@ def assign(
         check_layout(layout)
     # Ranks may have the same state in dicts of another order, and must find the same.
     ordered = sorted(keep_one_slice(layouts), key=lambda layout: layout.fqn)
-    works, holders = _all_work(ordered, world_size)
+    tasks, holders = list_write_tasks(ordered, world_size)
     fixed = [0] * world_size
-    for work in works:
-        if len(holders[work.group]) == 1:
-            fixed[holders[work.group][0]] += work.size_bytes
+    for task in tasks:
+        if len(holders[task.group]) == 1:
+            fixed[holders[task.group][0]] += task.size_bytes
     large = {name: size for name, size in (value_bytes or {}).items() if size >= LARGE_VALUE_BYTES}
     writers = dict.fromkeys(value_bytes or {}, 0)
     values = [0] * world_size
     if large:
-        writers |= _value_writers(large, _loads(_whole(works, holders, fixed), values))
+        writers |= _assign_values(large, sum_loads(place_whole_chunks(tasks, holders, fixed), values))
         for name, size in large.items():
             values[writers[name]] += size
     fixed = [of_tensors + of_values for of_tensors, of_values in zip(fixed, values, strict=True)]
-    whole = tuple(_whole(works, holders, fixed))
-    loads = _loads(whole, values)
+    whole = tuple(place_whole_chunks(tasks, holders, fixed))
+    loads = sum_loads(whole, values)
     even = -(-sum(loads) // world_size)
     if _is_even(loads, even, even):
-        return Assignment.of(whole, world_size, writers)
+        return Assignment.from_pieces(whole, world_size, writers)
     shared = [group for group, ranks in enumerate(holders) if len(ranks) > 1]
     sizes = Counter[int]()
-    for work in works:
-        sizes[work.group] += work.size_bytes
+    for task in tasks:
+        sizes[task.group] += task.size_bytes
     level = level_shares([Group(holders=holders[i], size_bytes=sizes[i]) for i in shared], fixed)
     heaviest = level.heaviest_bytes
     if _is_even(loads, heaviest, even):
-        return Assignment.of(whole, world_size, writers)
+        return Assignment.from_pieces(whole, world_size, writers)
     grain_bytes = max(min_slice_bytes, even // _PARTS_OF_A_SHARE)
-    cut = tuple(_cut(works, dict(zip(shared, level.of_groups, strict=True)), holders, grain_bytes))
-    best = min(whole, cut, key=lambda pieces: _unevenness(_loads(pieces, values), heaviest, even))
-    return Assignment.of(best, world_size, writers)
+    cut = tuple(cut_to_shares(tasks, dict(zip(shared, level.by_group, strict=True)), holders, grain_bytes))
+    best = min(whole, cut, key=lambda pieces: _unevenness(sum_loads(pieces, values), heaviest, even))
+    return Assignment.from_pieces(best, world_size, writers)
 
 
-def _value_writers(value_bytes: Mapping[str, int], loads: Sequence[int]) -> dict[str, int]:
+def _assign_values(value_bytes: Mapping[str, int], loads: Sequence[int]) -> dict[str, int]:
     """The largest first to whoever has least to write, on top of these loads of uncut tensors."""
     writers: dict[str, int] = {}
     heap = [(load, rank) for rank, load in enumerate(loads)]
@@ -210,8 +212,8 @@ def _value_writers(value_bytes: Mapping[str, int], loads: Sequence[int]) -> dict
     return writers
 
 
-def _write(piece: _Piece) -> TensorWrite:
-    layout, chunk = piece.work.layout, piece.work.chunk
+def _make_write(piece: Piece) -> TensorWrite:
+    layout, chunk = piece.task.layout, piece.task.chunk
     return TensorWrite(
         fqn=layout.fqn,
         dtype=layout.dtype,
@@ -222,12 +224,14 @@ def _write(piece: _Piece) -> TensorWrite:
     )
 
 
-def _all_work(layouts: Sequence[TensorLayout], world_size: int) -> tuple[list[_Work], list[tuple[int, ...]]]:
+def list_write_tasks(
+    layouts: Sequence[TensorLayout], world_size: int
+) -> tuple[list[WriteTask], list[tuple[int, ...]]]:
     """What is to be written, and the ranks behind each group's number. Empty chunks only where all are."""
     # Holders are many and mostly the same tuple: looked up by identity of the owners, which layouts share.
     by_owners: dict[int, int] = {}
     by_holders: dict[tuple[int, ...], int] = {}
-    works: list[_Work] = []
+    tasks: list[WriteTask] = []
     for layout in layouts:
         element_bytes = itemsize_bytes(layout.dtype)
         chunks = [chunk for chunk in layout.chunks if chunk.box.volume]
@@ -241,84 +245,84 @@ def _all_work(layouts: Sequence[TensorLayout], world_size: int) -> tuple[list[_W
                     )
                 group = by_owners[id(chunk.owners)] = by_holders.setdefault(ranks, len(by_holders))
             size_bytes = chunk.box.volume * element_bytes
-            works.append(_Work(layout=layout, chunk=chunk, group=group, size_bytes=size_bytes))
-    works.sort(key=lambda work: (-work.size_bytes, work.layout.fqn, work.chunk.box))
-    return works, list(by_holders)
+            tasks.append(WriteTask(layout=layout, chunk=chunk, group=group, size_bytes=size_bytes))
+    tasks.sort(key=lambda task: (-task.size_bytes, task.layout.fqn, task.chunk.box))
+    return tasks, list(by_holders)
 
 
-def _whole(
-    works: Sequence[_Work], holders: Sequence[tuple[int, ...]], fixed: Sequence[int]
-) -> Iterator[_Piece]:
+def place_whole_chunks(
+    tasks: Sequence[WriteTask], holders: Sequence[tuple[int, ...]], fixed: Sequence[int]
+) -> Iterator[Piece]:
     """Largest first to the least loaded holder, after what has only one holder."""
     loads = list(fixed)
     # Loads only grow, so a heap entry that is out of date is too small: it is corrected when it comes up.
     heaps: dict[int, list[tuple[int, int]]] = {}
-    for work in works:
-        ranks = holders[work.group]
+    for task in tasks:
+        ranks = holders[task.group]
         if len(ranks) == 1:
-            yield _whole_piece(work, ranks[0])
+            yield make_whole_piece(task, ranks[0])
             continue
-        heap = heaps.get(work.group)
+        heap = heaps.get(task.group)
         if heap is None:
-            heap = heaps[work.group] = [(loads[rank], rank) for rank in ranks]
+            heap = heaps[task.group] = [(loads[rank], rank) for rank in ranks]
             heapq.heapify(heap)
         while heap[0][0] != loads[heap[0][1]]:
             heapq.heapreplace(heap, (loads[heap[0][1]], heap[0][1]))
         load, rank = heap[0]
         # Empty chunks weigh a byte, or all of them would land on one rank.
-        loads[rank] = load + max(1, work.size_bytes)
-        yield _whole_piece(work, rank)
+        loads[rank] = load + max(1, task.size_bytes)
+        yield make_whole_piece(task, rank)
 
 
-def _cut(
-    works: Sequence[_Work],
+def cut_to_shares(
+    tasks: Sequence[WriteTask],
     shares: Mapping[int, Mapping[int, int]],
     holders: Sequence[tuple[int, ...]],
     grain_bytes: int,
-) -> Iterator[_Piece]:
+) -> Iterator[Piece]:
     """Each holder's share of each group, to the grain. What one group leaves over is made up for by the next."""
-    by_group: dict[int, list[_Work]] = {}
-    for work in works:
-        by_group.setdefault(work.group, []).append(work)
+    by_group: dict[int, list[WriteTask]] = {}
+    for task in tasks:
+        by_group.setdefault(task.group, []).append(task)
     ahead = dict.fromkeys((rank for ranks in holders for rank in ranks), 0)
     for group in sorted(by_group, key=lambda g: (len(holders[g]), holders[g])):
         if group not in shares:
-            yield from (_whole_piece(work, holders[group][0]) for work in by_group[group])
+            yield from (make_whole_piece(task, holders[group][0]) for task in by_group[group])
             continue
         left = {rank: shares[group].get(rank, 0) - ahead[rank] for rank in holders[group]}
-        for piece in _group_pieces(by_group[group], left, grain_bytes):
+        for piece in _cut_group(by_group[group], left, grain_bytes):
             left[piece.rank] -= piece.size_bytes
             yield piece
         ahead.update((rank, -rest) for rank, rest in left.items())
 
 
-def _group_pieces(works: Sequence[_Work], shares: Mapping[int, int], grain_bytes: int) -> Iterator[_Piece]:
+def _cut_group(tasks: Sequence[WriteTask], shares: Mapping[int, int], grain_bytes: int) -> Iterator[Piece]:
     """The small ones whole, to whoever has most left to write; then the large ones cut at what is left."""
     heap = [(-share, rank) for rank, share in sorted(shares.items())]
     heapq.heapify(heap)
-    large: list[tuple[_Work, Cutter]] = []
-    for work in works:
-        sizes = work.chunk.box.sizes
-        cutter = Cutter.of(sizes, itemsize_bytes(work.layout.dtype), grain_bytes)
+    large: list[tuple[WriteTask, Cutter]] = []
+    for task in tasks:
+        sizes = task.chunk.box.sizes
+        cutter = Cutter.for_box(sizes, itemsize_bytes(task.layout.dtype), grain_bytes)
         if cutter is None:
             share, rank = heap[0]
-            heapq.heapreplace(heap, (share + max(1, work.size_bytes), rank))
-            yield _whole_piece(work, rank)
+            heapq.heapreplace(heap, (share + max(1, task.size_bytes), rank))
+            yield make_whole_piece(task, rank)
         else:
-            large.append((work, cutter))
+            large.append((task, cutter))
     left = sorted((rank, max(0, -share)) for share, rank in heap)
-    boxes = [(work.chunk.box, cutter) for work, cutter in large]
-    for index, box, rank in cut_like_a_ribbon(boxes, left):
-        work = large[index][0]
-        size_bytes = box.volume * itemsize_bytes(work.layout.dtype)
-        yield _Piece(work=work, box=box, rank=rank, size_bytes=size_bytes)
+    boxes = [(task.chunk.box, cutter) for task, cutter in large]
+    for index, box, rank in cut_by_shares(boxes, left):
+        task = large[index][0]
+        size_bytes = box.volume * itemsize_bytes(task.layout.dtype)
+        yield Piece(task=task, box=box, rank=rank, size_bytes=size_bytes)
 
 
-def _whole_piece(work: _Work, rank: int) -> _Piece:
-    return _Piece(work=work, box=work.chunk.box, rank=rank, size_bytes=work.size_bytes)
+def make_whole_piece(task: WriteTask, rank: int) -> Piece:
+    return Piece(task=task, box=task.chunk.box, rank=rank, size_bytes=task.size_bytes)
 
 
-def _loads(pieces: Iterable[_Piece], values: Sequence[int]) -> list[int]:
+def sum_loads(pieces: Iterable[Piece], values: Sequence[int]) -> list[int]:
     loads = list(values)
     for piece in pieces:
         loads[piece.rank] += piece.size_bytes

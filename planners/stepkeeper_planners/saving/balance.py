@@ -22,7 +22,7 @@ class Group:
 class Shares:
     """Of each group what each holder writes, and the heaviest load that results."""
 
-    of_groups: tuple[dict[int, int], ...]
+    by_group: tuple[dict[int, int], ...]
     heaviest_bytes: int
 
 
@@ -31,11 +31,11 @@ def level_shares(groups: Sequence[Group], fixed_bytes: Sequence[int]) -> Shares:
     loads = list(fixed_bytes)
     shares: list[dict[int, int]] = [{} for _ in groups]
     for index in sorted(range(len(groups)), key=lambda i: (len(groups[i].holders), groups[i].holders)):
-        shares[index] = _poured(groups[index], loads)
-    return Shares(of_groups=tuple(shares), heaviest_bytes=max(loads))
+        shares[index] = _pour(groups[index], loads)
+    return Shares(by_group=tuple(shares), heaviest_bytes=max(loads))
 
 
-def _poured(group: Group, loads: list[int]) -> dict[int, int]:
+def _pour(group: Group, loads: list[int]) -> dict[int, int]:
     """The group's bytes on its least loaded holders, as water finds its level; they are in `loads` then."""
     ranks = sorted(group.holders, key=lambda rank: (loads[rank], rank))
     total = group.size_bytes

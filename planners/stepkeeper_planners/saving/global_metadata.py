@@ -20,7 +20,7 @@ from stepkeeper_planners.errors import LostWritesError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import TensorLayout
 
-__all__ = ["GlobalMetadata", "tensor_metadata"]
+__all__ = ["GlobalMetadata", "build_tensor_metadata"]
 
 
 @dataclass
@@ -39,23 +39,23 @@ class GlobalMetadata(Metadata):
         if name != "storage_data" or not isinstance(value, Mapping):
             super().__setattr__(name, value)
             return
-        super().__setattr__(name, self._checked(value))
+        super().__setattr__(name, self._check_written(value))
         # What a writer pickles from here on names torch's class: readers need know no other.
         del self.aliases
         self.__class__ = Metadata  # type: ignore[assignment] # the base has all that is left
 
-    def leave_out_aliases(self) -> None:
+    def drop_aliases(self) -> None:
         """Tied tensors are listed under their first names only."""
         for name in self.aliases:
             self.state_dict_metadata.pop(name, None)
         self.aliases = {}
 
-    def _checked(self, written: Mapping[MetadataIndex, object]) -> dict[MetadataIndex, object]:
+    def _check_written(self, written: Mapping[MetadataIndex, object]) -> dict[MetadataIndex, object]:
         complete = dict(written)
         lost: list[MetadataIndex] = []
         for fqn, stored in self.state_dict_metadata.items():
             source = self.aliases.get(fqn, fqn)
-            for index in _indices(source, stored):
+            for index in _list_indices(source, stored):
                 if index not in written:
                     lost.append(index)
                 elif source != fqn:
@@ -69,7 +69,7 @@ class GlobalMetadata(Metadata):
         return complete
 
 
-def tensor_metadata(layout: TensorLayout, boxes: Iterable[Box]) -> TensorStorageMetadata:
+def build_tensor_metadata(layout: TensorLayout, boxes: Iterable[Box]) -> TensorStorageMetadata:
     """The tensor as it is stored in these pieces."""
     chunks = [
         ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)) for box in boxes
@@ -81,7 +81,7 @@ def tensor_metadata(layout: TensorLayout, boxes: Iterable[Box]) -> TensorStorage
     )
 
 
-def _indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Iterator[MetadataIndex]:
+def _list_indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Iterator[MetadataIndex]:
     if isinstance(stored, TensorStorageMetadata):
         for chunk in stored.chunks:
             yield MetadataIndex(fqn, chunk.offsets)

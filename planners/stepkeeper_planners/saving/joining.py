@@ -7,10 +7,10 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 
-__all__ = ["join_layouts", "part_of"]
+__all__ = ["join_layouts", "select_part"]
 
 
-def part_of(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
+def select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
     """What these ranks hold, and no word of the others."""
     among = frozenset(ranks)
     chunks = []
@@ -38,11 +38,11 @@ def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
     owners: dict[Box, list[Owner]] = {}
     for rank in ranks:
         part = parts[rank]
-        for what in ("dtype", "global_shape"):
-            if getattr(part, what) != getattr(first, what):
+        for attribute in ("dtype", "global_shape"):
+            expected, found = getattr(first, attribute), getattr(part, attribute)
+            if found != expected:
                 raise LayoutError(
-                    f"{first.fqn}: its {what} is {getattr(first, what)} on rank {ranks[0]}, {getattr(part, what)} on "
-                    f"rank {rank}"
+                    f"{first.fqn}: its {attribute} is {expected} on rank {ranks[0]}, {found} on rank {rank}"
                 )
         for chunk in part.chunks:
             owners.setdefault(chunk.box, []).extend(chunk.owners)

@@ -16,32 +16,38 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.process_groups import all_gather_object, broadcast_object, current_ranks, single_rank
 from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
 from stepkeeper_planners.saving.fingerprints import (
+    build_ranks_differ_error,
+    digest_integer_tensor,
+    digest_names,
     digest_value,
-    digest_whole_numbers,
     fingerprint,
-    name_differences,
-    name_digests,
 )
-from stepkeeper_planners.saving.global_metadata import GlobalMetadata, tensor_metadata
+from stepkeeper_planners.saving.global_metadata import GlobalMetadata, build_tensor_metadata
 from stepkeeper_planners.saving.joining import join_layouts
 from stepkeeper_planners.saving.merged_state import (
-    Deviation,
-    Holding,
-    United,
-    deviation,
-    holding,
-    names_to_unite,
-    unite,
+    MergedState,
+    PartialState,
+    StateDifference,
+    compare_with_base,
+    find_names_to_merge,
+    merge_states,
+    select_partial_state,
 )
-from stepkeeper_planners.saving.proposals import Agreed, Differ, Proposal, checked_proposals, groups_of
-from stepkeeper_planners.saving.rules import planning_rules
-from stepkeeper_planners.saving.write_data import Outgoing
-from stepkeeper_planners.saving.write_items import LazyItems, OwnItems, tensor_item, value_item
+from stepkeeper_planners.saving.proposals import (
+    Proposal,
+    StatesDiffer,
+    StatesEqual,
+    check_proposals,
+    group_by_fingerprint,
+)
+from stepkeeper_planners.saving.rules import describe_rules
+from stepkeeper_planners.saving.write_data import WriteData
+from stepkeeper_planners.saving.write_items import LazyItems, OwnItems, make_tensor_item, make_value_item
 from stepkeeper_planners.saving.writer_limits import check_safetensors_plan, is_safetensors_plan
-from stepkeeper_planners.state.nesting import notes
+from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.per_rank import stored_name
-from stepkeeper_planners.state.tree import FlatState, gather_state
-from stepkeeper_planners.state.values import content_bytes, encode_value
+from stepkeeper_planners.state.tree import FlatState, flatten_state
+from stepkeeper_planners.state.values import encode_value, estimate_value_bytes
 
 _COMPARED: Final = 8
 """States that are looked at by name where ranks differ: one of each kind, up to so many kinds."""
@@ -68,10 +74,10 @@ class SPMDSavePlanner(SavePlanner):
         self._group = process_group
         self._ranks = Ranks(rank=0, world_size=1)
         self._flat = FlatState(tensors={}, values={})
-        self._outgoing = Outgoing({}, {})
+        self._write_data = WriteData({}, {})
         self._digests: dict[str, bytes] = {}
         self._layouts: dict[str, TensorLayout] = {}
-        self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
+        self._merged = MergedState(layouts=(), value_writers={}, aliases={}, paths={})
         self._assignment = Assignment(by_rank=((),), value_writers={})
         self._metadata = GlobalMetadata({})
         self._own_values: dict[str, object] = {}
@@ -83,7 +89,7 @@ class SPMDSavePlanner(SavePlanner):
         if self._group is not None:
             raise TypeError("a planner with a process_group can't be sent to another process")
         common = vars(SPMDSavePlanner())
-        return (_unplanned, (type(self), {k: v for k, v in vars(self).items() if k not in common}))
+        return (_rebuild_planner, (type(self), {k: v for k, v in vars(self).items() if k not in common}))
 
     @override
     def set_up_planner(
@@ -99,9 +105,9 @@ class SPMDSavePlanner(SavePlanner):
         """
         self.is_coordinator = is_coordinator
         # What a save before this one has found of other ranks is no more.
-        self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
+        self._merged = MergedState(layouts=(), value_writers={}, aliases={}, paths={})
         self._metadata = GlobalMetadata({})
-        self._flat = gather_state(state_dict)
+        self._flat = flatten_state(state_dict)
         tensors = self._flat.tensors
         adapters.materialize(tensors)
         named = {**tensors, **{name: tensors[first] for name, first in self._flat.aliases.items()}}
@@ -109,7 +115,7 @@ class SPMDSavePlanner(SavePlanner):
         self.sharded_state_dict = adapters.select_sharded(named)
         rest = {k: t for k, t in named.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
-        self._outgoing = Outgoing(tensors, adapters.deduplicate_copies(tensors))
+        self._write_data = WriteData(tensors, adapters.deduplicate_copies(tensors))
 
     @override
     def create_local_plan(self) -> SavePlan:
@@ -122,8 +128,8 @@ class SPMDSavePlanner(SavePlanner):
         """
         self._describe(current_ranks(self._group))
         if self._ranks.world_size == 1:
-            self._join([self._incomplete()])
-        return SavePlan(items=self._own_items(), planner_data=self._proposal())
+            self._join([self._list_incomplete()])
+        return SavePlan(items=self._make_own_items(), planner_data=self._make_proposal())
 
     @override
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -137,19 +143,22 @@ class SPMDSavePlanner(SavePlanner):
         if len(all_plans) == 1 != self._ranks.world_size:
             # Saved with no_dist: what the other processes do is of no concern.
             self._describe(single_rank())
-            proposals = [self._proposal()]
+            proposals = [self._make_proposal()]
         else:
-            proposals = checked_proposals([plan.planner_data for plan in all_plans], self._ranks.world_size)
-        groups, joined = groups_of(proposals), self._join([proposal.parts for proposal in proposals])
+            proposals = check_proposals([plan.planner_data for plan in all_plans], self._ranks.world_size)
+        groups, joined = (
+            group_by_fingerprint(proposals),
+            self._join([proposal.parts for proposal in proposals]),
+        )
         if len(groups) > 1:
-            differ = Differ(groups=groups, joined=joined)
+            differ = StatesDiffer(groups=groups, joined=joined)
             return [
                 replace(plan, items=OwnItems(), planner_data=differ) for plan in all_plans
             ], self._metadata
-        self._metadata = self._whole_metadata()
-        agreed = Agreed(joined=joined)
+        self._metadata = self._build_metadata()
+        agreed = StatesEqual(joined=joined)
         return [
-            replace(plan, items=cast("list[WriteItem]", self._lazy_items(rank)), planner_data=agreed)
+            replace(plan, items=cast("list[WriteItem]", self._make_lazy_items(rank)), planner_data=agreed)
             for rank, plan in enumerate(all_plans)
         ], self._metadata
 
@@ -163,15 +172,15 @@ class SPMDSavePlanner(SavePlanner):
             UnsupportedWriterError: the storage writer would lose something. On all ranks.
         """
         answer = new_plan.planner_data
-        if isinstance(answer, Agreed | Differ) and not self.is_coordinator:
-            self._take(answer.joined)
-        if isinstance(answer, Differ):
-            self._unite(answer.groups)
+        if isinstance(answer, StatesEqual | StatesDiffer) and not self.is_coordinator:
+            self._add_joined(answer.joined)
+        if isinstance(answer, StatesDiffer):
+            self._merge_states(answer.groups)
         self._check_writer(new_plan.storage_data)
         if not isinstance(new_plan.items, OwnItems | LazyItems):
             return new_plan
-        items = self._own_items()
-        self._outgoing.keep_only_expected()
+        items = self._make_own_items()
+        self._write_data.drop_copies_without_writes()
         return replace(new_plan, items=items, planner_data=None)
 
     @override
@@ -184,13 +193,15 @@ class SPMDSavePlanner(SavePlanner):
         data: torch.Tensor | io.BytesIO = self.transform_object(
             write_item, self.lookup_object(write_item.index)
         )
-        if write_item.index in self._outgoing:
-            self._outgoing.close(write_item.index)
+        if write_item.index in self._write_data:
+            self._write_data.release_piece(write_item.index)
         return data
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         """What is to be written there: elements on the CPU, or a value. For subclasses to take it from elsewhere."""
-        return self._outgoing.piece(index) if index in self._outgoing else self._own_values[index.fqn]
+        return (
+            self._write_data.load_piece(index) if index in self._write_data else self._own_values[index.fqn]
+        )
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 — subclasses of torch's and torch_xla's planners have this name
         """What a writer gets for it: elements as they are, a value encoded. For subclasses to change it before.
@@ -207,12 +218,12 @@ class SPMDSavePlanner(SavePlanner):
     def _describe(self, ranks: Ranks) -> None:
         """All that follows from the state alone, for these ranks."""
         self._ranks = ranks
-        layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in self._outgoing.tensors.items()]
+        layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in self._write_data.tensors.items()]
         self._layouts = {layout.fqn: layout for layout in layouts}
         # Of a layout that isn't complete each rank has other elements.
         alike = [layout.fqn for layout in layouts if layout.complete]
-        numbers = {fqn: digest_whole_numbers(self._flat.tensors[fqn]) for fqn in alike}
-        self._digests = name_digests(
+        numbers = {fqn: digest_integer_tensor(self._flat.tensors[fqn]) for fqn in alike}
+        self._digests = digest_names(
             layouts,
             values={fqn: digest_value(fqn, value) for fqn, value in self._flat.values.items()},
             contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
@@ -225,15 +236,15 @@ class SPMDSavePlanner(SavePlanner):
         self._blobs = {name: encode_value(name, value) for name, value in own.items()}
         self._assign()
 
-    def _proposal(self) -> Proposal:
+    def _make_proposal(self) -> Proposal:
         return Proposal(
-            rules=planning_rules(self._ranks.world_size),
+            rules=describe_rules(self._ranks.world_size),
             rank=self._ranks.rank,
             fingerprint=fingerprint(self._digests),
-            parts=self._incomplete(),
+            parts=self._list_incomplete(),
         )
 
-    def _incomplete(self) -> tuple[TensorLayout, ...]:
+    def _list_incomplete(self) -> tuple[TensorLayout, ...]:
         return tuple(layout for layout in self._layouts.values() if not layout.complete)
 
     def _join(self, parts_by_rank: Sequence[Sequence[TensorLayout]]) -> tuple[TensorLayout, ...]:
@@ -243,46 +254,50 @@ class SPMDSavePlanner(SavePlanner):
             for part in parts:
                 by_name.setdefault(part.fqn, {})[rank] = part
         joined = tuple(join_layouts(parts) for parts in by_name.values())
-        self._take(joined)
+        self._add_joined(joined)
         return joined
 
-    def _take(self, joined: Sequence[TensorLayout]) -> None:
+    def _add_joined(self, joined: Sequence[TensorLayout]) -> None:
         if joined:
             self._layouts.update((layout.fqn, layout) for layout in joined)
             self._assign()
 
     def _assign(self) -> None:
         """Who writes what is found anew, of all that is known whole and that all ranks have alike."""
-        elsewhere = self._united.value_writers
+        elsewhere = self._merged.value_writers
         self._assignment = assign(
             [layout for layout in self._layouts.values() if layout.complete],
             self._ranks.world_size,
-            value_bytes={n: content_bytes(v) for n, v in self._flat.values.items() if n not in elsewhere},
+            value_bytes={
+                n: estimate_value_bytes(v) for n, v in self._flat.values.items() if n not in elsewhere
+            },
         )
 
-    def _items_of(self, rank: int) -> tuple[list[WriteItem], tuple[TensorWrite, ...]]:
+    def _make_items(self, rank: int) -> tuple[list[WriteItem], tuple[TensorWrite, ...]]:
         """What this rank writes: tensors by name and place, then values."""
-        writes = self._assignment.share(rank)
-        writers = {**self._assignment.value_writers, **self._united.value_writers}
+        writes = self._assignment.list_writes(rank)
+        writers = {**self._assignment.value_writers, **self._merged.value_writers}
         names = sorted(name for name, writer in writers.items() if writer == rank)
         of_rank = Ranks(rank=rank, world_size=self._ranks.world_size)
         names += [stored_name(name, of_rank) for name in self._flat.per_rank]
-        return [tensor_item(write) for write in writes] + [value_item(name) for name in names], writes
+        return [make_tensor_item(write) for write in writes] + [
+            make_value_item(name) for name in names
+        ], writes
 
-    def _lazy_items(self, rank: int) -> LazyItems:
-        return LazyItems(lambda: self._items_of(rank)[0])
+    def _make_lazy_items(self, rank: int) -> LazyItems:
+        return LazyItems(lambda: self._make_items(rank)[0])
 
-    def _own_items(self) -> OwnItems:
+    def _make_own_items(self) -> OwnItems:
         """This rank's items, which can be resolved from now on."""
-        items, writes = self._items_of(self._ranks.rank)
-        self._outgoing.expect({item.index: write for item, write in zip(items, writes, strict=False)})
+        items, writes = self._make_items(self._ranks.rank)
+        self._write_data.set_writes({item.index: write for item, write in zip(items, writes, strict=False)})
         return OwnItems(items)
 
-    def _whole_metadata(self) -> GlobalMetadata:
-        flat, boxes = self._flat, self._assignment.boxes()
-        aliases, values = flat.aliases | self._united.aliases, [*flat.values, *self._united.value_writers]
+    def _build_metadata(self) -> GlobalMetadata:
+        flat, boxes = self._flat, self._assignment.list_boxes()
+        aliases, values = flat.aliases | self._merged.aliases, [*flat.values, *self._merged.value_writers]
         stored: dict[str, Any] = {
-            fqn: tensor_metadata(layout, boxes[fqn]) for fqn, layout in self._layouts.items()
+            fqn: build_tensor_metadata(layout, boxes[fqn]) for fqn, layout in self._layouts.items()
         }
         stored.update((name, stored[first]) for name, first in aliases.items())
         of_ranks = [
@@ -291,10 +306,12 @@ class SPMDSavePlanner(SavePlanner):
             for rank in range(self._ranks.world_size)
         ]
         stored.update((name, BytesStorageMetadata()) for name in (*values, *of_ranks))
-        paths = flat.paths | self._united.paths | notes(flat.tree) | {name: (name,) for name in of_ranks}
+        paths = (
+            flat.paths | self._merged.paths | encode_nesting(flat.tree) | {name: (name,) for name in of_ranks}
+        )
         return GlobalMetadata(state_dict_metadata=stored, planner_data=paths, aliases=aliases)
 
-    def _unite(self, groups: Sequence[tuple[int, ...]]) -> None:
+    def _merge_states(self, groups: Sequence[tuple[int, ...]]) -> None:
         """What only some ranks have is known to all. Ranks: collective.
 
         Raises:
@@ -307,21 +324,21 @@ class SPMDSavePlanner(SavePlanner):
             broadcast_object(base_ranks[0], self._digests if me == base_ranks[0] else None, self._group),
         )
         own = next((ranks for ranks in groups[1:] if ranks[0] == me), None)
-        mine = None if own is None else deviation(own, self._digests, base, self._flat, self._layouts)
-        others = [each for each in all_gather_object(mine, self._group) if isinstance(each, Deviation)]
-        names = names_to_unite(base, others)
+        mine = None if own is None else compare_with_base(own, self._digests, base, self._flat, self._layouts)
+        others = [each for each in all_gather_object(mine, self._group) if isinstance(each, StateDifference)]
+        names = find_names_to_merge(base, others)
         if names is None:
-            compared = [(each.ranks, each.applied_to(base)) for each in others[: _COMPARED - 1]]
+            compared = [(each.ranks, each.apply_to(base)) for each in others[: _COMPARED - 1]]
             n_unseen = sum(len(each.ranks) for each in others[_COMPARED - 1 :])
-            raise name_differences([(base_ranks, base), *compared], n_unseen)
-        held = holding(names, self._flat, self._layouts) if me == base_ranks[0] else None
-        shared = cast("Holding", broadcast_object(base_ranks[0], held, self._group))
-        self._united = unite(names, base_ranks, shared, others)
-        self._layouts.update((layout.fqn, layout) for layout in self._united.layouts)
+            raise build_ranks_differ_error([(base_ranks, base), *compared], n_unseen)
+        partial = select_partial_state(names, self._flat, self._layouts) if me == base_ranks[0] else None
+        shared = cast("PartialState", broadcast_object(base_ranks[0], partial, self._group))
+        self._merged = merge_states(names, base_ranks, shared, others)
+        self._layouts.update((layout.fqn, layout) for layout in self._merged.layouts)
         self._assign()
         if self.is_coordinator:
             # The storage writer was given this object already, and asks it what there is when all is written.
-            whole = self._whole_metadata()
+            whole = self._build_metadata()
             self._metadata.state_dict_metadata = whole.state_dict_metadata
             self._metadata.planner_data = whole.planner_data
             self._metadata.aliases = whole.aliases
@@ -329,16 +346,16 @@ class SPMDSavePlanner(SavePlanner):
     def _check_writer(self, storage_data: object) -> None:
         """Raises UnsupportedWriterError if the writer, of which this is what it added, would lose something."""
         if is_safetensors_plan(storage_data):
-            self._metadata.leave_out_aliases()
+            self._metadata.drop_aliases()
             check_safetensors_plan(
                 cast("Mapping[str, object]", storage_data),
                 self._assignment,
                 values=[*self._flat.values, *self._flat.per_rank],
-                names_of_some=self._united.paths,
+                partial_names=self._merged.paths,
             )
 
 
-def _unplanned(kind: type[SPMDSavePlanner], attributes: Mapping[str, object]) -> SPMDSavePlanner:
+def _rebuild_planner(kind: type[SPMDSavePlanner], attributes: Mapping[str, object]) -> SPMDSavePlanner:
     """A planner of this class, with what its subclass keeps."""
     planner = kind.__new__(kind)
     SPMDSavePlanner.__init__(planner)

@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError, version
 from stepkeeper_planners.errors import ReleasesDifferError, format_ranks
 from stepkeeper_planners.saving.assignment import ASSIGNMENT_VERSION, BALANCE
 
-__all__ = ["check_rules", "planning_rules"]
+__all__ = ["check_rules", "describe_rules"]
 
 
-def planning_rules(world_size: int) -> str:
+def describe_rules(world_size: int) -> str:
     """Equal on ranks that assign equal layouts alike; what it says is for people."""
     balance = ", ".join(f"{name} {number}" for name, number in BALANCE.items())
     return f"stepkeeper {_release()}, assignment {ASSIGNMENT_VERSION}, {world_size} ranks, {balance}"
@@ -27,10 +27,10 @@ def check_rules(rules: Sequence[str]) -> None:
     for rank, text in enumerate(rules):
         ranks_of.setdefault(text, []).append(rank)
     if len(ranks_of) > 1:
-        said = "; ".join(f"{format_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
+        listed = "; ".join(f"{format_ranks(ranks)}: {text}" for text, ranks in ranks_of.items())
         raise ReleasesDifferError(
             "the ranks divide a save in different ways, so nothing was written: run one release of stepkeeper on all. "
-            f"{said[0].upper()}{said[1:]}"
+            f"{listed[0].upper()}{listed[1:]}"
         )
 
 

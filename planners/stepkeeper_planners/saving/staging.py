@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.tree import gather_state, with_leaves
+from stepkeeper_planners.state.tree import flatten_state, rebuild_state
 
 
 class SPMDStager(AsyncStager):
@@ -33,14 +33,14 @@ class SPMDStager(AsyncStager):
             UnsupportedValueError: a value is of a type that isn't stored.
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
         """
-        flat = gather_state(state_dict)
+        flat = flatten_state(state_dict)
         copies = self.copies(flat.tensors)
         leaves: dict[str, object] = {fqn: copy.deepcopy(value) for fqn, value in flat.values.items()}
         for fqn, value in flat.per_rank.items():
             leaves[fqn] = PerRank(copy.deepcopy(value), resize=flat.resizers[fqn])
         leaves |= copies
         leaves |= {name: copies[first] for name, first in flat.aliases.items()}
-        return with_leaves(flat, leaves)
+        return rebuild_state(flat, leaves)
 
     def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Copies of the tensors by the same names, made where they are. For subclasses to make them elsewhere."""

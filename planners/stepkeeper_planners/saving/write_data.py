@@ -10,10 +10,10 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from stepkeeper_planners import adapters
 from stepkeeper_planners.saving.assignment import TensorWrite
 
-__all__ = ["Outgoing"]
+__all__ = ["WriteData"]
 
 
-class Outgoing:
+class WriteData:
     """What one save takes of which tensor. Writers may ask from several threads."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], copied: Mapping[str, torch.Tensor]) -> None:
@@ -23,23 +23,23 @@ class Outgoing:
         """Those that were moved and are still needed."""
         self._copied = set(copied)
         self._writes: dict[MetadataIndex, TensorWrite] = {}
-        self._n_open: Counter[str] = Counter()
+        self._n_unwritten: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def expect(self, writes: Mapping[MetadataIndex, TensorWrite]) -> None:
+    def set_writes(self, writes: Mapping[MetadataIndex, TensorWrite]) -> None:
         """This is what will be asked for."""
         self._writes = dict(writes)
-        self._n_open = Counter(write.fqn for write in writes.values())
+        self._n_unwritten = Counter(write.fqn for write in writes.values())
         self.shards = {}
 
-    def keep_only_expected(self) -> None:
+    def drop_copies_without_writes(self) -> None:
         """Copies of which another rank writes everything take no memory of the devices any more."""
-        self._let_go(self._copied - self._n_open.keys())
+        self._drop_copies(self._copied - self._n_unwritten.keys())
 
     def __contains__(self, index: MetadataIndex) -> bool:
         return index in self._writes
 
-    def piece(self, index: MetadataIndex) -> torch.Tensor:
+    def load_piece(self, index: MetadataIndex) -> torch.Tensor:
         """The elements, on the CPU. The tensor's shards are moved from the devices together."""
         write = self._writes[index]
         with self._lock:
@@ -49,16 +49,16 @@ class Outgoing:
         # A part must not bring the memory of the whole with it into what is written.
         return shard if write.box.sizes == tuple(shard.shape) else shard[write.shard_box.slices].clone()
 
-    def close(self, index: MetadataIndex) -> None:
+    def release_piece(self, index: MetadataIndex) -> None:
         """The piece was taken; after a tensor's last one nothing of it is held here."""
         fqn = self._writes[index].fqn
         with self._lock:
-            self._n_open[fqn] -= 1
-            if self._n_open[fqn] <= 0:
+            self._n_unwritten[fqn] -= 1
+            if self._n_unwritten[fqn] <= 0:
                 self.shards.pop(fqn, None)
-                self._let_go([fqn])
+                self._drop_copies([fqn])
 
-    def _let_go(self, names: Iterable[str]) -> None:
+    def _drop_copies(self, names: Iterable[str]) -> None:
         for fqn in self._copied.intersection(names):
             self._copied.remove(fqn)
             del self.tensors[fqn]

@@ -12,7 +12,7 @@ from typing_extensions import override
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.saving.assignment import TensorWrite
 
-__all__ = ["LazyItems", "OwnItems", "tensor_item", "value_item"]
+__all__ = ["LazyItems", "OwnItems", "make_tensor_item", "make_value_item"]
 
 
 class OwnItems(list[WriteItem]):
@@ -30,7 +30,7 @@ class LazyItems(Sequence[WriteItem]):
         self._make = make
 
     @cached_property
-    def _made(self) -> Sequence[WriteItem]:
+    def _items(self) -> Sequence[WriteItem]:
         return self._make()
 
     @overload
@@ -39,22 +39,22 @@ class LazyItems(Sequence[WriteItem]):
     def __getitem__(self, index: slice) -> Sequence[WriteItem]: ...
     @override
     def __getitem__(self, index: int | slice) -> WriteItem | Sequence[WriteItem]:
-        return self._made[index]
+        return self._items[index]
 
     @override
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._items)
 
     @override
     def __iter__(self) -> Iterator[WriteItem]:
-        return iter(self._made)
+        return iter(self._items)
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[OwnItems], tuple[()]]:
         return (OwnItems, ())
 
 
-def tensor_item(write: TensorWrite) -> WriteItem:
+def make_tensor_item(write: TensorWrite) -> WriteItem:
     """The item for one box of a tensor."""
     offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
     return WriteItem(
@@ -68,6 +68,6 @@ def tensor_item(write: TensorWrite) -> WriteItem:
     )
 
 
-def value_item(name: str) -> WriteItem:
+def make_value_item(name: str) -> WriteItem:
     """The item for a value."""
     return WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)

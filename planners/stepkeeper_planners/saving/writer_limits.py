@@ -23,17 +23,17 @@ def check_safetensors_plan(
     assignment: Assignment,
     *,
     values: Collection[str],
-    names_of_some: Collection[str],
+    partial_names: Collection[str],
 ) -> None:
-    """HuggingFaceStorageWriter can write all of it; `names_of_some` are those that only some of the ranks have.
+    """HuggingFaceStorageWriter can write all of it; `partial_names` are those that only some of the ranks have.
 
     Raises:
         UnsupportedWriterError: it can't; it says what would be lost, and what to do.
     """
-    if names_of_some:
+    if partial_names:
         raise UnsupportedWriterError(
             f"HuggingFaceStorageWriter was told of all names, and has none of those that only some ranks have: "
-            f"{', '.join(sorted(names_of_some)[:5])}. Save with FileSystemWriter, and convert"
+            f"{', '.join(sorted(partial_names)[:5])}. Save with FileSystemWriter, and convert"
         )
     world_size = len(assignment.by_rank)
     if world_size > 1 and "shard_index" not in storage_data:
@@ -45,7 +45,7 @@ def check_safetensors_plan(
             f"safetensors files hold tensors only; leave out of this save: {', '.join(sorted(values))}"
         )
     for rank in range(world_size):
-        pieces = Counter(write.fqn for write in assignment.share(rank))
+        pieces = Counter(write.fqn for write in assignment.list_writes(rank))
         twice = next((fqn for fqn, n_pieces in pieces.items() if n_pieces > 1), None)
         if twice is not None:
             raise UnsupportedWriterError(

@@ -8,7 +8,7 @@ from typing import Final
 from stepkeeper_planners.errors import PerRankError
 from stepkeeper_planners.geometry.layout import Ranks
 
-__all__ = ["PerRank", "Resize", "names_to_read", "parse_stored_name", "stored_name", "value_for"]
+__all__ = ["PerRank", "Resize", "list_stored_names", "parse_stored_name", "resize_value", "stored_name"]
 
 Resize = Callable[[Sequence[object], Ranks], object]
 """Makes this rank's value of the values that all ranks of another world size saved, in the order of ranks."""
@@ -43,7 +43,7 @@ def parse_stored_name(name: str) -> tuple[str, int, int] | None:
     return (parts[1], rank, world_size) if rank < world_size else None
 
 
-def names_to_read(fqn: str, resize: Resize | None, world_size: int, ranks: Ranks) -> tuple[str, ...]:
+def list_stored_names(fqn: str, resize: Resize | None, world_size: int, ranks: Ranks) -> tuple[str, ...]:
     """The stored names that this rank needs: its own, or all where `world_size`, the saved one, is another.
 
     Raises:
@@ -60,10 +60,10 @@ def names_to_read(fqn: str, resize: Resize | None, world_size: int, ranks: Ranks
     return tuple(stored_name(fqn, Ranks(rank=rank, world_size=world_size)) for rank in range(world_size))
 
 
-def value_for(resize: Resize | None, world_size: int, values: Sequence[object], ranks: Ranks) -> object:
-    """This rank's value, from what was read under `names_to_read`."""
+def resize_value(resize: Resize | None, world_size: int, values: Sequence[object], ranks: Ranks) -> object:
+    """This rank's value, from what was read under `list_stored_names`."""
     if world_size == ranks.world_size:
         (value,) = values
         return value
-    assert resize is not None, "names_to_read refuses this"
+    assert resize is not None, "list_stored_names refuses this"
     return resize(values, ranks)

@@ -18,12 +18,12 @@ from stepkeeper_planners.state.tree import (
     flatten,
     has_plain_leaves_only,
     is_leaf,
-    leaves_of,
+    list_leaves,
     resolve_state,
 )
-from stepkeeper_planners.state.values import content_bytes
+from stepkeeper_planners.state.values import estimate_value_bytes
 
-__all__ = ["Found", "StructureCache"]
+__all__ = ["LookUpResult", "StructureCache"]
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ _NO_VALUES: Final = (torch.Tensor, PerRank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Generic[T]):
+class LookUpResult(Generic[T]):
     """A state's own leaves, and what was derived from its structure."""
 
     flat: FlatState
@@ -59,7 +59,7 @@ class StructureCache(Generic[T]):
         self._large_value_bytes: Final = large_value_bytes
         self._last: tuple[_Structure, T] | None = None
 
-    def look_up(self, state: Mapping[str, object]) -> Found[T]:
+    def look_up(self, state: Mapping[str, object]) -> LookUpResult[T]:
         """Gather a nested state, of which no computation is pending then, and derive what its structure gives.
 
         The state_dict() of every Stateful is called once. A structure that is refused is not held.
@@ -78,7 +78,7 @@ class StructureCache(Generic[T]):
             structure = _Structure(contents, flat, self._large_value_bytes)
             self._last = structure, self._derive(flat, structure.value_bytes)
         structure, derived = self._last
-        return Found(flat=structure.flat_of(tree, contents.leaves), derived=derived)
+        return LookUpResult(flat=structure.flatten(tree, contents.leaves), derived=derived)
 
 
 class _Contents:
@@ -123,19 +123,19 @@ class _Structure:
     def __init__(self, contents: _Contents, flat: FlatState, large_value_bytes: int | None) -> None:
         self._forms: Final = contents.forms
         self._kinds = contents.kinds
-        place = {name: index for index, (name, _) in enumerate(leaves_of(flat.tree))}
+        place = {name: index for index, (name, _) in enumerate(list_leaves(flat.tree))}
         self._tensors: Final = [place[name] for name in flat.paths if name not in flat.values]
         tensors = [contents.leaves[index] for index in self._tensors]
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._tied: Final = _tied(tensors, ordinary=self._ordinary is not None)
+        self._find_tied: Final = _find_tied(tensors, ordinary=self._ordinary is not None)
         self._kept: Final = [(name, place[name]) for name in flat.tensors]
         self._values: Final = [(name, place[name]) for name in flat.values]
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
         self._aliases: Final = flat.aliases
         self._paths: Final = flat.paths
         self._large_value_bytes: Final = large_value_bytes
-        sizes = self._sizes_of(contents.leaves)
+        sizes = self._measure_values(contents.leaves)
         self.value_bytes: Final = dict(zip(flat.values, sizes or [0] * len(flat.values), strict=True))
         """The size of each value, as a plan counts it."""
 
@@ -153,11 +153,11 @@ class _Structure:
             alike = list(map(adapters.structure, tensors)) == self._placed
         return (
             alike
-            and _tied(tensors, ordinary=self._ordinary is not None) == self._tied
-            and self._sizes_of(contents.leaves) == self._sizes
+            and _find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
+            and self._measure_values(contents.leaves) == self._sizes
         )
 
-    def flat_of(self, tree: Any, leaves: Sequence[Any]) -> FlatState:
+    def flatten(self, tree: Any, leaves: Sequence[Any]) -> FlatState:
         """Flatten a state that fits."""
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
@@ -182,11 +182,11 @@ class _Structure:
         self._kinds = contents.kinds
         return True
 
-    def _sizes_of(self, leaves: Sequence[Any]) -> list[int] | None:
+    def _measure_values(self, leaves: Sequence[Any]) -> list[int] | None:
         limit = self._large_value_bytes
         if limit is None:
             return None
-        sizes = (content_bytes(leaves[index]) for _, index in self._values)
+        sizes = (estimate_value_bytes(leaves[index]) for _, index in self._values)
         return [size if size >= limit else 0 for size in sizes]
 
 
@@ -194,18 +194,18 @@ def _is_no_value(kind: type) -> bool:
     return issubclass(kind, _NO_VALUES)
 
 
-def _tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
+def _find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
     """Find, for each tensor that is an earlier one too, which one."""
-    suspects: Sequence[int] = range(len(tensors))
+    candidates: Sequence[int] = range(len(tensors))
     if ordinary:
         addresses = list(map(torch.Tensor.data_ptr, tensors))
         if len(set(addresses)) == len(addresses):
             return {}
         times = Counter(addresses)
-        suspects = [index for index in suspects if times[addresses[index]] > 1]
+        candidates = [index for index in candidates if times[addresses[index]] > 1]
     first: dict[object, int] = {}
     tied: dict[int, int] = {}
-    for index in suspects:
+    for index in candidates:
         identity = adapters.identity(tensors[index])
         if identity is not None and first.setdefault(identity, index) != index:
             tied[index] = first[identity]

@@ -44,7 +44,7 @@ class FlatState:
     """The nested state with every Stateful replaced by what its state_dict() gave."""
 
 
-def gather_state(state: Mapping[str, object]) -> FlatState:
+def flatten_state(state: Mapping[str, object]) -> FlatState:
     """The flat form of a nested state. state_dict() of every Stateful was called once.
 
     Raises:
@@ -72,7 +72,7 @@ def flatten(tree: Any) -> FlatState:
     flat = FlatState(tensors={}, values={}, tree=tree)
     all_paths: dict[str, Path] = {}
     tied: dict[object, dict[str, torch.Tensor]] = {}
-    for path, leaf in _leaves(tree, ()):
+    for path, leaf in _iterate_leaves(tree, ()):
         fqn = _name(path)
         if fqn in all_paths:
             raise DuplicateNameError(
@@ -96,7 +96,7 @@ def flatten(tree: Any) -> FlatState:
     return flat
 
 
-def scatter_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
+def fill_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
     """The values are in the state, in place; every Stateful got its part by load_state_dict().
 
     `values` holds those of `flat.values` and `flat.per_rank` that were loaded, by the names they have there. A name
@@ -106,18 +106,18 @@ def scatter_state(state: Mapping[str, object], flat: FlatState, values: Mapping[
         UnsupportedValueError: a value would have to be put into a container that can't be changed.
     """
     if _is_stateful(state):
-        _give(state, flat.tree, (), values)
+        _load_stateful(state, flat.tree, (), values)
         return
-    places = list(_places(state, flat.tree, ()))
+    places = list(_iterate_places(state, flat.tree, ()))
     for place in places:
         place.check(values)
     for place in places:
-        place.give(values)
+        place.assign(values)
 
 
-def with_leaves(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:
+def rebuild_state(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:
     """The nested state, containers and all, with these leaves by name; every Stateful is what its state_dict() gave."""
-    tree: dict[str, Any] = _rebuilt(flat.tree, (), leaves)
+    tree: dict[str, Any] = _rebuild(flat.tree, (), leaves)
     return tree
 
 
@@ -131,9 +131,9 @@ def has_plain_leaves_only(values: Iterable[Any]) -> bool:
     return _PLAIN_LEAVES.issuperset(map(type, values))
 
 
-def leaves_of(tree: Any) -> list[tuple[str, object]]:
+def list_leaves(tree: Any) -> list[tuple[str, object]]:
     """The leaves of what `resolve_state` gave, in its order, with their names."""
-    return [(_name(path), leaf) for path, leaf in _leaves(tree, ())]
+    return [(_name(path), leaf) for path, leaf in _iterate_leaves(tree, ())]
 
 
 def _name(path: Path) -> str:
@@ -147,7 +147,7 @@ class _Seen:
     containers: dict[int, object] = field(default_factory=dict)
     repeated: int = 0
 
-    def look_at(self, container: Any, path: Path) -> None:
+    def visit(self, container: Any, path: Path) -> None:
         """Counts what stands there for another time.
 
         Raises:
@@ -176,10 +176,10 @@ def _resolve(node: object, path: Path, seen: _Seen) -> object:
     if isinstance(node, PerRank):
         return PerRank(_resolve(node.value, path, seen), node.resize)
     if isinstance(node, Mapping):
-        seen.look_at(node, path)
-        return _resolved_items(node, path, seen)
+        seen.visit(node, path)
+        return _resolve_items(node, path, seen)
     if isinstance(node, list):
-        seen.look_at(node, path)
+        seen.visit(node, path)
         if has_scalars_only(node):
             return list(node)
         return [_resolve(value, (*path, index), seen) for index, value in enumerate(node)]
@@ -192,7 +192,7 @@ def _resolve(node: object, path: Path, seen: _Seen) -> object:
     return node
 
 
-def _resolved_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[Any, Any]:
+def _resolve_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[Any, Any]:
     resolved = _empty_like(node)
     if type(node) in _PLAIN_DICTS and has_plain_leaves_only(node.values()):
         resolved.update(node)
@@ -212,7 +212,7 @@ def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
         kind = type(node).__name__
         raise UnsupportedValueError(f"{_name(path)}: a {kind} can't stand in a tuple; use a list or a dict")
     if isinstance(node, Mapping | list | tuple) and node:
-        seen.look_at(node, path)
+        seen.visit(node, path)
     if isinstance(node, Mapping):
         for key, value in node.items():
             _refuse_objects(value, (*path, str(key)), seen)
@@ -238,16 +238,16 @@ def _check_stored_names(flat: FlatState) -> None:
             )
 
 
-def _leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
+def _iterate_leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
     if isinstance(node, Mapping):
         for key, value in node.items():
-            yield from _leaves(value, (*path, str(key)))
+            yield from _iterate_leaves(value, (*path, str(key)))
     elif is_leaf(node):
         yield path, node
     else:
         assert isinstance(node, list)
         for index, value in enumerate(node):
-            yield from _leaves(value, (*path, index))
+            yield from _iterate_leaves(value, (*path, index))
 
 
 def is_leaf(node: object) -> bool:
@@ -281,20 +281,20 @@ class _Place:
                 f"{_name(self.path)}: a {type(self.container).__name__} can't be changed in place; use a dict or a list"
             )
 
-    def give(self, values: Mapping[str, object]) -> None:
+    def assign(self, values: Mapping[str, object]) -> None:
         """The object has its state, the box or the container its value."""
         item, name = self.container[self.key], _name(self.path)
         if _is_stateful(item):
-            _give(item, self.tree, self.path, values)
+            _load_stateful(item, self.tree, self.path, values)
         elif name not in values:
             return
         elif isinstance(item, PerRank):
-            item.value = _with_loaded(item.value, values[name])
+            item.value = _merge_loaded(item.value, values[name])
         else:
             self.container[self.key] = values[name]
 
 
-def _places(node: Any, tree: Any, path: Path) -> Iterator[_Place]:
+def _iterate_places(node: Any, tree: Any, path: Path) -> Iterator[_Place]:
     is_list = isinstance(node, list)
     for key in range(len(node)) if is_list else list(node):
         below = (*path, key if is_list else str(key))
@@ -302,38 +302,38 @@ def _places(node: Any, tree: Any, path: Path) -> Iterator[_Place]:
         if _is_stateful(item) or isinstance(item, PerRank) or is_leaf(part):
             yield _Place(node, key, below, part)
         else:
-            yield from _places(item, part, below)
+            yield from _iterate_places(item, part, below)
 
 
-def _give(node: object, tree: Any, path: Path, values: Mapping[str, object]) -> None:
+def _load_stateful(node: object, tree: Any, path: Path, values: Mapping[str, object]) -> None:
     assert isinstance(node, Stateful)
-    node.load_state_dict(_rebuilt(tree, path, values))
+    node.load_state_dict(_rebuild(tree, path, values))
 
 
-def _with_loaded(node: object, loaded: object) -> object:
+def _merge_loaded(node: object, loaded: object) -> object:
     """The loaded value of a box, with the objects that are in it now, which have got their state."""
     if _is_stateful(node):
         assert isinstance(node, Stateful)
         node.load_state_dict(loaded)  # type: ignore[arg-type]  # what its state_dict() gave when it was saved
         return node
     if isinstance(node, Mapping) and isinstance(loaded, Mapping):
-        return {key: _with_loaded(node.get(key), part) for key, part in loaded.items()}
+        return {key: _merge_loaded(node.get(key), part) for key, part in loaded.items()}
     return loaded
 
 
-def _rebuilt(tree: object, path: Path, values: Mapping[str, object]) -> Any:
+def _rebuild(tree: object, path: Path, values: Mapping[str, object]) -> Any:
     """The sub-tree with its stored values: what load_state_dict() gets, keys of their first types."""
     if isinstance(tree, Mapping):
         rebuilt = _empty_like(tree)
         for key, part in tree.items():
-            rebuilt[key] = _rebuilt(part, (*path, str(key)), values)
+            rebuilt[key] = _rebuild(part, (*path, str(key)), values)
         return rebuilt
     if isinstance(tree, PerRank):
         return values.get(_name(path), tree.value)
     if is_leaf(tree):
         return values.get(_name(path), tree)
     assert isinstance(tree, list)
-    return [_rebuilt(part, (*path, index), values) for index, part in enumerate(tree)]
+    return [_rebuild(part, (*path, index), values) for index, part in enumerate(tree)]
 
 
 def _empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:

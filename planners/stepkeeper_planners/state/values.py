@@ -13,7 +13,7 @@ from stepkeeper_planners.errors import PickleRefusedError, UnsupportedValueError
 from stepkeeper_planners.pickles.numpy_arrays import explain_unstorable
 from stepkeeper_planners.pickles.torch_files import load_torch_bytes
 
-__all__ = ["content_bytes", "decode_value", "encode_value"]
+__all__ = ["decode_value", "encode_value", "estimate_value_bytes"]
 
 _SCALARS: Final = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
@@ -45,11 +45,11 @@ def encode_value(fqn: str, value: object) -> bytes:
     """
     _check(fqn, value)
     buffer = io.BytesIO()
-    torch.save(_bare(value), buffer, pickle_module=_Structural)
+    torch.save(_strip(value), buffer, pickle_module=_DeterministicPickle)
     return buffer.getvalue()
 
 
-def content_bytes(value: object) -> int:
+def estimate_value_bytes(value: object) -> int:
     """About how large the value is. Equal for values that are equal but for the order of their dicts.
 
     The encoded size isn't: what comes first decides how much is filled up to the next boundary.
@@ -59,9 +59,9 @@ def content_bytes(value: object) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, dict):
-        return sum(content_bytes(key) + content_bytes(item) for key, item in value.items())
+        return sum(estimate_value_bytes(key) + estimate_value_bytes(item) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return sum(map(content_bytes, value))
+        return sum(map(estimate_value_bytes, value))
     return 8
 
 
@@ -84,7 +84,7 @@ def decode_value(fqn: str, data: bytes) -> object:
 
 
 @final
-class _Structural:
+class _DeterministicPickle:
     """What torch.save takes for the pickle module."""
 
     class Pickler(pickle.Pickler):
@@ -95,7 +95,7 @@ class _Structural:
             self.fast = True
 
 
-def _bare(value: object) -> object:
+def _strip(value: object) -> object:
     """The same with no memory but its own, each tensor and array row by row."""
     if isinstance(value, torch.Tensor):
         elements = value.detach().resolve_conj().resolve_neg().contiguous()
@@ -106,10 +106,10 @@ def _bare(value: object) -> object:
         return np.asarray(value, order="C")
     if type(value) in (list, tuple):
         assert isinstance(value, list | tuple)
-        return type(value)(map(_bare, value))
+        return type(value)(map(_strip, value))
     if type(value) in _DICTS:
         assert isinstance(value, dict)
-        return type(value)({key: _bare(item) for key, item in value.items()})
+        return type(value)({key: _strip(item) for key, item in value.items()})
     return value
 
 
@@ -128,7 +128,7 @@ def _check(fqn: str, value: object) -> None:
             seen[id(item)] = depth
             if depth == _MAX_DEPTH:
                 raise UnsupportedValueError(f"{fqn}: nested more than {_MAX_DEPTH} deep, or holding itself")
-            waiting.extend((*part, depth + 1) for part in _parts(name, item))
+            waiting.extend((*part, depth + 1) for part in _list_parts(name, item))
             continue
         _check_data(name, item)
     _check_repeated(fqn, value)
@@ -137,7 +137,7 @@ def _check(fqn: str, value: object) -> None:
 def _check_repeated(fqn: str, value: object) -> None:
     """Lists that hold one list twice, 30 deep, are a few bytes in memory and in a file, and 2**30 written out."""
     once: dict[int, int] = {}
-    repeated = _written_bytes(value, once, {}) - sum(once.values())
+    repeated = _estimate_written_bytes(value, once, {}) - sum(once.values())
     if repeated > _MAX_REPEATED_BYTES:
         raise UnsupportedValueError(
             f"{fqn}: holds the same objects again and again: written out, {repeated >> 20} MiB more than they take; "
@@ -145,7 +145,7 @@ def _check_repeated(fqn: str, value: object) -> None:
         )
 
 
-def _written_bytes(node: object, once: dict[int, int], whole: dict[int, int]) -> int:
+def _estimate_written_bytes(node: object, once: dict[int, int], whole: dict[int, int]) -> int:
     """About how much a checked node is, written out; `once` and `whole` get each object, without and with its parts."""
     if id(node) in whole:
         return whole[id(node)]
@@ -163,12 +163,12 @@ def _written_bytes(node: object, once: dict[int, int], whole: dict[int, int]) ->
         return 0
     once[id(node)] = own
     if parts and not _SMALL.issuperset(map(type, parts)):
-        own += sum(_written_bytes(part, once, whole) for part in parts)
+        own += sum(_estimate_written_bytes(part, once, whole) for part in parts)
     whole[id(node)] = own
     return own
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
+def _list_parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
     if not isinstance(value, dict):
         for index, item in enumerate(value):
             yield f"{name}[{index}]", item
@@ -178,7 +178,8 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
         for part in parts:
             if type(part) not in _KEYS:
                 raise UnsupportedValueError(
-                    f"{name}: a {_named(part)} can't be a key; use str, int or another plain scalar, or tuples of them"
+                    f"{name}: a {_type_name(part)} can't be a key; use str, int or another plain scalar, or tuples "
+                    "of them"
                 )
         yield f"{name}[{key!r}]", item
 
@@ -191,17 +192,17 @@ def _check_data(name: str, value: object) -> None:
             reason = "a numpy array of items without bytes can't be stored"
     elif type(value) in (torch.Tensor, torch.nn.Parameter):
         assert isinstance(value, torch.Tensor)
-        reason = _objection(value)
+        reason = _explain_refusal(value)
     else:
         reason = (
-            f"a {_named(value)} can't be stored. Stored are: {_LIST}. "
+            f"a {_type_name(value)} can't be stored. Stored are: {_LIST}. "
             "Turn it into these, or give it state_dict() and load_state_dict()"
         )
     if reason is not None:
         raise UnsupportedValueError(f"{name}: {reason}")
 
 
-def _objection(tensor: torch.Tensor) -> str | None:
+def _explain_refusal(tensor: torch.Tensor) -> str | None:
     if tensor.device.type != "cpu":
         return (
             f"a tensor on {tensor.device} within a tuple is stored as a plain value, which only a CPU tensor can be; "
@@ -218,5 +219,5 @@ def _objection(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _named(value: object) -> str:
+def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
