@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from stepkeeper_planners.errors import DuplicateNameError
+from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.structure import StructureCache
-from stepkeeper_planners.state.tree import fill_state, flatten_state
+from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
 
 KEYS = st.one_of(st.text(alphabet="ab.0@/", max_size=3), st.integers(0, 2), st.none(), st.booleans())

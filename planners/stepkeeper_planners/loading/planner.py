@@ -29,7 +29,8 @@ from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import collect_stored_state
 from stepkeeper_planners.process_groups import current_ranks, single_rank
-from stepkeeper_planners.state.tree import FlatState, fill_state, flatten_state
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import decode_value
 
 

@@ -9,8 +9,9 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from typing_extensions import override
 
 from stepkeeper_planners import adapters
+from stepkeeper_planners.state.filling import rebuild_state
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.tree import flatten_state, rebuild_state
+from stepkeeper_planners.state.tree import flatten_state
 
 
 class SPMDStager(AsyncStager):

@@ -1,7 +1,7 @@
 """A tree of state, flat and back. Names are those that torch.distributed.checkpoint gives: keys joined with dots."""
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -73,7 +73,7 @@ def flatten(tree: Any) -> FlatState:
     all_paths: dict[str, Path] = {}
     tied: dict[object, dict[str, torch.Tensor]] = {}
     for path, leaf in _iterate_leaves(tree, ()):
-        fqn = _name(path)
+        fqn = join_path(path)
         if fqn in all_paths:
             raise DuplicateNameError(
                 f"{path} and {all_paths[fqn]} are both named {fqn!r} once keys are joined with dots; rename one"
@@ -96,31 +96,6 @@ def flatten(tree: Any) -> FlatState:
     return flat
 
 
-def fill_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
-    """The values are in the state, in place; every Stateful got its part by load_state_dict().
-
-    `values` holds those of `flat.values` and `flat.per_rank` that were loaded, by the names they have there. A name
-    that it lacks keeps its present value. Tensors of `flat` are expected to be filled already.
-
-    Raises:
-        UnsupportedValueError: a value would have to be put into a container that can't be changed.
-    """
-    if _is_stateful(state):
-        _load_stateful(state, flat.tree, (), values)
-        return
-    places = list(_iterate_places(state, flat.tree, ()))
-    for place in places:
-        place.check(values)
-    for place in places:
-        place.assign(values)
-
-
-def rebuild_state(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:
-    """The nested state, containers and all, with these leaves by name; every Stateful is what its state_dict() gave."""
-    tree: dict[str, Any] = _rebuild(flat.tree, (), leaves)
-    return tree
-
-
 def has_scalars_only(values: list[Any]) -> bool:
     """Nothing in it has to be looked at: data loaders keep long lists of numbers."""
     return _SCALARS.issuperset(map(type, values))
@@ -133,10 +108,10 @@ def has_plain_leaves_only(values: Iterable[Any]) -> bool:
 
 def list_leaves(tree: Any) -> list[tuple[str, object]]:
     """The leaves of what `resolve_state` gave, in its order, with their names."""
-    return [(_name(path), leaf) for path, leaf in _iterate_leaves(tree, ())]
+    return [(join_path(path), leaf) for path, leaf in _iterate_leaves(tree, ())]
 
 
-def _name(path: Path) -> str:
+def join_path(path: Path) -> str:
     return ".".join(map(str, path))
 
 
@@ -160,7 +135,7 @@ class _Seen:
         self.repeated += 1 + (len(container) // 1000 if is_cheap else len(container))
         if self.repeated > _MAX_REPEATED:
             raise UnsupportedValueError(
-                f"{_name(path[:5])}…: the state holds the same containers again and again; hold each of them once"
+                f"{join_path(path[:5])}…: the state holds the same containers again and again; hold each of them once"
             )
 
 
@@ -168,9 +143,9 @@ def _resolve(node: object, path: Path, seen: _Seen) -> object:
     """Statefuls replaced by their state, containers copied, leaves kept."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
-            f"{_name(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
+            f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
         )
-    if _is_stateful(node):
+    if is_stateful(node):
         assert isinstance(node, Stateful)
         return _resolve(node.state_dict(), path, seen)
     if isinstance(node, PerRank):
@@ -187,13 +162,13 @@ def _resolve(node: object, path: Path, seen: _Seen) -> object:
         _refuse_objects(node, path, seen)
     if isinstance(node, torch.Tensor) and is_lazy(node):
         raise UnsupportedValueError(
-            f"{_name(path)}: a lazy parameter has no shape before the model's first run"
+            f"{join_path(path)}: a lazy parameter has no shape before the model's first run"
         )
     return node
 
 
 def _resolve_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[Any, Any]:
-    resolved = _empty_like(node)
+    resolved = empty_like(node)
     if type(node) in _PLAIN_DICTS and has_plain_leaves_only(node.values()):
         resolved.update(node)
     else:
@@ -206,11 +181,13 @@ def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
     """A tuple is one value, as stock torch has it: what would have to be called can't be in it."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
-            f"{_name(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
+            f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
         )
-    if _is_stateful(node) or isinstance(node, PerRank):
+    if is_stateful(node) or isinstance(node, PerRank):
         kind = type(node).__name__
-        raise UnsupportedValueError(f"{_name(path)}: a {kind} can't stand in a tuple; use a list or a dict")
+        raise UnsupportedValueError(
+            f"{join_path(path)}: a {kind} can't stand in a tuple; use a list or a dict"
+        )
     if isinstance(node, Mapping | list | tuple) and node:
         seen.visit(node, path)
     if isinstance(node, Mapping):
@@ -221,7 +198,7 @@ def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
             _refuse_objects(value, (*path, index), seen)
 
 
-def _is_stateful(node: object) -> bool:
+def is_stateful(node: object) -> bool:
     # A class has the methods too, and is no object with a state. Looking for methods takes long: that comes last.
     if type(node) in _NEVER_STATEFUL:
         return False
@@ -262,81 +239,7 @@ def is_leaf(node: object) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where in the user's own containers something stands that a load may change."""
-
-    container: Any
-    key: Any
-    path: Path
-    tree: Any
-
-    def check(self, values: Mapping[str, object]) -> None:
-        """What is going to be given can be."""
-        item = self.container[self.key]
-        if _is_stateful(item) or isinstance(item, PerRank) or _name(self.path) not in values:
-            return
-        if not isinstance(self.container, MutableMapping | list):
-            raise UnsupportedValueError(
-                f"{_name(self.path)}: a {type(self.container).__name__} can't be changed in place; use a dict or a list"
-            )
-
-    def assign(self, values: Mapping[str, object]) -> None:
-        """The object has its state, the box or the container its value."""
-        item, name = self.container[self.key], _name(self.path)
-        if _is_stateful(item):
-            _load_stateful(item, self.tree, self.path, values)
-        elif name not in values:
-            return
-        elif isinstance(item, PerRank):
-            item.value = _merge_loaded(item.value, values[name])
-        else:
-            self.container[self.key] = values[name]
-
-
-def _iterate_places(node: Any, tree: Any, path: Path) -> Iterator[_Place]:
-    is_list = isinstance(node, list)
-    for key in range(len(node)) if is_list else list(node):
-        below = (*path, key if is_list else str(key))
-        item, part = node[key], tree[key]
-        if _is_stateful(item) or isinstance(item, PerRank) or is_leaf(part):
-            yield _Place(node, key, below, part)
-        else:
-            yield from _iterate_places(item, part, below)
-
-
-def _load_stateful(node: object, tree: Any, path: Path, values: Mapping[str, object]) -> None:
-    assert isinstance(node, Stateful)
-    node.load_state_dict(_rebuild(tree, path, values))
-
-
-def _merge_loaded(node: object, loaded: object) -> object:
-    """The loaded value of a box, with the objects that are in it now, which have got their state."""
-    if _is_stateful(node):
-        assert isinstance(node, Stateful)
-        node.load_state_dict(loaded)  # type: ignore[arg-type]  # what its state_dict() gave when it was saved
-        return node
-    if isinstance(node, Mapping) and isinstance(loaded, Mapping):
-        return {key: _merge_loaded(node.get(key), part) for key, part in loaded.items()}
-    return loaded
-
-
-def _rebuild(tree: object, path: Path, values: Mapping[str, object]) -> Any:
-    """The sub-tree with its stored values: what load_state_dict() gets, keys of their first types."""
-    if isinstance(tree, Mapping):
-        rebuilt = _empty_like(tree)
-        for key, part in tree.items():
-            rebuilt[key] = _rebuild(part, (*path, str(key)), values)
-        return rebuilt
-    if isinstance(tree, PerRank):
-        return values.get(_name(path), tree.value)
-    if is_leaf(tree):
-        return values.get(_name(path), tree)
-    assert isinstance(tree, list)
-    return [_rebuild(part, (*path, index), values) for index, part in enumerate(tree)]
-
-
-def _empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+def empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
     """A dict of the same kind, to be filled: objects get back what they gave, whether they count on it or not."""
     if isinstance(mapping, Counter):
         return Counter()

@@ -27,7 +27,8 @@ from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState
-from stepkeeper_planners.state.tree import FlatState, fill_state, flatten_state
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Compared", "Loading", "check_refilled", "encode_findings", "judge_mismatch"]

@@ -10,6 +10,7 @@ import stepkeeper
 import stepkeeper_planners
 from stepkeeper_planners.errors import DuplicateNameError, PerRankError
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.per_rank import (
     PerRank,
     list_stored_names,
@@ -17,7 +18,7 @@ from stepkeeper_planners.state.per_rank import (
     resize_value,
     stored_name,
 )
-from stepkeeper_planners.state.tree import fill_state, flatten_state
+from stepkeeper_planners.state.tree import flatten_state
 
 TWO = Ranks(rank=1, world_size=2)
 

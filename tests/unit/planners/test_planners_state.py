@@ -15,8 +15,9 @@ from torch.optim import lr_scheduler as lrs
 from typing_extensions import override
 
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
+from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.tree import fill_state, flatten_state
+from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
 
 

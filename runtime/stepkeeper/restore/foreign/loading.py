@@ -24,7 +24,8 @@ from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
-from stepkeeper_planners.state.tree import FlatState, fill_state, flatten_state
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 
 __all__ = ["COPIES", "ForeignLoading"]
 
