@@ -1,4 +1,4 @@
-"""Whether boxes make up a tensor: each element in one of them, none in two. Pure."""
+"""Check that boxes cover a tensor: each element is in exactly one of them. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,14 +14,14 @@ _Owners = Sequence[Sequence[Owner]]
 
 
 def check_layout(layout: TensorLayout) -> None:
-    """The chunks are inside the tensor, disjoint, and leave no element out.
+    """Check that the chunks are inside the tensor, are disjoint, and leave no element out.
 
     Raises:
-        LayoutError: they are not; it names the tensor, the chunks, and the ranks that hold them.
+        LayoutError: they are not; the message names the tensor, the chunks, and the ranks that hold them.
     """
     chunks = layout.chunks
     if len(chunks) == 1 and chunks[0].box.sizes == layout.global_shape:
-        # Most tensors, with one owner for each of many ranks.
+        # Most tensors are such, with one owner on each of many ranks: the owners need not be looked at.
         check_cover(layout.fqn, layout.global_shape, [chunks[0].box])
         return
     boxes, owners = [chunk.box for chunk in chunks], [chunk.owners for chunk in chunks]
@@ -29,12 +29,18 @@ def check_layout(layout: TensorLayout) -> None:
 
 
 def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], owners: _Owners = ()) -> None:
-    """The boxes are inside the tensor, disjoint, and leave no element out. In O(n log^d n), however they lie.
+    """Check that the boxes are inside the tensor, are disjoint, and leave no element out.
 
-    `owners` are those of each box, for the error to name their ranks; none where nobody holds them.
+    It takes O(n log^d n) for n boxes of d dimensions, however they lie.
+
+    Args:
+        fqn: the tensor's name, for the error.
+        global_shape: the tensor's shape.
+        boxes: boxes with global offsets, in elements.
+        owners: the owners of each box, for the error to name their ranks; empty if no rank holds the boxes.
 
     Raises:
-        LayoutError: they are not; it names the tensor and the boxes, or the first element that is left out.
+        LayoutError: they are not; the message names the tensor and the boxes, or the first element that is left out.
     """
     whole = Box.whole(global_shape)
     if len(boxes) == 1 and boxes[0] == whole:
@@ -57,10 +63,10 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], o
 
 
 def check_disjoint(fqn: str, boxes: Sequence[Box], owners: _Owners = ()) -> None:
-    """No two of these boxes have an element in common.
+    """Check that no two of these boxes have an element in common.
 
     Raises:
-        LayoutError: two have; it names the tensor and both.
+        LayoutError: two have; the message names the tensor and both boxes.
     """
     if len(boxes) > 1 and not boxes[0].offsets:
         raise LayoutError(f"{fqn}: a 0-dim tensor has one chunk, got {len(boxes)}")
@@ -84,7 +90,7 @@ def _list_ranks(owners: Iterable[Owner]) -> list[int]:
 
 
 def _find_uncovered(whole: Box, boxes: Sequence[Box]) -> tuple[int, ...]:
-    """The first element that none of these disjoint boxes has, where there is one: by halves, by one axis each."""
+    """Find the first element that is in none of these disjoint boxes, if there is one: bisect each axis in turn."""
     region, inside = whole, list(boxes)
     for axis in range(len(whole.sizes)):
         while (length := region.sizes[axis]) > 1:

@@ -1,4 +1,4 @@
-"""Find two boxes that overlap: exact for boxes of any kind, and fast for those that shardings make.
+"""Find two boxes that overlap. The search is exact for all boxes, and fast for those that shardings make.
 
 Only the standard library is imported: the process that commits a checkpoint, and the command line, run without torch
 and numpy.
@@ -11,23 +11,23 @@ from typing import Final, Protocol
 __all__ = ["BoxLike", "find_overlap", "sweep"]
 
 _MAX_PART_SHARE: Final = 0.75
-"""The largest share of a group that one of its parts may have. Groups that part worse cost a sort for a few boxes."""
+"""The largest share of a group that a part may have; with larger parts, each sort would separate only a few boxes."""
 
 _NumberedBox = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Where a box starts and how long it is along each axis, and its number."""
+"""A box's offsets and sizes along each axis, and its number."""
 
 
 class BoxLike(Protocol):
-    """A box: where it starts and how far it goes, per dimension."""
+    """A box, as offsets and sizes in elements, one for each dimension."""
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The first index in it."""
+        """The indices of its first element."""
         ...
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of indices in it."""
+        """Its length along each dimension."""
         ...
 
 
@@ -35,7 +35,7 @@ Search = Callable[[Sequence[BoxLike]], tuple[int, int] | None]
 
 
 def sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
-    """Hold each box against those that it meets along one axis: quadratic where many do."""
+    """Find two boxes that overlap. Compare each with those that it overlaps along one axis: quadratic if many do."""
     if not boxes[0].offsets:
         return 0, 1
     axis = max(range(len(boxes[0].offsets)), key=lambda axis: len({box.offsets[axis] for box in boxes}))
@@ -54,12 +54,13 @@ def sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
 def find_overlap(boxes: Sequence[BoxLike], search_rest: Search = sweep) -> tuple[int, int] | None:
     """Find two boxes that have an element in common.
 
-    Shardings cut tensors by lines that cross no box. So the boxes are parted along such lines, by one axis after the
-    other, until each is alone.
+    Shardings cut tensors along lines that cross no box. The boxes are separated along such lines, by one axis after
+    another, until each is alone.
 
     Args:
-        boxes: Boxes of one number of dimensions. Empty ones overlap none.
-        search_rest: Finds two that overlap among boxes that hardly part so: at least two of them, none empty.
+        boxes: boxes with the same number of dimensions. Empty ones overlap none.
+        search_rest: finds two that overlap among boxes that can hardly be separated so. It gets at least two boxes,
+            none of them empty.
 
     Returns:
         The numbers of two that overlap, the lower first; None if no two do.
@@ -82,7 +83,7 @@ def find_overlap(boxes: Sequence[BoxLike], search_rest: Search = sweep) -> tuple
 
 
 def _split_along(group: list[_NumberedBox], axis: int) -> list[list[_NumberedBox]]:
-    """Part boxes wherever all that start before have ended; leave out who is alone then."""
+    """Separate the boxes wherever all that start before have ended; leave out each that is alone."""
     parts: list[list[_NumberedBox]] = []
     part: list[_NumberedBox] = []
     end = 0

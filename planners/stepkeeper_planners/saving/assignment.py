@@ -1,9 +1,9 @@
-"""Who writes what: each element exactly once, bytes spread over those that hold them. All ranks compute the same.
+"""Assign each element to exactly one of the ranks that hold it, evenly. All ranks compute the same assignment.
 
-Even means: no rank writes more than the least that the heaviest must write (the total divided by the ranks, unless some
-ranks alone hold more than their part), up to 2 % and a few grains. A grain is the largest chunk of several holders that
-isn't cut because it is small, or the smallest piece that one is cut into. This holds where the sets of holders are
-nested or disjoint; `balance` says what holds of others.
+The heaviest rank writes the least that is possible, up to 2 % and a few grains. The least that is possible is the total
+divided by the number of ranks, unless some ranks alone hold more than their part. A grain is the largest chunk of
+several holders that isn't cut because it is small, or the smallest piece that a chunk is cut into. This holds where the
+sets of holders are nested or disjoint; `balance` describes the others.
 """
 
 from collections import Counter
@@ -20,6 +20,7 @@ from stepkeeper_planners.geometry.mesh_slices import keep_one_slice
 from stepkeeper_planners.saving.balance import Group, level_shares
 from stepkeeper_planners.saving.distribution import (
     Piece,
+    WriteTask,
     assign_values,
     cut_to_shares,
     list_write_tasks,
@@ -40,19 +41,19 @@ __all__ = [
 ]
 
 ASSIGNMENT_VERSION: Final = 2
-"""Raised with every change after which the same state is divided otherwise: ranks must not differ in that."""
+"""The version of the division. Raise it with every change that divides the same state otherwise: ranks must agree."""
 
 MIN_SLICE_BYTES: Final = 65_536
-"""Nothing smaller is cut off a chunk: every piece costs a frame when written and a request when read."""
+"""The size of the smallest piece that is cut off a chunk: every piece costs a frame to write and a request to read."""
 
 LARGE_VALUE_BYTES: Final = 4_096
-"""Smaller values weigh nothing, and are the first rank's."""
+"""The size from which a value counts as load. The first rank writes all smaller values."""
 
 _PARTS_OF_A_SHARE: Final = 64
-"""Nor anything smaller than this part of what a rank writes: that is even enough."""
+"""No piece is smaller than a rank's even share divided by this: that is even enough."""
 
 _EVEN_ENOUGH: Final = 50
-"""Whole chunks are left whole where that makes no rank differ by more than this part of what it should write."""
+"""Chunks stay whole if no rank then differs from what it should write by more than that divided by this."""
 
 BALANCE: Final = {
     "slices from": MIN_SLICE_BYTES,
@@ -60,12 +61,12 @@ BALANCE: Final = {
     "parts of a share": _PARTS_OF_A_SHARE,
     "even enough": _EVEN_ENOUGH,
 }
-"""All numbers by which bytes are divided."""
+"""All numbers that decide how bytes are divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorWrite:
-    """This rank writes this box of the tensor, from this local shard or a part of it."""
+    """A box of a tensor that one rank writes, and the local shard that holds it."""
 
     fqn: str
     dtype: str
@@ -73,17 +74,17 @@ class TensorWrite:
     box: Box
     local_index: int
     shard_box: Box
-    """The same box, counted from the shard's own first element."""
+    """The same box, with offsets relative to the shard."""
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the elements, without any framing."""
+        """The size of the elements, without framing."""
         return self.box.volume * itemsize_bytes(self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """All that one rank writes."""
+    """All tensor boxes and values that one rank writes."""
 
     tensors: tuple[TensorWrite, ...]
     values: tuple[str, ...]
@@ -91,7 +92,7 @@ class SavePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """All pieces of all tensors, each with the rank that writes it."""
+    """The rank that writes each piece of each tensor, and each value."""
 
     by_rank: tuple[tuple[Piece, ...], ...]
     value_writers: Mapping[str, int]
@@ -100,19 +101,19 @@ class Assignment:
     def from_pieces(
         cls, pieces: Iterable[Piece], world_size: int, value_writers: Mapping[str, int]
     ) -> "Assignment":
-        """The pieces, by rank."""
+        """Sort the pieces by rank."""
         by_rank: list[list[Piece]] = [[] for _ in range(world_size)]
         for piece in pieces:
             by_rank[piece.rank].append(piece)
         return cls(by_rank=tuple(map(tuple, by_rank)), value_writers=value_writers)
 
     def list_writes(self, rank: int) -> tuple[TensorWrite, ...]:
-        """What this rank writes, sorted by name and place."""
+        """Return what this rank writes, sorted by name and position."""
         writes = map(_make_write, self.by_rank[rank])
         return tuple(sorted(writes, key=lambda write: (write.fqn, write.box)))
 
     def list_boxes(self) -> dict[str, list[Box]]:
-        """What is written of each tensor by anyone, in order of place."""
+        """Return the boxes of each tensor that any rank writes, sorted by position."""
         boxes: dict[str, list[Box]] = {}
         for piece in chain.from_iterable(self.by_rank):
             boxes.setdefault(piece.task.layout.fqn, []).append(piece.box)
@@ -122,12 +123,17 @@ class Assignment:
 
 
 def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], ranks: Ranks) -> SavePlan:
-    """Over all ranks each element is written once, and each value; this is my share.
+    """Plan this rank's share of a save: over all ranks each element and each value is written once.
 
-    Ranks: every rank must give the same layouts, values and sizes; then no two plans write the same element.
+    Args:
+        layouts: the layouts of all tensors, complete.
+        value_bytes: the name and approximate size of each value; every rank holds all of them.
+        ranks: this rank and the world size.
 
     Raises:
-        LayoutError: chunks overlap or leave a gap, or one is held by no rank.
+        LayoutError: chunks overlap or leave a gap, or no rank of the world holds one.
+
+    Ranks: every rank must pass the same layouts, values and sizes; then no two plans write the same element.
     """
     assignment = assign(layouts, ranks.world_size, value_bytes=value_bytes)
     writers = assignment.value_writers
@@ -144,37 +150,63 @@ def assign(
     value_bytes: Mapping[str, int] | None = None,
     min_slice_bytes: int = MIN_SLICE_BYTES,
 ) -> Assignment:
-    """Every element of every tensor is one rank's to write. Chunks of several holders are cut where that is needed.
+    """Assign every element of every tensor, and every value, to one rank.
 
-    So is each value, which every rank has and nobody cuts; `value_bytes` are their sizes, about.
+    Chunks that several ranks hold are cut where an even division needs it. There are at most as many cuts as the sets
+    of holders have members, all together; mostly there are none. Values are never cut.
 
-    At most as many cuts are made as there are different sets of holders, times their members; mostly none.
+    Args:
+        layouts: the layouts of all tensors, complete.
+        world_size: the number of ranks.
+        value_bytes: the name and approximate size of each value; every rank holds all of them.
+        min_slice_bytes: the size of the smallest piece to cut off a chunk.
 
     Raises:
-        LayoutError: as `plan_save`.
+        LayoutError: chunks overlap or leave a gap, or no rank of the world holds one.
     """
     for layout in layouts:
         check_layout(layout)
-    # Ranks may have the same state in dicts of another order, and must find the same.
+    # The order of a state's dicts may differ between ranks; the assignment must not.
     ordered = sorted(keep_one_slice(layouts), key=lambda layout: layout.fqn)
     tasks, holders = list_write_tasks(ordered, world_size)
-    fixed = [0] * world_size
+    tensor_loads = [0] * world_size
     for task in tasks:
         if len(holders[task.group]) == 1:
-            fixed[holders[task.group][0]] += task.size_bytes
-    large = {name: size for name, size in (value_bytes or {}).items() if size >= LARGE_VALUE_BYTES}
+            tensor_loads[holders[task.group][0]] += task.size_bytes
     writers = dict.fromkeys(value_bytes or {}, 0)
-    values = [0] * world_size
+    value_loads = [0] * world_size
+    large = {name: size for name, size in (value_bytes or {}).items() if size >= LARGE_VALUE_BYTES}
     if large:
-        writers |= assign_values(large, sum_loads(place_whole_chunks(tasks, holders, fixed), values))
+        whole = place_whole_chunks(tasks, holders, tensor_loads)
+        writers |= assign_values(large, sum_loads(whole, value_loads))
         for name, size in large.items():
-            values[writers[name]] += size
-    fixed = [of_tensors + of_values for of_tensors, of_values in zip(fixed, values, strict=True)]
+            value_loads[writers[name]] += size
+    fixed = [tensors + values for tensors, values in zip(tensor_loads, value_loads, strict=True)]
+    pieces = _divide(tasks, holders, fixed, value_loads, min_slice_bytes)
+    return Assignment.from_pieces(pieces, world_size, writers)
+
+
+def _divide(
+    tasks: Sequence[WriteTask],
+    holders: Sequence[tuple[int, ...]],
+    fixed: Sequence[int],
+    value_loads: Sequence[int],
+    min_slice_bytes: int,
+) -> Sequence[Piece]:
+    """Assign whole chunks where that is even enough; else cut some, if that is more even.
+
+    Args:
+        tasks: the chunks, the largest first.
+        holders: the ranks of each group of tasks.
+        fixed: by rank, the bytes of chunks that only it holds, and of its values.
+        value_loads: by rank, the bytes of its values.
+        min_slice_bytes: the size of the smallest piece to cut off a chunk.
+    """
     whole = tuple(place_whole_chunks(tasks, holders, fixed))
-    loads = sum_loads(whole, values)
-    even = -(-sum(loads) // world_size)
+    loads = sum_loads(whole, value_loads)
+    even = -(-sum(loads) // len(loads))
     if _is_even(loads, even, even):
-        return Assignment.from_pieces(whole, world_size, writers)
+        return whole
     shared = [group for group, ranks in enumerate(holders) if len(ranks) > 1]
     sizes = Counter[int]()
     for task in tasks:
@@ -182,11 +214,10 @@ def assign(
     level = level_shares([Group(holders=holders[i], size_bytes=sizes[i]) for i in shared], fixed)
     heaviest = level.heaviest_bytes
     if _is_even(loads, heaviest, even):
-        return Assignment.from_pieces(whole, world_size, writers)
+        return whole
     grain_bytes = max(min_slice_bytes, even // _PARTS_OF_A_SHARE)
     cut = tuple(cut_to_shares(tasks, dict(zip(shared, level.by_group, strict=True)), holders, grain_bytes))
-    best = min(whole, cut, key=lambda pieces: _unevenness(sum_loads(pieces, values), heaviest, even))
-    return Assignment.from_pieces(best, world_size, writers)
+    return min(whole, cut, key=lambda pieces: _unevenness(sum_loads(pieces, value_loads), heaviest, even))
 
 
 def _make_write(piece: Piece) -> TensorWrite:
@@ -202,7 +233,7 @@ def _make_write(piece: Piece) -> TensorWrite:
 
 
 def _unevenness(loads: Sequence[int], heaviest: int, even: int) -> int:
-    """How far a load is from what it should be: below `heaviest`, and where that is even, not below it either."""
+    """Return how many bytes the loads are above `heaviest`; where that is the even load, also how many below it."""
     over = max(loads) - heaviest
     return max(over, even - min(loads)) if heaviest <= even else over
 

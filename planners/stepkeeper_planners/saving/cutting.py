@@ -1,4 +1,4 @@
-"""Cutting chunks along one axis, so that each of several ranks writes its share of them."""
+"""Cut chunks along one axis, so that each of several ranks writes its share of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,19 +10,20 @@ from stepkeeper_planners.geometry.boxes import Box
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutter:
-    """How a box may be cut: in pieces of so many rows along this axis, none smaller than asked for."""
+    """Cut a box along one axis, into pieces of whole rows and of a minimum size."""
 
     axis: int
     n_rows: int
     row_bytes: int
     min_rows: int
-    """In the smallest piece that is cut off."""
+    """The number of rows in the smallest piece."""
 
     @classmethod
     def for_box(cls, sizes: tuple[int, ...], element_bytes: int, min_bytes: int) -> "Cutter | None":
-        """For a box of these sizes; None if it would not make two pieces of `least_bytes`.
+        """Choose the axis for a box of these sizes; None if it can't make two pieces of `min_bytes`.
 
-        Along the first axis whose rows are no more than that: pieces are contiguous, or nearly. Else along the longest.
+        The axis is the first whose rows have at most `min_bytes`, so that pieces are contiguous, or nearly. If no axis
+        has such rows, it is the longest.
         """
         total = prod(sizes) * element_bytes
         if total < 2 * min_bytes or not sizes:
@@ -36,7 +37,7 @@ class Cutter:
         return cls(axis=axis, n_rows=sizes[axis], row_bytes=row_bytes, min_rows=min_rows)
 
     def find_row(self, position_bytes: int, after: int) -> int:
-        """The row nearest to the position where cutting leaves nothing too small on either side, from `after` on."""
+        """Find the row, from `after` on, nearest to the position, that leaves no piece too small on either side."""
         nearest = (2 * position_bytes + self.row_bytes) // (2 * self.row_bytes)
         row = max(after, min(self.n_rows, nearest))
         before, behind = row - after, self.n_rows - row
@@ -49,7 +50,7 @@ class Cutter:
         return row
 
     def cut_piece(self, box: Box, first: int, end: int) -> Box:
-        """These rows of the box."""
+        """Return the part of the box from row `first` to before row `end`."""
         offsets, sizes = list(box.offsets), list(box.sizes)
         offsets[self.axis] += first
         sizes[self.axis] = end - first
@@ -59,10 +60,13 @@ class Cutter:
 def cut_by_shares(
     boxes: Sequence[tuple[Box, Cutter]], shares: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, Box, int]]:
-    """Each piece: the index of its box, its part of it, and the rank that writes it.
+    """Yield pieces of the boxes: the index of the box, the part of it, and the rank that writes that part.
 
-    The boxes lie end to end and each rank takes the next stretch, so there is at most one cut for each rank. `shares`
-    are ranks and bytes, that may be off in the sum.
+    The boxes are laid end to end, and each rank takes the next stretch. So there is at most one cut for each rank.
+
+    Args:
+        boxes: the boxes to divide.
+        shares: ranks, and the bytes that each should write. The sum may differ from the bytes of the boxes.
     """
     ends = _find_share_ends(shares, sum(cutter.n_rows * cutter.row_bytes for _, cutter in boxes))
     place, start = 0, 0
@@ -80,7 +84,7 @@ def cut_by_shares(
 
 
 def _find_share_ends(shares: Sequence[tuple[int, int]], total: int) -> list[int]:
-    """Where on the ribbon each share ends, all of them stretched to the ribbon's length."""
+    """Find the byte position at which each share ends, with all shares scaled so that they add up to `total`."""
     wanted = sum(share for _, share in shares)
     running = accumulate(share for _, share in shares)
     return [total if not wanted else end * total // wanted for end in running]

@@ -23,14 +23,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTask:
+    """A chunk that one of its holders must write."""
+
     layout: TensorLayout
     chunk: Chunk
     group: int
+    """The number of the set of ranks that hold the chunk."""
+
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
+    """A chunk or a part of one, with the rank that writes it."""
+
     task: WriteTask
     box: Box
     rank: int
@@ -40,8 +46,11 @@ class Piece:
 def list_write_tasks(
     layouts: Sequence[TensorLayout], world_size: int
 ) -> tuple[list[WriteTask], list[tuple[int, ...]]]:
-    """What is to be written, and the ranks behind each group's number. Empty chunks only where all are."""
-    # Holders are many and mostly the same tuple: looked up by identity of the owners, which layouts share.
+    """List the chunks to write, the largest first, and the sorted ranks of each group's number.
+
+    An empty chunk is listed only for a tensor that has no other.
+    """
+    # Layouts share tuples of owners, which are long: looking them up by identity is much faster.
     by_owners: dict[int, int] = {}
     by_holders: dict[tuple[int, ...], int] = {}
     tasks: list[WriteTask] = []
@@ -66,9 +75,9 @@ def list_write_tasks(
 def place_whole_chunks(
     tasks: Sequence[WriteTask], holders: Sequence[tuple[int, ...]], fixed: Sequence[int]
 ) -> Iterator[Piece]:
-    """Largest first to the least loaded holder, after what has only one holder."""
+    """Assign each chunk whole to its least loaded holder, the largest first. `fixed` is each rank's load before."""
     loads = list(fixed)
-    # Loads only grow, so a heap entry that is out of date is too small: it is corrected when it comes up.
+    # Loads only grow, so an outdated heap entry is too small. It is corrected when it comes to the top.
     heaps: dict[int, list[tuple[int, int]]] = {}
     for task in tasks:
         ranks = holders[task.group]
@@ -93,7 +102,10 @@ def cut_to_shares(
     holders: Sequence[tuple[int, ...]],
     grain_bytes: int,
 ) -> Iterator[Piece]:
-    """Each holder's share of each group, to the grain. What one group leaves over is made up for by the next."""
+    """Divide each group's chunks by its holders' `shares` in bytes, as exactly as pieces of `grain_bytes` allow.
+
+    What a holder writes beyond its share of one group is taken off its share of the next.
+    """
     by_group: dict[int, list[WriteTask]] = {}
     for task in tasks:
         by_group.setdefault(task.group, []).append(task)
@@ -110,7 +122,7 @@ def cut_to_shares(
 
 
 def _cut_group(tasks: Sequence[WriteTask], shares: Mapping[int, int], grain_bytes: int) -> Iterator[Piece]:
-    """The small ones whole, to whoever has most left to write; then the large ones cut at what is left."""
+    """Assign small chunks whole to the holder with the most left to write; then cut the large ones by what is left."""
     heap = [(-share, rank) for rank, share in sorted(shares.items())]
     heapq.heapify(heap)
     large: list[tuple[WriteTask, Cutter]] = []
@@ -136,6 +148,7 @@ def _make_whole_piece(task: WriteTask, rank: int) -> Piece:
 
 
 def sum_loads(pieces: Iterable[Piece], values: Sequence[int]) -> list[int]:
+    """Sum the bytes that each rank writes: its pieces, on top of its `values`."""
     loads = list(values)
     for piece in pieces:
         loads[piece.rank] += piece.size_bytes
@@ -143,7 +156,7 @@ def sum_loads(pieces: Iterable[Piece], values: Sequence[int]) -> list[int]:
 
 
 def assign_values(value_bytes: Mapping[str, int], loads: Sequence[int]) -> dict[str, int]:
-    """The largest first to whoever has least to write, on top of these loads of uncut tensors."""
+    """Assign each value, the largest first, to the rank with the least load. `loads` are those of uncut tensors."""
     writers: dict[str, int] = {}
     heap = [(load, rank) for rank, load in enumerate(loads)]
     heapq.heapify(heap)

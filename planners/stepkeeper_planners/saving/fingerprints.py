@@ -1,4 +1,4 @@
-"""Whether all ranks are about to save the same: a digest for each name, and one fingerprint of them all. Pure."""
+"""Digest a state, so that ranks can compare what they are about to save. Pure."""
 
 import marshal
 from array import array
@@ -33,7 +33,7 @@ _KINDS: Final = {_TENSOR: "a tensor", _VALUE: "a value", _PER_RANK: "a PerRank",
 
 
 def digest_layouts(layouts: Sequence[TensorLayout]) -> dict[str, bytes]:
-    """For each tensor a digest of its layout: the costly part of `digest_names`, the same for states built alike."""
+    """Digest each tensor's layout. This is the costly part of `digest_names`; states of one structure have the same."""
     known: dict[int, bytes] = {}
     return {layout.fqn: _digest_layout(layout, known) for layout in layouts}
 
@@ -47,11 +47,18 @@ def digest_names(
     aliases: Mapping[str, str] | None = None,
     per_rank_keys: Collection[str] = (),
 ) -> dict[str, bytes]:
-    """For each name what must be equal on all ranks: one byte of kind, a digest of the form, one of the content.
+    """Digest each name's entry, as far as it must be equal on all ranks.
 
-    `values` are digests of values, `contents` those of tensors that are compared too; `forms`, where they are known
-    already, what `digest_layouts` makes of `layouts`. Of a layout that isn't complete
-    the chunks are left out: they differ between ranks by design.
+    A digest is one byte for the kind, a digest of the layout, and a digest of the content. The chunks of an incomplete
+    layout are left out: they differ between ranks by design.
+
+    Args:
+        layouts: the layouts of all tensors.
+        layout_digests: what `digest_layouts` returns for `layouts`, if it is known already.
+        values: the digest of each value.
+        contents: the content digests of those tensors whose elements are compared too.
+        aliases: further names of tied tensors, and the name under which each is saved.
+        per_rank_keys: the names of `PerRank` entries.
     """
     digests: dict[str, bytes] = {}
     contents = contents or {}
@@ -67,7 +74,7 @@ def digest_names(
 
 
 def fingerprint(digests: Mapping[str, bytes]) -> bytes:
-    """Equal where the digests are, in whatever order; one hash to exchange in place of them."""
+    """Hash all digests into one, for ranks to exchange. It doesn't depend on the order of names."""
     whole = blake2b(digest_size=_DIGEST_BYTES)
     for name in sorted(digests):
         encoded = name.encode("utf-8", "surrogatepass")
@@ -76,7 +83,7 @@ def fingerprint(digests: Mapping[str, bytes]) -> bytes:
 
 
 def digest_value(fqn: str, value: object) -> bytes:
-    """Equal for equal values: of the same types, with the same content, dicts in any order.
+    """Digest a value. Values of the same types and content have equal digests; the order of dicts doesn't count.
 
     Raises:
         UnsupportedValueError: the value, or something in it, is of a type that isn't stored.
@@ -85,7 +92,7 @@ def digest_value(fqn: str, value: object) -> bytes:
 
 
 def is_integer_tensor_on_host(tensor: torch.Tensor) -> bool:
-    """Whether it is of whole numbers in the host's memory. Tensors that are built alike all are, or none is."""
+    """Tell whether a tensor is of integers or bools, in host memory. It depends on the tensor's structure only."""
     if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
         return False
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
@@ -93,10 +100,11 @@ def is_integer_tensor_on_host(tensor: torch.Tensor) -> bool:
 
 
 def digest_integer_tensor(tensor: torch.Tensor) -> bytes | None:
-    """Of whole numbers in the host's memory, such as an order of samples, however many; None of other tensors.
+    """Digest a tensor of integers in host memory, of any size; return None for any other tensor.
 
-    Ranks may well differ in the last bits of what they compute, or in the statistics of their own batches, and one
-    is as good as the other; but one rank's random numbers or positions in the data are no other's.
+    Random number states, positions in the data and orders of samples are such tensors: saving one rank's in place of
+    another's would be wrong. Floating-point tensors are not compared. Ranks may differ in the last bits of what they
+    compute, or in the statistics of their own batches, and any rank's will do.
     """
     return _digest_tensor(tensor) if is_integer_tensor_on_host(tensor) else None
 
@@ -104,9 +112,11 @@ def digest_integer_tensor(tensor: torch.Tensor) -> bytes | None:
 def build_ranks_differ_error(
     reports: Sequence[tuple[Sequence[int], Mapping[str, bytes]]], n_unseen: int = 0
 ) -> RanksDifferError:
-    """The error that says which names differ on which ranks. Each report is of all ranks that have those digests.
+    """Build the error that names the entries that differ, and the ranks.
 
-    `n_unseen` ranks differ from all of these, and their digests aren't known.
+    Args:
+        reports: groups of ranks with equal digests, and those digests.
+        n_unseen: the number of ranks that differ from all reports, and whose digests aren't known.
     """
     reasons: dict[str, str] = {}
     ranks_that_differ: dict[str, tuple[int, ...]] = {}
@@ -125,9 +135,9 @@ def build_ranks_differ_error(
 
 
 def are_mergeable(digests: Collection[bytes]) -> bool:
-    """Whether these digests of one name, from different ranks, are of one thing; some ranks may not have it.
+    """Tell whether digests of one name, from different ranks, can be of one entry. Some ranks may not have the entry.
 
-    A tensor may lie elsewhere on each: pipeline stages and groups of tensor-parallel ranks know their own part only.
+    The layout of a tensor may differ: pipeline stages and groups of tensor-parallel ranks know their own part only.
     """
     kinds = {digest[:1] for digest in digests}
     if kinds == {_TENSOR}:
@@ -191,7 +201,7 @@ def _digest_value(fqn: str, value: object) -> bytes:
     if kind in (list, tuple):
         assert isinstance(value, list | tuple)
         if _NUMBERS.issuperset(map(type, value)):
-            # As one: data loaders keep long lists of them. Version 2 depends on nothing but the numbers.
+            # Digested at once: data loaders keep long lists of numbers. Version 2 depends on nothing but the numbers.
             content = b"numbers" + marshal.dumps(value, 2)
         else:
             content = b"".join(_digest_value(f"{fqn}[{index}]", item) for index, item in enumerate(value))
@@ -201,10 +211,10 @@ def _digest_value(fqn: str, value: object) -> bytes:
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
         return _digest_tensor(value)
     if kind in (bool, int, float, complex, str, bytes, type(None)):
-        # Python refuses to write very long numbers as decimals.
+        # Python refuses to format very long integers as decimals.
         text = f"{value:x}" if kind is int else repr(value)
         return _hash(f"{kind.__name__} {text}".encode("utf-8", "surrogatepass"))
-    # Rare types, and those that are refused.
+    # The rest are rare types, and types that are refused.
     return _hash(encode_value(fqn, value))
 
 
@@ -220,6 +230,6 @@ def _digest_tensor(value: torch.Tensor) -> bytes:
     form = (type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad)
     digest = blake2b(repr(form).encode(), digest_size=_DIGEST_BYTES)
     if plain.numel():
-        # In place: there may be gigabytes.
+        # Hashed in place: there may be gigabytes.
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()

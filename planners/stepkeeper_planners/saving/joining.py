@@ -1,4 +1,4 @@
-"""One layout from what each rank knows of its own part: for tensors that no rank can describe alone."""
+"""Join the parts of a layout that ranks know, for tensors that no rank can describe alone."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -11,10 +11,10 @@ __all__ = ["join_layouts", "select_part"]
 
 
 def select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
-    """What these ranks hold, and no word of the others."""
+    """Return the layout with only the chunks and owners of these ranks, as an incomplete one."""
     among = frozenset(ranks)
     chunks = []
-    # Chunks that all are of these ranks are kept as they are: many tensors share them.
+    # The tuple of chunks is kept if it is of these ranks only: many tensors share it.
     if all(owner.rank in among for chunk in layout.chunks for owner in chunk.owners):
         return replace(layout, complete=False)
     for chunk in layout.chunks:
@@ -25,13 +25,15 @@ def select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
 
 
 def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
-    """The whole tensor, from the parts that ranks have. Equal boxes are copies of one another.
+    """Join the parts of one tensor's layout. Equal boxes on different ranks are copies of one chunk.
 
-    `parts` is by rank, or by the first of several ranks that have a part together; at least one. Whether the chunks
-    cover the tensor is for `check_cover` to say.
+    The result is not checked for gaps and overlaps: `check_cover` does that.
+
+    Args:
+        parts: at least one part, by rank, or by the first of several ranks that hold a part together.
 
     Raises:
-        LayoutError: the ranks don't speak of one tensor; it names it, the ranks, and what differs.
+        LayoutError: the parts differ in dtype or shape; the message names the tensor, the ranks, and what differs.
     """
     ranks = sorted(parts)
     first = parts[ranks[0]]

@@ -1,6 +1,6 @@
-"""One state of ranks whose states have different names, or places of one tensor, as pipeline stages have. Pure.
+"""Merge the states of ranks that hold different names, or different parts of a tensor, as pipeline stages do. Pure.
 
-What is compared is each group of ranks that have the same state with the largest of these groups, the base.
+Ranks with equal states form a group. Each group is compared with the largest, which is the base.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialState:
-    """What a group of ranks has of some names."""
+    """The entries that a group of ranks holds of some names."""
 
     layouts: dict[str, TensorLayout] = field(default_factory=dict)
     values: frozenset[str] = frozenset()
@@ -34,25 +34,27 @@ class PartialState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateDifference:
-    """In what a group of ranks differs from the base."""
+    """The difference between a group of ranks and the base."""
 
     ranks: tuple[int, ...]
     digests: dict[str, bytes]
-    """Of names that the base doesn't have, or has with another digest."""
+    """The digests of names that the base doesn't have, or has with another digest."""
 
     missing: frozenset[str]
+    """The names that the base has and the group doesn't."""
+
     partial: PartialState
-    """What it has of the names in `digests`; of tensors, the chunks of these ranks."""
+    """The group's entries for the names in `digests`; their layouts have the chunks of these ranks only."""
 
     def apply_to(self, base: Mapping[str, bytes]) -> dict[str, bytes]:
-        """All digests of the group."""
+        """Return all digests of the group, from those of the base."""
         kept = {name: digest for name, digest in base.items() if name not in self.missing}
         return kept | self.digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedState:
-    """What has to be known of the names that not all ranks have alike."""
+    """The entries that differ between ranks, merged."""
 
     layouts: tuple[TensorLayout, ...]
     value_writers: dict[str, int]
@@ -63,7 +65,7 @@ class MergedState:
 def select_partial_state(
     names: Collection[str], flat: FlatState, layouts: Mapping[str, TensorLayout]
 ) -> PartialState:
-    """What a state has of these names."""
+    """Return the entries that a state has of these names."""
     return PartialState(
         layouts={name: layouts[name] for name in names if name in layouts},
         values=frozenset(name for name in names if name in flat.values),
@@ -79,7 +81,7 @@ def compare_with_base(
     flat: FlatState,
     layouts: Mapping[str, TensorLayout],
 ) -> StateDifference:
-    """In what the state of these ranks differs from the base."""
+    """Compare the state of these ranks with the base, by their digests."""
     digests = {name: digest for name, digest in own.items() if base.get(name) != digest}
     partial = select_partial_state(digests, flat, layouts)
     parts = {name: select_part(layout, ranks) for name, layout in partial.layouts.items()}
@@ -90,11 +92,11 @@ def compare_with_base(
 
 
 def find_names_to_merge(
-    base: Mapping[str, bytes], deviations: Sequence[StateDifference]
+    base: Mapping[str, bytes], differences: Sequence[StateDifference]
 ) -> frozenset[str] | None:
-    """The names in which groups differ, if all that differs is which ranks have them, and which part; else None."""
+    """Return the names in which groups differ; None if one differs in more than which ranks hold it, and which part."""
     found: dict[str, set[bytes]] = {}
-    for each in deviations:
+    for each in differences:
         for name in each.missing:
             found.setdefault(name, set())
         for name, digest in each.digests.items():
@@ -107,17 +109,23 @@ def merge_states(
     names: Collection[str],
     base_ranks: tuple[int, ...],
     base: PartialState,
-    deviations: Sequence[StateDifference],
+    differences: Sequence[StateDifference],
 ) -> MergedState:
-    """Each tensor from the parts that the groups have, each value written by the first rank that has it.
+    """Join each tensor from the parts that the groups hold; let the first rank that holds a value write it.
+
+    Args:
+        names: the names in which groups differ.
+        base_ranks: the ranks of the base.
+        base: the base's entries of these names.
+        differences: the other groups.
 
     Raises:
-        LayoutError: the groups don't speak of one tensor.
+        LayoutError: groups differ in a tensor's dtype or shape.
     """
     first = StateDifference(ranks=base_ranks, digests={}, missing=frozenset(), partial=base)
     parts: dict[str, dict[int, TensorLayout]] = {}
     writers: dict[str, int] = {}
-    for each in (first, *deviations):
+    for each in (first, *differences):
         for name in names:
             partial = each.partial if name in each.digests else base
             if name in each.missing:
@@ -130,7 +138,7 @@ def merge_states(
         layouts=tuple(join_layouts(parts[name]) for name in sorted(parts)),
         value_writers=writers,
         aliases={
-            name: tensor for each in (first, *deviations) for name, tensor in each.partial.aliases.items()
+            name: tensor for each in (first, *differences) for name, tensor in each.partial.aliases.items()
         },
-        paths={name: path for each in (first, *deviations) for name, path in each.partial.paths.items()},
+        paths={name: path for each in (first, *differences) for name, path in each.partial.paths.items()},
     )

@@ -46,7 +46,7 @@ class SPMDSavePlanner(SavePlanner):
 
     def __init__(self, *, process_group: dist.ProcessGroup | None = None) -> None:
         self.is_coordinator = False
-        """Whether this rank makes the global plan."""
+        """True on the rank that makes the global plan."""
 
         self.mappings: dict[str, tuple[str | int, ...]] = {}
         """The keys that lead to each flat name."""

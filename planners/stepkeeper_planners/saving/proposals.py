@@ -1,4 +1,4 @@
-"""What a rank's plan of a save tells the coordinator, and what the coordinator answers."""
+"""Define what a rank's plan of a save tells the coordinator, and what the coordinator answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,37 +12,46 @@ __all__ = ["Proposal", "StatesDiffer", "StatesEqual", "check_proposals", "group_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What a rank's plan tells the coordinator."""
+    """A rank's message to the coordinator, sent with its local plan."""
 
     rules: str
-    """By which it finds out who writes what. First, where a rank of another release finds it."""
+    """The rules by which it assigns writers. Keep this field first, where a rank of another release finds it."""
     rank: int
     fingerprint: bytes
     parts: tuple[TensorLayout, ...]
-    """Of tensors that no rank can describe alone, what this one holds."""
+    """This rank's part of the layouts that no rank can describe alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesEqual:
-    """The coordinator's answer where all ranks have the same state."""
+    """The coordinator's answer if all ranks have the same state."""
 
     joined: tuple[TensorLayout, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesDiffer:
-    """The coordinator's answer where they don't: the ranks of each fingerprint, the largest group first."""
+    """The coordinator's answer if the states of ranks differ."""
 
     groups: tuple[tuple[int, ...], ...]
+    """The ranks of each fingerprint, the largest group first."""
+
     joined: tuple[TensorLayout, ...]
 
 
 def check_proposals(plan_data: Sequence[object], world_size: int) -> list[Proposal]:
-    """What the ranks propose, by rank: all ranks that the coordinator knows of, by the same rules.
+    """Check that every rank sent a proposal, and that all divide a state by the same rules.
+
+    Args:
+        plan_data: the planner data of each rank's plan, by rank.
+        world_size: the number of ranks that the coordinator knows of.
+
+    Returns:
+        The proposals, by rank.
 
     Raises:
-        WrongRanksError: these aren't the ranks that it knows of.
-        ReleasesDifferError: they would divide the same state in other ways.
+        WrongRanksError: the plans are not of the ranks that the coordinator knows of, or a rank has another planner.
+        ReleasesDifferError: ranks would divide the same state in other ways.
     """
     proposals = [each for each in plan_data if isinstance(each, Proposal)]
     if len(proposals) < len(plan_data) == world_size:
@@ -61,7 +70,7 @@ def check_proposals(plan_data: Sequence[object], world_size: int) -> list[Propos
 
 
 def group_by_fingerprint(proposals: Sequence[Proposal]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each fingerprint, the largest group first."""
+    """Return the ranks of each fingerprint, the largest group first."""
     groups: dict[bytes, list[int]] = {}
     for proposal in proposals:
         groups.setdefault(proposal.fingerprint, []).append(proposal.rank)

@@ -1,4 +1,4 @@
-"""A plan's write items for torch.distributed.checkpoint: on each rank its own, to others no more than a mark."""
+"""Make the write items of plans for torch.distributed.checkpoint. Items of other ranks are never sent."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -16,7 +16,7 @@ __all__ = ["LazyItems", "OwnItems", "make_tensor_item", "make_value_item"]
 
 
 class OwnItems(list[WriteItem]):
-    """This rank's items. Sent to another rank, there is none of them: that rank can make them itself."""
+    """This rank's items. Pickled, the list is empty: every other rank can make the items itself."""
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type["OwnItems"], tuple[()]]:
@@ -24,7 +24,7 @@ class OwnItems(list[WriteItem]):
 
 
 class LazyItems(Sequence[WriteItem]):
-    """Another rank's items, made when a storage writer looks at them. Sent, they are a mark, as `OwnItems`."""
+    """Another rank's items, made when a storage writer looks at them. Pickled, they are an empty `OwnItems`."""
 
     def __init__(self, make: Callable[[], Sequence[WriteItem]]) -> None:
         self._make = make
@@ -55,7 +55,7 @@ class LazyItems(Sequence[WriteItem]):
 
 
 def make_tensor_item(write: TensorWrite) -> WriteItem:
-    """The item for one box of a tensor."""
+    """Make the write item for one box of a tensor."""
     offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
     return WriteItem(
         index=MetadataIndex(write.fqn, offsets),
@@ -69,5 +69,5 @@ def make_tensor_item(write: TensorWrite) -> WriteItem:
 
 
 def make_value_item(name: str) -> WriteItem:
-    """The item for a value."""
+    """Make the write item for a value."""
     return WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)

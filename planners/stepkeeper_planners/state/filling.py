@@ -14,10 +14,13 @@ __all__ = ["fill_state", "rebuild_state"]
 
 
 def fill_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
-    """The values are in the state, in place; every Stateful got its part by load_state_dict().
+    """Put loaded values into the state, in place; give every Stateful its part by load_state_dict().
 
-    `values` holds those of `flat.values` and `flat.per_rank` that were loaded, by the names they have there. A name
-    that it lacks keeps its present value. Tensors of `flat` are expected to be filled already.
+    Args:
+        state: the nested state from which `flat` was made.
+        flat: the flat state. Its tensors have been filled already.
+        values: the loaded values of `flat.values` and `flat.per_rank`, by the same names. A name that is not in it
+            keeps its present value.
 
     Raises:
         UnsupportedValueError: a value would have to be put into a container that can't be changed.
@@ -33,14 +36,17 @@ def fill_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str
 
 
 def rebuild_state(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:
-    """The nested state with these leaves by name; every Stateful is what its state_dict() gave."""
+    """Rebuild the nested state with other leaves, which are given by name.
+
+    The containers are new, of the same kinds. Every Stateful is replaced by what its state_dict() returned.
+    """
     tree: dict[str, Any] = _rebuild(flat.tree, (), leaves)
     return tree
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in the user's own containers something stands that a load may change."""
+    """A place in the user's own containers where a load may change something."""
 
     container: Any
     key: Any
@@ -48,17 +54,18 @@ class _Place:
     tree: Any
 
     def check(self, values: Mapping[str, object]) -> None:
-        """What is going to be given can be."""
+        """Raise UnsupportedValueError if there is a value for this place, and its container can't be changed."""
         item = self.container[self.key]
         if is_stateful(item) or isinstance(item, PerRank) or join_path(self.path) not in values:
             return
         if not isinstance(self.container, MutableMapping | list):
             raise UnsupportedValueError(
-                f"{join_path(self.path)}: a {type(self.container).__name__} can't be changed in place; use a dict or a list"
+                f"{join_path(self.path)}: a {type(self.container).__name__} can't be changed in place; "
+                "use a dict or a list"
             )
 
     def assign(self, values: Mapping[str, object]) -> None:
-        """The object has its state, the box or the container its value."""
+        """Load a Stateful, or put the value into its container or its PerRank."""
         item, name = self.container[self.key], join_path(self.path)
         if is_stateful(item):
             _load_stateful(item, self.tree, self.path, values)
@@ -87,7 +94,7 @@ def _load_stateful(node: object, tree: Any, path: Path, values: Mapping[str, obj
 
 
 def _merge_loaded(node: object, loaded: object) -> object:
-    """The loaded value of a box, with the objects that are in it now, which have got their state."""
+    """Return the loaded value of a PerRank, with the Statefuls that are in it now, loaded."""
     if is_stateful(node):
         assert isinstance(node, Stateful)
         node.load_state_dict(loaded)  # type: ignore[arg-type]  # what its state_dict() gave when it was saved
@@ -98,7 +105,7 @@ def _merge_loaded(node: object, loaded: object) -> object:
 
 
 def _rebuild(tree: object, path: Path, values: Mapping[str, object]) -> Any:
-    """The sub-tree with its stored values: what load_state_dict() gets, keys of their first types."""
+    """Rebuild a sub-tree with its loaded values, as load_state_dict() gets it. Keys have their original types."""
     if isinstance(tree, Mapping):
         rebuilt = empty_like(tree)
         for key, part in tree.items():

@@ -1,7 +1,7 @@
-"""A nested state of flat names, and what the names don't say: which keys were numbers, which dicts were empty.
+"""Mark number keys and empty dicts of a nested state, and rebuild the state from flat names.
 
-torch.distributed.checkpoint makes strings of all keys and drops empty dicts. Both are noted among its planner data
-as paths of names that no entry has, which every reader of checkpoints passes over.
+torch.distributed.checkpoint makes strings of all keys and drops empty dicts. Both are marked in its planner data by
+paths under names that no entry has. Every reader of checkpoints ignores such paths.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -16,26 +16,29 @@ _NUMBER: Final = "\0number"
 _EMPTY: Final = "\0empty"
 _MAX_DEPTH: Final = 200
 _MOST_DIGITS: Final = 4000
-"""Of a key that is a number; Python reads 4300."""
+"""The longest number that is a key; Python parses up to 4300 digits."""
 _UNSET: Final = object()
-"""Where nothing was put yet."""
+"""The content of a place where nothing was put yet."""
 _MOST_UNNAMED: Final = 1_000_000
-"""Items of lists for which there is no entry: stock notes none for empty dicts."""
+"""The most list items without an entry. There are such: stock torch has no entries for empty dicts."""
 
 
 def encode_nesting(state: Mapping[Any, object]) -> dict[str, Path]:
-    """The entries for the planner data of a checkpoint with this state."""
+    """Return the paths to add to a checkpoint's planner data, which mark number keys and empty dicts."""
     return {".".join(map(str, path)) + kind: path for kind, path in _list_marks(state, ())}
 
 
 def rebuild_nesting(leaves: Mapping[str, object], paths: Mapping[str, Path], *, where: str) -> dict[Any, Any]:
-    """The leaves under the keys that lead to them; one without a path under its name.
+    """Nest the leaves under the keys that lead to them. A leaf without a path gets its name as the key.
 
-    `where` the paths stand, for errors.
+    Args:
+        leaves: the leaves by name.
+        paths: the planner data: paths of leaves, and the marks of `encode_nesting`. It may be hostile.
+        where: the file that the paths come from, for errors.
 
     Raises:
-        SourceError: a path is none, leads to where another one does, or through what another one says is something
-            else; or lists would have far more items than there are entries.
+        SourceError: a path is malformed, leads to where another one does, or goes through what is no container by
+            another one; or lists would have far more items than there are entries.
     """
     tree = _Tree(where, _MOST_UNNAMED + len(leaves) + len(paths))
     for fqn, leaf in leaves.items():
@@ -65,25 +68,25 @@ def _list_marks(node: object, path: Path) -> Iterator[tuple[str, Path]]:
 
 
 class _Tree:
-    """Grows by one leaf after another."""
+    """Build a nested state from one leaf after another."""
 
     def __init__(self, where: str, room: int) -> None:
         self._where = where
         self._room = room
-        """How many more items lists may get."""
+        """The number of items that lists may still get."""
         self._root: dict[Any, Any] = {}
         self._made: dict[int, object] = {id(self._root): self._root}
-        """The containers of the tree itself, by id; values may be containers as well."""
+        """The tree's own containers, by id. Values may be containers as well."""
 
     def put_leaf(self, name: str, path: Any, leaf: object) -> None:
-        """The leaf is at the end of the path."""
+        """Put a leaf at the end of the path."""
         node, key = self._find_parent(name, path)
         if node[key] is not _UNSET:
             raise self._error(name, path, "leads to where another one does")
         node[key] = leaf
 
     def put_empty_dict(self, name: str, path: Any) -> None:
-        """There is a dict at the end of the path."""
+        """Put a dict at the end of the path, if there is none."""
         node, key = self._find_parent(name, path)
         if node[key] is _UNSET:
             node[key] = self._new({})
@@ -91,7 +94,7 @@ class _Tree:
             raise self._error(name, path, "leads to where another one does")
 
     def check_path(self, name: str, path: Any) -> Path:
-        """A path that came from a file."""
+        """Return the path, which came from a file, if it is a valid one."""
         if (
             type(path) is not tuple
             or not 0 < len(path) <= _MAX_DEPTH
@@ -101,7 +104,7 @@ class _Tree:
         return path
 
     def build(self, numbers: Collection[Path]) -> Any:
-        """The tree, with numbers for keys where these paths end."""
+        """Return the tree, with numbers for the keys at which these paths end."""
         return self._build(self._root, (), frozenset(numbers))
 
     def _build(self, node: Any, path: Path, numbers: frozenset[Path]) -> Any:
@@ -125,7 +128,7 @@ class _Tree:
         return int(text)
 
     def _find_parent(self, name: str, path: Any) -> tuple[Any, str | int]:
-        """The container that the last key of the path is in, which is there."""
+        """Return the container of the path's last key, and that key. The containers on the way are made."""
         node: Any = self._root
         keys = self.check_path(name, path)
         for key, after in zip(keys, (*keys[1:], None), strict=True):

@@ -1,7 +1,7 @@
-"""Know a state's structure again: what depends on nothing but how a state is built is found out once.
+"""Recognize a state's structure, so that what depends on the structure alone is derived once.
 
-A state may have tens of thousands of tensors, and training waits while they are gathered: what is done for each of
-them here is a few passes in C, not a few lines of Python.
+A state may have tens of thousands of tensors, and training waits while they are collected. So each tensor takes part in
+a few passes in C here, not in a few lines of Python.
 """
 
 from collections import Counter
@@ -33,15 +33,15 @@ _NO_VALUES: Final = (torch.Tensor, PerRank)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookUpResult(Generic[T]):
-    """A state's own leaves, and what was derived from its structure."""
+    """A state's own leaves, and the result that was derived from its structure."""
 
     flat: FlatState
     derived: T
-    """One object for all states of one structure that come one after the other."""
+    """The same object for all states of one structure that are looked up one after another."""
 
 
 class StructureCache(Generic[T]):
-    """Hold the structure of the last state, and all that was derived from it.
+    """Hold the structure of the last state, and the result that was derived from it.
 
     Two states have one structure if they have the same nesting, keys and names; tensors of the same classes, dtypes,
     shapes, devices and placements, tied alike; values under the same names, the large ones of the same sizes. Their
@@ -51,23 +51,26 @@ class StructureCache(Generic[T]):
     def __init__(
         self, derive: Callable[[FlatState, Mapping[str, int]], T], *, large_value_bytes: int | None = None
     ) -> None:
-        """Derive by `derive`, from the first state of a structure and the sizes in bytes of its values.
+        """Make an empty cache.
 
-        A value smaller than `large_value_bytes` counts as 0 bytes; where that is None, every value does.
+        Args:
+            derive: derives the result, from the first state of a structure and the sizes in bytes of its values.
+            large_value_bytes: a smaller value counts as 0 bytes. If this is None, every value does.
         """
         self._derive: Final = derive
         self._large_value_bytes: Final = large_value_bytes
         self._last: tuple[_Structure, T] | None = None
 
     def look_up(self, state: Mapping[str, object]) -> LookUpResult[T]:
-        """Gather a nested state, of which no computation is pending then, and derive what its structure gives.
+        """Flatten a nested state, and derive the result if its structure is not the last one.
 
-        The state_dict() of every Stateful is called once. A structure that is refused is not held.
+        No computation of the state's tensors is pending afterwards. The state_dict() of every Stateful is called once.
+        A structure for which `derive` raises is not held.
 
         Raises:
             DuplicateNameError: two entries get the same name.
             UnsupportedValueError: a Stateful holds itself.
-            Exception: what `derive` raises.
+            Exception: `derive` raised it.
         """
         tree = resolve_state(state)
         contents = _Contents(tree)
@@ -82,18 +85,18 @@ class StructureCache(Generic[T]):
 
 
 class _Contents:
-    """The containers of a resolved state, and its leaves, both in order."""
+    """The containers and the leaves of a resolved state, both in order."""
 
     def __init__(self, tree: Any) -> None:
         self.forms: list[object] = []
-        """What each container says decides how many of those that follow are in it: equal lists are equal nestings."""
+        """A description of each container, by which its items can be counted. Equal lists mean equal nesting."""
 
         self.leaves: list[Any] = []
         self._add(tree)
         self.kinds: Final = list(map(type, self.leaves))
 
     def materialize(self) -> None:
-        """Run what is pending on tensors: before that, not even where it lies is known of all."""
+        """Run the pending computations of tensors: before that, even the placement of some is unknown."""
         tensors = (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
         adapters.materialize({str(index): tensor for index, tensor in enumerate(tensors)})
 
@@ -101,7 +104,7 @@ class _Contents:
         if isinstance(node, Mapping):
             values = list(node.values())
             plain = has_plain_leaves_only(values)
-            # Of keys the types, too: those of a 1 and a True, which are equal, make different names.
+            # The types of keys count, too: 1 and True are equal, but make different names.
             self.forms += (_PLAIN_DICT if plain else _DICT, list(node), list(map(type, node)))
             if plain:
                 self.leaves += values
@@ -118,7 +121,7 @@ class _Contents:
 
 
 class _Structure:
-    """How one state is built."""
+    """The structure of one state."""
 
     def __init__(self, contents: _Contents, flat: FlatState, large_value_bytes: int | None) -> None:
         self._forms: Final = contents.forms
@@ -171,7 +174,7 @@ class _Structure:
         )
 
     def _has_kinds(self, contents: _Contents) -> bool:
-        """Tell whether the leaves are of these classes, but that a value may be of another class than before."""
+        """Tell whether the leaves are of these classes. A value may be of another class than before."""
         if contents.kinds == self._kinds:
             return True
         if len(contents.kinds) != len(self._kinds):
@@ -195,7 +198,7 @@ def _is_no_value(kind: type) -> bool:
 
 
 def _find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
-    """Find, for each tensor that is an earlier one too, which one."""
+    """Find the tensors that are tied to an earlier one: the index of each, and that of the earlier."""
     candidates: Sequence[int] = range(len(tensors))
     if ordinary:
         addresses = list(map(torch.Tensor.data_ptr, tensors))

@@ -1,4 +1,7 @@
-"""A tree of state, flat and back. Names are those that torch.distributed.checkpoint gives: keys joined with dots."""
+"""Flatten a nested state into named tensors and values.
+
+Names are those that torch.distributed.checkpoint gives: keys joined with dots.
+"""
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,54 +20,56 @@ Path = tuple[str | int, ...]
 
 _MAX_DEPTH: Final = 100
 _MAX_REPEATED: Final = 50_000
-"""Items of containers that stand in a state more than once: each is an entry of its own in a checkpoint."""
+"""The most items of containers that stand in a state more than once: each is a checkpoint entry of its own."""
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _PLAIN_LEAVES: Final = _SCALARS | {torch.Tensor, torch.nn.Parameter}
-"""Of exactly these types: nothing in them has to be called or copied. A state has thousands of them."""
+"""Leaves of exactly these types need no further check: nothing in them has to be called or copied."""
 _PLAIN_DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 _NEVER_STATEFUL: Final = _PLAIN_LEAVES | {dict, list, tuple}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatState:
-    """The leaves of a state by name. Tensors are the state's own, to be read or filled in place."""
+    """The leaves of a state by name. The tensors are the state's own, to be read or filled in place."""
 
     tensors: dict[str, torch.Tensor]
-    """Each tensor once: of tied ones, under the first of their names, whatever the order of dicts."""
+    """Each tensor once. Tied tensors have the first of their names in sorted order, whatever the order of dicts."""
     values: dict[str, object]
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name in `tensors`."""
     paths: dict[str, Path] = field(default_factory=dict)
-    """Name → the keys that lead to it, as torch.distributed.checkpoint's planner data has them."""
+    """Name → the keys that lead to it, as in torch.distributed.checkpoint's planner data."""
     per_rank: dict[str, object] = field(default_factory=dict)
-    """What this rank has of its own, to be stored under `stored_name(name, ranks)`. Not in `paths`."""
+    """The values of PerRank entries, to be stored under `stored_name(name, ranks)`. They are not in `paths`."""
     resizers: dict[str, Resize | None] = field(default_factory=dict)
-    """For each of `per_rank`, what makes its value where the world size changed."""
+    """The `resize` function of each entry of `per_rank`, if it has one."""
     tree: Any = None
-    """The nested state with every Stateful replaced by what its state_dict() gave."""
+    """The nested state, with every Stateful replaced by what its state_dict() returned."""
 
 
 def flatten_state(state: Mapping[str, object]) -> FlatState:
-    """The flat form of a nested state. state_dict() of every Stateful was called once.
+    """Flatten a nested state. Call state_dict() of every Stateful once.
 
     Raises:
         DuplicateNameError: two entries get the same name.
-        UnsupportedValueError: a Stateful holds itself.
+        UnsupportedValueError: a Stateful holds itself, a container stands in the state again and again, a Stateful or
+            PerRank is in a tuple, or a parameter is lazy.
     """
     return flatten(resolve_state(state))
 
 
 def resolve_state(state: Mapping[str, object]) -> Any:
-    """The nested state with what its state_dict() gave in place of every Stateful. Its containers are copies.
+    """Replace every Stateful in a nested state by what its state_dict() returns. Containers are copied.
 
     Raises:
-        UnsupportedValueError: a Stateful holds itself.
+        UnsupportedValueError: a Stateful holds itself, a container stands in the state again and again, a Stateful or
+            PerRank is in a tuple, or a parameter is lazy.
     """
     return _resolve(state, (), _Seen())
 
 
 def flatten(tree: Any) -> FlatState:
-    """The flat form of what `resolve_state` gave.
+    """Flatten the tree that `resolve_state` returned.
 
     Raises:
         DuplicateNameError: two entries get the same name.
@@ -97,17 +102,17 @@ def flatten(tree: Any) -> FlatState:
 
 
 def has_scalars_only(values: list[Any]) -> bool:
-    """Nothing in it has to be looked at: data loaders keep long lists of numbers."""
+    """Tell whether a list holds scalars only. Then no item has to be looked at: data loaders keep long lists."""
     return _SCALARS.issuperset(map(type, values))
 
 
 def has_plain_leaves_only(values: Iterable[Any]) -> bool:
-    """All are numbers, texts and tensors of torch's own classes."""
+    """Tell whether all are scalars, or tensors of torch's own classes."""
     return _PLAIN_LEAVES.issuperset(map(type, values))
 
 
 def list_leaves(tree: Any) -> list[tuple[str, object]]:
-    """The leaves of what `resolve_state` gave, in its order, with their names."""
+    """List the leaves of the tree that `resolve_state` returned, in its order, with their names."""
     return [(join_path(path), leaf) for path, leaf in _iterate_leaves(tree, ())]
 
 
@@ -117,16 +122,17 @@ def join_path(path: Path) -> str:
 
 @dataclass(slots=True)
 class _Seen:
-    """The containers that were looked at. They are kept: an id must not be used again."""
+    """Keep the containers that were visited: an id of one must not be used again meanwhile."""
 
     containers: dict[int, object] = field(default_factory=dict)
     repeated: int = 0
 
     def visit(self, container: Any, path: Path) -> None:
-        """Counts what stands there for another time.
+        """Count the items of a container that was visited before.
 
         Raises:
-            UnsupportedValueError: lists that hold one list twice, again and again, would never come to an end.
+            UnsupportedValueError: there are too many. Lists that hold one list twice, again and again, would make the
+                visit almost endless.
         """
         if id(container) not in self.containers:
             self.containers[id(container)] = container
@@ -140,7 +146,7 @@ class _Seen:
 
 
 def _resolve(node: object, path: Path, seen: _Seen) -> object:
-    """Statefuls replaced by their state, containers copied, leaves kept."""
+    """Replace Statefuls by their state, copy containers, and keep leaves."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
             f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
@@ -178,7 +184,7 @@ def _resolve_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[Any
 
 
 def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
-    """A tuple is one value, as stock torch has it: what would have to be called can't be in it."""
+    """Refuse Statefuls and PerRanks in a tuple, which is one value, as in stock torch: none of them would be called."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
             f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
@@ -199,14 +205,14 @@ def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
 
 
 def is_stateful(node: object) -> bool:
-    # A class has the methods too, and is no object with a state. Looking for methods takes long: that comes last.
+    # A class has the methods too, but no state. Looking for methods is slow, so it comes last.
     if type(node) in _NEVER_STATEFUL:
         return False
     return not isinstance(node, torch.Tensor | type) and isinstance(node, Stateful)
 
 
 def _check_stored_names(flat: FlatState) -> None:
-    """No entry has the very name under which a rank's own value is going to be stored."""
+    """Raise DuplicateNameError if an entry has the name under which a rank's own value will be stored."""
     for fqn in flat.paths if flat.per_rank else ():
         stored = parse_stored_name(fqn)
         if stored is not None and stored[0] in flat.per_rank:
@@ -228,7 +234,7 @@ def _iterate_leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
 
 
 def is_leaf(node: object) -> bool:
-    """As stock: a list is opened only where a tensor or a mapping is in it, or in its lists; a tuple never."""
+    """Tell whether a node is a leaf. As in stock torch, a tuple is one, and a list with no tensor or mapping in it."""
     if isinstance(node, Mapping):
         return False
     if not isinstance(node, list) or has_scalars_only(node):
@@ -240,7 +246,7 @@ def is_leaf(node: object) -> bool:
 
 
 def empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A dict of the same kind, to be filled: objects get back what they gave, whether they count on it or not."""
+    """Make an empty dict of the same kind. Stateful objects get back the kinds of dict that they gave."""
     if isinstance(mapping, Counter):
         return Counter()
     if isinstance(mapping, defaultdict):
@@ -249,6 +255,6 @@ def empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
         return {}
     empty: OrderedDict[Any, Any] = OrderedDict()
     if hasattr(mapping, "_metadata"):
-        # The versions that torch.nn.Module.load_state_dict() looks for on a state dict.
+        # torch.nn.Module.load_state_dict() reads version numbers from this attribute.
         vars(empty)["_metadata"] = mapping._metadata  # noqa: SLF001 — where nn.Module.state_dict() puts it
     return empty

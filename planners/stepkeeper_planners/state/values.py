@@ -1,4 +1,4 @@
-"""Values that are no tensors, as bytes and back: a closed list of types, read without running anything."""
+"""Encode values that are no state tensors, of a closed list of types; decode them without running any code."""
 
 import io
 import pickle
@@ -28,17 +28,17 @@ _LIST: Final = (
 _UNSTORED: Final = frozenset(f"torch.{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
 _MAX_DEPTH: Final = 100
 _MAX_REPEATED_BYTES: Final = 256 << 20
-"""How much larger a value may get by being written out: what it holds several times is stored several times."""
+"""The most bytes that a value may grow when encoded: an object that it holds several times is stored several times."""
 _NODE_BYTES: Final = 64
 _SHORT_BYTES: Final = 1024
-"""Of strings: shorter ones are held several times everywhere."""
+"""Shorter strings don't count: every value holds some of them several times."""
 
 
 def encode_value(fqn: str, value: object) -> bytes:
-    """The value as a torch.save blob, which stock torch reads too. Equal values give equal bytes, on any rank.
+    """Encode a value as a torch.save blob, which stock torch reads too. Equal values give equal bytes, on any rank.
 
-    Of a tensor the elements are stored, not that it wants a gradient or is part of a larger one; of an array not
-    in which order its elements lay.
+    A tensor's elements are stored, but not its requires_grad, nor the larger tensor of which it is a view. The memory
+    order of an array is not stored.
 
     Raises:
         UnsupportedValueError: the value, or something in it, is of a type that isn't on the list.
@@ -50,9 +50,9 @@ def encode_value(fqn: str, value: object) -> bytes:
 
 
 def estimate_value_bytes(value: object) -> int:
-    """About how large the value is. Equal for values that are equal but for the order of their dicts.
+    """Estimate a value's size in bytes. The order of dicts makes no difference.
 
-    The encoded size isn't: what comes first decides how much is filled up to the next boundary.
+    It does make one in the encoded size: padding depends on what comes first.
     """
     if isinstance(value, torch.Tensor | np.ndarray):
         return int(value.nbytes)
@@ -66,7 +66,7 @@ def estimate_value_bytes(value: object) -> int:
 
 
 def decode_value(fqn: str, data: bytes) -> object:
-    """The value that was encoded, or that stock torch stored. No code from the bytes is run.
+    """Decode a value that `encode_value` or stock torch encoded. No code from the bytes is run.
 
     Raises:
         ValueDecodeError: the bytes are damaged, or hold a type that isn't on the list.
@@ -85,10 +85,10 @@ def decode_value(fqn: str, data: bytes) -> object:
 
 @final
 class _DeterministicPickle:
-    """What torch.save takes for the pickle module."""
+    """The pickle module that torch.save is given."""
 
     class Pickler(pickle.Pickler):
-        """Writes everything out: whether two equal strings are one object differs from rank to rank."""
+        """Write each object out in full: whether two equal strings are one object differs from rank to rank."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -96,10 +96,10 @@ class _DeterministicPickle:
 
 
 def _strip(value: object) -> object:
-    """The same with no memory but its own, each tensor and array row by row."""
+    """Copy a value, with each tensor and array in row-major memory of its own."""
     if isinstance(value, torch.Tensor):
         elements = value.detach().resolve_conj().resolve_neg().contiguous()
-        # As bytes: not every dtype that torch stores can be copied as such.
+        # Copied as bytes: torch stores some dtypes that it can't copy.
         flat = elements.reshape(-1).view(torch.uint8).clone()
         return flat.view(value.dtype).reshape(value.shape)
     if type(value) is np.ndarray:
@@ -114,7 +114,7 @@ def _strip(value: object) -> object:
 
 
 def _check(fqn: str, value: object) -> None:
-    """Everything in it is on the list. Looks at no object more often than there are depths."""
+    """Check that everything in a value is on the list. An object is visited once for each depth at most."""
     waiting: list[tuple[str, object, int]] = [(fqn, value, 0)]
     seen: dict[int, int] = {}
     while waiting:
@@ -135,7 +135,7 @@ def _check(fqn: str, value: object) -> None:
 
 
 def _check_repeated(fqn: str, value: object) -> None:
-    """Lists that hold one list twice, 30 deep, are a few bytes in memory and in a file, and 2**30 written out."""
+    """Refuse values that repeat objects: lists that hold one list twice, 30 deep, would be 2**30 items written out."""
     once: dict[int, int] = {}
     repeated = _estimate_written_bytes(value, once, {}) - sum(once.values())
     if repeated > _MAX_REPEATED_BYTES:
@@ -146,7 +146,7 @@ def _check_repeated(fqn: str, value: object) -> None:
 
 
 def _estimate_written_bytes(node: object, once: dict[int, int], whole: dict[int, int]) -> int:
-    """About how much a checked node is, written out; `once` and `whole` get each object, without and with its parts."""
+    """Estimate a checked node's encoded bytes. `once` and `whole` get each object's, without and with its parts."""
     if id(node) in whole:
         return whole[id(node)]
     parts: Any = ()
@@ -185,7 +185,7 @@ def _list_parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
 
 
 def _check_data(name: str, value: object) -> None:
-    """Exact types: a subclass would come back as its base, or need its class run to come back at all."""
+    """Check a leaf. Only exact types pass: a subclass would be decoded as its base, or need its own code to run."""
     if type(value) is np.ndarray or (isinstance(value, np.generic) and type(value) is value.dtype.type):
         reason = explain_unstorable(value.dtype)
         if reason is None and value.dtype.itemsize == 0 and value.ndim and value.size:
