@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepkeeper_planners.geometry.layout import TensorLayout
-from stepkeeper_planners.saving.fingerprints import name_digests
+from stepkeeper_planners.saving.fingerprints import digest_names
 
 __all__ = ["StateSummary"]
 
@@ -14,7 +14,7 @@ class StateSummary:
     """What of a state must be the same on all ranks, as it was when its snapshot was taken."""
 
     layouts: Sequence[TensorLayout] = ()
-    forms: Callable[[], Mapping[str, bytes]] | None = None
+    layout_digests: Callable[[], Mapping[str, bytes]] | None = None
     """Digests of the layouts, where these are kept from save to save."""
 
     values: Mapping[str, bytes] = field(default_factory=dict)
@@ -28,9 +28,9 @@ class StateSummary:
 
     def digests(self) -> dict[str, bytes]:
         """One for each name."""
-        return name_digests(
+        return digest_names(
             self.layouts,
-            forms=None if self.forms is None else self.forms(),
+            layout_digests=None if self.layout_digests is None else self.layout_digests(),
             values=self.values,
             contents=self.contents,
             aliases=self.aliases,
