@@ -1,4 +1,4 @@
-"""A checkpoint read back: nothing leaves here that isn't, block by block, what was written."""
+"""Read a checkpoint back, and verify every block against its manifest."""
 
 import threading
 from collections import OrderedDict
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _THREADS: Final = 16
-"""For manifests, of which there are as many as ranks that saved."""
+"""For manifests: there is one of each rank that saved."""
 
 _BLOCKS_AT_ONCE: Final = 4
 _KEPT_BLOCKS: Final = 8
@@ -34,14 +34,16 @@ _KEPT_BLOCKS: Final = 8
 def read_manifests(
     store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[Manifest, ...]:
-    """All ranks' manifests, by rank, proven by the commit entry. Raises TornCheckpointError, StorageError."""
+    """Read all ranks' manifests, by rank, and prove them by the commit's entry. Raises TornCheckpointError,
+    StorageError.
+    """
     return proven_manifests(read_manifest_bytes(store, commit, patience=patience), commit, store.uri)
 
 
 def read_manifest_bytes(
     store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[bytes, ...]:
-    """As `read_manifests`, and as they are stored."""
+    """Read all ranks' manifests, by rank, as they are stored. Raises TornCheckpointError, StorageError."""
     read = partial(manifest_bytes, store, commit.folder, patience=patience)
     first = read(commit.manifest)
     where = f"{store.uri}/{commit.folder}"
@@ -51,7 +53,7 @@ def read_manifest_bytes(
 
 
 def proven_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) -> tuple[Manifest, ...]:
-    """The manifests that these bytes are, by rank, if the commit entry proves them. Raises TornCheckpointError."""
+    """Decode these manifests, by rank, and prove them by the commit's entry. Raises TornCheckpointError."""
     where = f"{uri}/{commit.folder}"
     first, *others = stored
     manifests = [_proven(first, commit.folder, commit.manifest, where)]
@@ -65,13 +67,13 @@ def proven_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) ->
 def read_manifest(
     store: Store, folder: str, ref: ManifestRef, *, patience: Patience = DEFAULT_PATIENCE
 ) -> Manifest:
-    """The manifest that `ref` names. Raises TornCheckpointError, StorageError."""
+    """Read the manifest that `ref` names. Raises TornCheckpointError, StorageError."""
     data = manifest_bytes(store, folder, ref, patience=patience)
     return Manifest.from_json(data, f"{store.uri}/{folder}/{ref.path}")
 
 
 def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
-    """Where the other ranks' manifests are, by rank 0's."""
+    """Yield references to the other ranks' manifests, from rank 0's."""
     listed = {record.path: record for record in first.objects}
     for rank in range(1, first.world_size):
         record = listed.get(manifest_name(rank))
@@ -81,7 +83,7 @@ def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
 
 
 def manifest_bytes(store: Store, folder: str, ref: ManifestRef, *, patience: Patience) -> bytes:
-    """The manifest that `ref` names, as it is stored. Raises TornCheckpointError, StorageError."""
+    """Read the manifest that `ref` names, as it is stored. Raises TornCheckpointError, StorageError."""
     path = f"{folder}/{ref.path}"
     whole = _whole(folder, ref)
 
@@ -102,7 +104,7 @@ def _proven(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:
 
 
 def _differs(data: bytes, ref: ManifestRef) -> str | None:
-    """How these bytes differ from those that `ref` is about, if they do."""
+    """Describe these bytes if they differ from those that `ref` names; else return None."""
     same = len(data) == ref.size_bytes and crc32c(data) == ref.crc32c
     return None if same else f"{len(data)} bytes, crc32c {crc32c(data):08x}"
 
@@ -113,7 +115,9 @@ def _whole(folder: str, ref: ManifestRef) -> BadBytes:
 
 @final
 class CheckpointReader:
-    """Reads the objects of one checkpoint; many threads at once. Keeps the last few verified blocks, of 16 MiB each."""
+    """Read the objects of one checkpoint, in many threads at once. The last few verified blocks, of 16 MiB each,
+    are kept.
+    """
 
     def __init__(
         self,
@@ -124,7 +128,16 @@ class CheckpointReader:
         kept_blocks: int = _KEPT_BLOCKS,
         folder: str | None = None,
     ) -> None:
-        """`folder` has the objects, if they aren't where the manifests say that they were written."""
+        """Prepare to read.
+
+        Args:
+            store: The store that holds the objects.
+            manifests: Proven manifests of all ranks.
+            patience: How long to retry requests to the store.
+            kept_blocks: The number of verified blocks to keep.
+            folder: The folder of the objects, if it isn't the one that the manifests were written for.
+
+        """
         self._kept_blocks = kept_blocks
         self._store = store
         self._patience = patience
@@ -134,9 +147,12 @@ class CheckpointReader:
         self._blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
 
     def read_verified(self, path: str, offset: int, length: int) -> bytes:
-        """These bytes of the object, every block that holds one of them verified.
+        """Read these bytes of the object, and verify every block that holds one of them.
 
-        Raises TornCheckpointError naming object and block when they were read bad three times; StorageError.
+        Raises:
+            TornCheckpointError: A block was read bad three times; the error names it and the object.
+            StorageError: The store gave no answer.
+
         """
         record = self._objects[path]
         if not 0 <= offset <= offset + length <= record.size_bytes:
@@ -152,16 +168,19 @@ class CheckpointReader:
         return b"".join([memoryview(blocks[0])[skipped:], *blocks[1:-1], memoryview(blocks[-1])[:last]])
 
     def read_block(self, path: str, block: int) -> bytes:
-        """The whole block, verified, and not kept: for who needs each block once.
+        """Read the whole block, verified, without keeping it: for callers that need each block once.
 
-        Raises as `read_verified`.
+        Raises:
+            TornCheckpointError: See `read_verified`.
+            StorageError: See `read_verified`.
+
         """
         record, future = self._objects[path], Future[bytes]()
         self._read_run(record, range(block, block + 1), [future])
         return future.result()
 
     def _verified_blocks(self, record: ObjectRecord, wanted: range) -> list[bytes]:
-        """The blocks; those that no other thread has, or is reading, are read here."""
+        """Return the blocks. Read those here that no other thread has read or is reading."""
         with self._lock:
             mine = {block: Future[bytes]() for block in wanted if (record.path, block) not in self._blocks}
             self._blocks.update({(record.path, block): future for block, future in mine.items()})
@@ -173,7 +192,7 @@ class CheckpointReader:
                 self._read_run(record, run, [mine[block] for block in run])
         except BaseException as error:
             with self._lock:
-                # Forgotten, so that whoever asks again reads again.
+                # The next caller that needs the block reads it again.
                 for block in mine:
                     self._blocks.pop((record.path, block), None)
             for future in mine.values():
@@ -185,7 +204,7 @@ class CheckpointReader:
         return found
 
     def _read_run(self, record: ObjectRecord, run: range, futures: Sequence[Future[bytes]]) -> None:
-        """The futures of blocks `run` have their blocks, by one read."""
+        """Read the blocks of `run` in one request, and resolve their futures."""
         start, expected = run.start * BLOCK_BYTES, record.blocks[run.start : run.stop]
 
         def bad(data: bytes) -> tuple[str, BadBytes] | None:
@@ -208,14 +227,14 @@ class CheckpointReader:
 
     def _forget_oldest(self) -> None:
         with self._lock:
-            # A future under way is somebody's to resolve: it stays.
+            # Another thread will still resolve a pending future: it stays.
             done = [key for key, future in self._blocks.items() if future.done()]
             for key in done[: max(len(self._blocks) - self._kept_blocks, 0)]:
                 del self._blocks[key]
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[range]:
-    """Neighbours together, a few at a time."""
+    """Group neighbouring blocks, a few at a time."""
     first = 0
     for index in range(1, len(blocks) + 1):
         ends = index == len(blocks) or blocks[index] != blocks[index - 1] + 1

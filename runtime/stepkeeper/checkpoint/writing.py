@@ -1,4 +1,4 @@
-"""The objects of a checkpoint: written by each rank, finished by rank 0."""
+"""Write the objects of a checkpoint on each rank, and finish them on rank 0."""
 
 import json
 import threading
@@ -41,27 +41,32 @@ __all__ = [
 
 _STREAMS: Final = 8
 _DIGESTING: Final = threading.Semaphore(2)
-"""Checksums are processors' work, most of it under the GIL: if all objects had theirs made side by side, none would be
-on its way to the store meanwhile."""
+"""Checksums need the processor, most of it under the GIL. If all objects were digested at the same time, none would
+be
+on its way to the store meanwhile.
+"""
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024
 _LEAST_STREAMED_BYTES: Final = 4 * 1024 * 1024
-"""Of an object. Where each upload gets a part of the line only, less time goes by than a request takes by itself."""
+"""Least size of an object where each upload gets only a part of the line: uploading less takes no longer than a
+request
+takes anyway.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedCheckpoint:
-    """Durable and whole: what a commit entry says of it."""
+    """A durable and complete checkpoint, as its commit entry describes it."""
 
     folder: str
     manifest: ManifestRef
     size_bytes: int
     objects: tuple[ObjectRecord, ...]
-    """Of all ranks, but for the manifest of rank 0."""
+    """Objects of all ranks, except for the manifest of rank 0."""
 
 
 def files_for(store: Store, order: SaveOrder) -> tuple[File, ...]:
-    """Which objects a rank's share becomes in this store."""
+    """Plan the objects that a rank's share becomes in this store."""
     streams, least_bytes = _streams(store)
     return packed(order, streams=streams, least_bytes=least_bytes)
 
@@ -74,7 +79,7 @@ def write_files(
     *,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[ObjectRecord, ...]:
-    """They are durable in the folder; as many are written at a time as the store takes. Raises StorageError."""
+    """Write the files into the folder durably, as many at a time as the store takes. Raises StorageError."""
     with ThreadPoolExecutor(_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:
         writes = [pool.submit(_write_file, store, folder, file, data, patience) for file in files]
         try:
@@ -92,9 +97,11 @@ def write_checkpoint(
     cache: StructureCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Manifest:
-    """Make one rank's objects durable, and its manifest, but rank 0's: that comes last, by `finish_checkpoint`.
+    """Make one rank's objects durable, and its manifest. Rank 0's manifest comes last, with `finish_checkpoint`.
 
-    Raises StorageError.
+    Raises:
+        StorageError: The store refused, or gave no answer.
+
     """
     streams, least_bytes = _streams(store)
     layout = (layout_of if cache is None else cache.layout)(order, streams=streams, least_bytes=least_bytes)
@@ -106,7 +113,7 @@ def write_checkpoint(
 
 
 def manifest_of(order: SaveOrder, inventory: Inventory, objects: Sequence[ObjectRecord]) -> Manifest:
-    """Say what the rank wrote, if that is in these objects."""
+    """Build the manifest of a rank that wrote these objects."""
     return Manifest(
         rank=order.rank,
         world_size=order.world_size,
@@ -128,11 +135,25 @@ def finish_checkpoint(
     cache: StructureCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FinishedCheckpoint:
-    """Make `.metadata` and rank 0's manifest durable, on rank 0, once all have written. Then it can be committed.
+    """Make `.metadata` and rank 0's manifest durable. Then the checkpoint can be committed.
 
-    `others` are what the other ranks' manifests have to be. The `structure` of rank 0's order says which keys lead to
-    each name in the nested state; without one, `.metadata` doesn't say it. Raises ManifestError if the ranks' parts
-    don't make a whole, TornCheckpointError if a manifest isn't what its rank wrote, StorageError.
+    Ranks: only rank 0 calls this, after all ranks have written.
+
+    Args:
+        store: The store of the checkpoint.
+        own: Rank 0's manifest.
+        others: References to the other ranks' manifests, by which these are proven.
+        structure: The structure of rank 0's order. It gives `.metadata` the keys that lead to each name in the
+            nested
+            state; None leaves them out.
+        cache: Keeps the encoded `.metadata` from save to save.
+        patience: How long to retry requests to the store.
+
+    Raises:
+        ManifestError: The ranks' parts don't make a whole.
+        TornCheckpointError: A manifest isn't what its rank wrote.
+        StorageError: The store refused, or gave no answer.
+
     """
     read = [_read_once_shown(store, own.folder, ref, patience) for ref in others]
     shared = sorted((_Shared.of(data, own.folder) for data in read), key=lambda each: each.manifest.rank)
@@ -164,11 +185,11 @@ def finish_checkpoint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shared:
-    """Another rank's manifest."""
+    """Another rank's manifest, as this rank reads it."""
 
     data: bytes
     manifest: Manifest
-    """Without the inventory."""
+    """The manifest without its inventory."""
 
     part: Part
     where: str
@@ -182,20 +203,24 @@ class _Shared:
 
     @property
     def record(self) -> ObjectRecord:
-        """Of the manifest itself."""
+        """The record of the manifest itself."""
         return _object_record(manifest_name(self.manifest.rank), [self.data])
 
     def whole(self) -> Manifest:
-        """With the inventory."""
+        """Decode the manifest with its inventory."""
         return Manifest.from_json(self.data, self.where)
 
 
 def verify_objects(
     store: Store, finished: FinishedCheckpoint, *, patience: Patience = DEFAULT_PATIENCE
 ) -> None:
-    """The store holds every object with the size, and where it knows it the checksum, that was written.
+    """Check that the store holds every object with the written size, and the written checksum if the store knows
+    it.
 
-    Raises VerifyError naming objects, StorageError.
+    Raises:
+        VerifyError: It doesn't; the error names objects.
+        StorageError: The store gave no answer.
+
     """
     folder, ref = finished.folder, finished.manifest
     expected = [(ref.path, ref.size_bytes, ref.crc32c)]
@@ -217,7 +242,7 @@ def verify_objects(
 
 
 def _read_once_shown(store: Store, folder: str, ref: ManifestRef, patience: Patience) -> bytes:
-    """Another rank's manifest. That rank says that it is durable: where it isn't shown yet, it is waited for."""
+    """Read another rank's manifest. That rank has made it durable, so wait if the store doesn't show it yet."""
     for pause_s in patience.pauses_s():
         try:
             return manifest_bytes(store, folder, ref, patience=patience)
@@ -234,7 +259,7 @@ def _read_once_shown(store: Store, folder: str, ref: ManifestRef, patience: Pati
 def _listed_once_shown(
     store: Store, folder: str, expected: Collection[str], patience: Patience
 ) -> dict[str, ObjectStat]:
-    """What the store lists in `folder`, by name, as soon as it lists all that is expected; else what it does."""
+    """List `folder` by name, once the store lists all that is expected, or when the patience is over."""
     pauses_s = patience.pauses_s()
     while True:
         listed = patience.retry(lambda: store.list(f"{folder}/"))
@@ -256,7 +281,7 @@ def _check_one_save(manifests: Sequence[Manifest]) -> None:
 
 
 def _streams(store: Store) -> tuple[int, int]:
-    """How many objects are written at a time, and how small they may be for that."""
+    """Return how many objects to write at a time, and the least size of each."""
     if isinstance(store, StreamedStore):
         return store.streams, _LEAST_STREAMED_BYTES
     return _STREAMS, _LEAST_BYTES

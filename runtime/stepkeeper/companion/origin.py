@@ -1,4 +1,4 @@
-"""Define what a claim goes on from: the commit, or another writer's step, that this process has restored."""
+"""Define the base that a claim goes on from: the commit, or another writer's step, that this process has restored."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextClaim:
-    """A further claim of this process. It may or may not be in the log as long as there was no answer."""
+    """A further claim of this process. Until its request is answered, it may or may not be in the log."""
 
     body: ClaimRequest
     origin: Origin

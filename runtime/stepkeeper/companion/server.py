@@ -170,7 +170,7 @@ class Server:
     def _dispatch(
         self, kind: Kind, raw: dict[str, Any], fds: tuple[int, ...]
     ) -> tuple[dict[str, Any], BackgroundTask | None]:
-        """Do what the request says. Return the answer's body, and a task to start once the answer is sent."""
+        """Carry out the request. Return the answer's body, and a task to start once the answer is sent."""
         if kind is Kind.OPEN:
             opening = decode(OpenRequest, raw)
             identity = opening.identity

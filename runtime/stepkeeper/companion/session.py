@@ -1,4 +1,4 @@
-"""What the companion does when it is asked: the only code that writes to a root."""
+"""Carry out the trainer's requests in the companion process. No other code writes to a root."""
 
 import mmap
 import os
@@ -63,13 +63,13 @@ _SETTLE_EVERY_S: Final = 1.0
 
 @contextmanager
 def _mapped(fd: int) -> Iterator[memoryview]:
-    """The memory behind `fd`, as long as anything refers to it."""
+    """Map the memory behind `fd`, as long as anything refers to it."""
     size_bytes = os.fstat(fd).st_size
     yield memoryview(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ) if size_bytes else b"")
 
 
 class Session:
-    """One root, one rank. All methods but the constructor are called in one thread, the log's."""
+    """Serve one root for one rank. One thread calls all methods but the constructor: the log's."""
 
     def __init__(
         self,
@@ -96,7 +96,9 @@ class Session:
         self._written: dict[str, tuple[SaveOrder, Manifest]] = {}
         self._verified: set[int] = set()
         self._folders: dict[int, str] = {}
-        """By slot, of commits whose data is there as far as this process knows, also where the log has deleted them."""
+        """Folders by slot, of commits whose data exists as far as this process knows, also after their deletion in
+        the log.
+        """
 
         self._collected = False
         self._complaint: str | None = None
@@ -106,13 +108,13 @@ class Session:
             self.reporter = Reporter(opening.report_target, opening.report_interval_s, on_directive)
 
     def resume(self) -> None:
-        """The claim that came with the opening, if any, is known to hold. Raises FencedError."""
+        """Prove that the claim that came with the opening, if any, still holds. Raises FencedError."""
         if self._claim is not None and self._opening.rank == 0:
             self._log.resume(self._claim)
             self._tell_reporter()
 
     def begin(self, body: ClaimRequest) -> Begun:
-        """The root is ours."""
+        """Claim the root."""
         self._claim = self._log.begin(
             self._opening.identity,
             base=body.base if body.legacy is None else body.legacy,
@@ -129,7 +131,12 @@ class Session:
         return replace(begun, past=past_of(self._log.entry, self._times, self._claim.slot))
 
     def _offered(self, body: ClaimRequest) -> ForeignBase | None:
-        """What the trainer has chosen, if there is a choice. Raises ForeignStepsError if it hasn't yet."""
+        """Return the trainer's choice among another writer's steps; None if there are none.
+
+        Raises:
+            ForeignStepsError: There are such steps, and the trainer hasn't chosen one.
+
+        """
         if body.offer is None:
             listed = self._patience.retry(lambda: self._store.list(""))
             if find_steps_in(listed) or find_unnamed_in(listed):
@@ -140,23 +147,23 @@ class Session:
         return body.offer
 
     def refresh(self) -> Begun:
-        """The claim still holds; the answer's base is what HEAD is now."""
+        """Prove that the claim still holds. The answer's base is HEAD at this moment."""
         self._log.latest(self._held())
         return self._begun()
 
     def quarantine(self, body: QuarantineRequest) -> Begun:
-        """That commit is live no more; the answer's base is what HEAD is now."""
+        """Quarantine the commit, so that it isn't live any more. The answer's base is the new HEAD."""
         self._log.quarantine(self._held(), body.commit, body.reason)
         self._tell_reporter()
         return self._begun()
 
     def restored(self, body: VerifiedNotice) -> None:
-        """The log says that the commit was read whole."""
+        """Note in the log that all ranks have read the commit whole."""
         self._log.mark_restored(self._held(), body.commit)
         self._tell_reporter()
 
     def write(self, body: WriteRequest, region_fd: int) -> Written:
-        """What this rank has to write is durable; rank 0's manifest comes with the commit."""
+        """Write this rank's share durably. Rank 0's manifest is written with the commit."""
         order = self._order(body)
         with _mapped(region_fd) as data:
             manifest = write_checkpoint(
@@ -166,7 +173,9 @@ class Session:
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
     def stage(self, body: WriteRequest, region_fd: int) -> Staged:
-        """What this rank has to write is on the local disk, and `upload` goes on from there; or nothing of it is."""
+        """Write this rank's share to the local disk, for `upload` to go on from there. A failure leaves nothing
+        there.
+        """
         self._staged = {}
         if self._staging is None:
             raise CompanionError("there is no local tier to stage anything in")
@@ -183,7 +192,12 @@ class Session:
         return Staged(held=True)
 
     def upload(self, body: UploadRequest) -> Written:
-        """As `write`, of what was staged. Raises SaveError if the local disk doesn't hold it any more."""
+        """Upload the staged share, with the result of `write`.
+
+        Raises:
+            SaveError: The local disk doesn't hold the share any more.
+
+        """
         if self._staging is None or body.folder not in self._staged:
             raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
         order, manifest = self._staged[body.folder]
@@ -193,10 +207,15 @@ class Session:
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
 
     def commit(self, body: CommitRequest) -> tuple[Committed, BackgroundTask]:
-        """The checkpoint is HEAD; and what is to be done after the answer is given.
+        """Make the checkpoint HEAD.
 
-        That goes on in the log's thread too, but for its jobs: they ask the store only, so requests may be answered
-        meanwhile. What comes after several commits is to be done in their order, one after the other.
+        Returns:
+            The answer, and the work to do after it is sent. That work also runs in the log's thread, except for its
+            blocking
+            calls, which use only the store: requests may be answered meanwhile. The work after several commits has
+            to be done
+            in their order, one after the other.
+
         """
         if body.folder not in self._written:
             raise CompanionError(f"nothing was written to {body.folder} by this companion process")
@@ -224,19 +243,24 @@ class Session:
         return Committed(record=record, uri=uri), self._after_commit(record, finished)
 
     def void(self, body: VoidRequest) -> None:
-        """The save in that folder is given up for good."""
+        """Give up the save in that folder for good."""
         self._log.void(self._held(), body.reason, body.folder)
         self._written.pop(body.folder, None)
         self._staged.pop(body.folder, None)
         self._tell_reporter()
 
     def flush(self, timeout_s: float) -> None:
-        """The last report was answered, or the time is up."""
+        """Wait until the last report is answered, at most `timeout_s` seconds."""
         if self.reporter is not None and not self.reporter.await_answer(timeout_s):
             print("stepkeeper: the last report got no answer in time", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
 
     def _order(self, body: WriteRequest) -> SaveOrder:
-        """Complete what is asked with what isn't told again. Raises CompanionError if that isn't held here."""
+        """Complete the request's order with the structure that this process holds.
+
+        Raises:
+            CompanionError: This process doesn't hold it.
+
+        """
         if body.structure is not None:
             self._structures.hold(Structure.from_text(body.structure))
         structure = self._structures.find(body.structure_key)
@@ -249,9 +273,9 @@ class Session:
     def _append_commit(
         self, own: Manifest, finished: FinishedCheckpoint, metrics: dict[str, str] | None
     ) -> CommitRecord:
-        """The commit entry is in the log, however long the store takes to say so."""
+        """Append the commit's entry to the log, however long the store takes to answer."""
         claim = self._held()
-        # Of a deletion, say: it is no answer to whether this commit went in.
+        # An append that is still open, of a deletion say, must not be taken for this commit's.
         self._settle()
         try:
             return self._log.commit(
@@ -268,7 +292,7 @@ class Session:
             return record
 
     def _settle(self) -> CommitRecord | None:
-        """Nothing is open any more. Answers the commit that was."""
+        """Find out how all open appends ended. Return the commit that was open, if one was."""
         while True:
             try:
                 return self._log.settle()
@@ -276,7 +300,9 @@ class Session:
                 self._patience.sleep(_SETTLE_EVERY_S)
 
     def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
-        """Verification, then deletion. What fails here is said, and tried again after the next commit."""
+        """Verify the commit, then delete what may go. A failure is reported, and the next commit's work tries
+        again.
+        """
         try:
             yield from self._verify(record, finished)
             yield from self._delete()
@@ -288,14 +314,16 @@ class Session:
         self._tell_reporter()
 
     def make_room(self) -> BackgroundTask | None:
-        """All that may go is gone, without a commit before it. None: this process may not delete anything."""
+        """Return the task that deletes all that may go, without a commit before it; None if this process may delete
+        nothing.
+        """
         return None if self._claim is None or self._opening.rank != 0 else self._make_room()
 
     def _make_room(self) -> BackgroundTask:
         try:
             yield from self._delete()
             yield from self._collect()
-        except Exception as error:  # the save fails for want of room, which is what is to be known
+        except Exception as error:  # the save fails for lack of room, and its error says so
             self._complain_of("room could not be made", error)
 
     def _complain_of(self, what: str, error: Exception) -> None:
@@ -304,18 +332,21 @@ class Session:
             traceback.print_exception(error)
 
     def _complain(self, text: str | None) -> None:
-        """Whoever asks how checkpointing is doing hears it, until what follows a later commit goes well."""
+        """Report a failure of the work after a commit; None once that work went well again."""
         if text != self._complaint:
             self._on_complaint(text)
         self._complaint = text
 
     def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
-        """The store holds what was written.
+        """Check that the store holds the written objects.
 
-        Raises VerifyError, or FencedError where a later claim may have deleted it.
+        Raises:
+            VerifyError: It doesn't.
+            FencedError: It doesn't, and a later claim may have deleted them.
+
         """
         if record.slot not in self._log.state.commits:
-            # A commit that came before its turn has superseded it: it is deleted already.
+            # A later commit was made before this one's turn came, and retention has deleted this one already.
             return
         try:
             yield from run_in_thread(partial(verify_objects, self._store, finished, patience=self._patience))
@@ -325,15 +356,15 @@ class Session:
         self._verified.add(record.slot)
 
     def _delete(self) -> BackgroundTask:
-        """What retention doesn't keep is deleted: in the log first, then the data of what nobody has pinned.
+        """Delete the commits that retention doesn't keep: first in the log, then the data that no pin protects.
 
-        Also the data of what was deleted in an earlier call, if that was cut short, or if its pins are gone now.
+        This also deletes the data of earlier deletions that were cut short, or whose pins are gone by now.
         """
         keep = self._opening.keep
         times_unix_s: Mapping[int, float] = {}
         if keep is not None and keep.needs_times:
             times_unix_s = yield from run_in_thread(partial(self._times.of_commits, self._log.state.line))
-        # Not before a job: commits that are made meanwhile may be deleted too.
+        # Only now: commits that were made during the blocking call may be deleted too.
         self._folders |= {slot: record.folder for slot, record in self._log.state.commits.items()}
         if keep is not None:
             policy = keep.policy
@@ -342,14 +373,14 @@ class Session:
             )
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
-        # Deleted for good, and pins that come later see that they come too late: whatever is committed meanwhile.
+        # Whatever is committed meanwhile, these stay deleted, and a later pin finds that it is too late.
         left = yield from run_in_thread(partial(sweep, self._store, deleted, patience=self._patience))
         for slot in {each.slot for each in deleted} - {each.slot for each in left}:
             assert slot is not None
             del self._folders[slot]
 
     def _collect(self) -> BackgroundTask:
-        """What earlier claims left behind is gone, but for what is pinned, which goes once it no longer is."""
+        """Delete what earlier claims left behind. Pinned data stays, and goes once it isn't pinned any more."""
         state = self._log.refresh()
         report = yield from run_in_thread(
             partial(collect, state, self._log.entry, self._store, patience=self._patience)

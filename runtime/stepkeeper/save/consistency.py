@@ -1,4 +1,4 @@
-"""Whether all ranks are about to save the same state. Found out before anything is written, behind the train thread."""
+"""Compare the states that the ranks are about to save, behind the train thread and before anything is written."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -14,22 +14,30 @@ __all__ = ["check_same_state"]
 
 _TIMEOUT_S: Final = 3600.0
 _COMPARED: Final = 8
-"""States that are looked at by name where ranks differ: one of each kind, up to so many kinds."""
+"""If ranks differ, the names of at most so many states are compared: one of each kind."""
 
 
 def check_same_state(
     save: str, step: int, summary: StateSummary | None, rank_group: RankGroup, *, refusal: str | None = None
 ) -> None:
-    """All ranks save the same step and state, but for what is `PerRank`, and divide it alike.
+    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it by the same
+    rules.
 
-    One digest of each rank goes to rank 0; names are compared only where these differ. A rank that has no snapshot
-    gives a `refusal` in place of a summary. `save` is what they call this save.
+    Each rank sends one digest to rank 0; names are compared only where these differ.
 
-    Ranks: all.
+    Ranks: all ranks call this.
+
+    Args:
+        save: The ranks' name for this save.
+        step: The step to save.
+        summary: A summary of this rank's snapshot; None if it has no snapshot.
+        rank_group: All ranks.
+        refusal: The reason why this rank has no snapshot; None if it has one.
 
     Raises:
-        RanksDifferError: the states differ; it says where. In all ranks.
-        SaveError: a rank has no snapshot, another step, or a release that divides a state otherwise. In all ranks.
+        RanksDifferError: The states differ; the error says where. All ranks raise it.
+        SaveError: A rank has no snapshot, saves another step, or has a release with other rules. All ranks raise
+            it.
 
     """
     if rank_group.world_size == 1:
@@ -51,7 +59,9 @@ def check_same_state(
 
 
 def _verdict(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rank 0's part: why there can be no save; or the ranks of each fingerprint, if there are several."""
+    """Judge the proposals on rank 0: say why there can be no save, or list the ranks of each fingerprint if they
+    differ.
+    """
     refusals = [f"rank {rank}: {said['refusal']}" for rank, said in enumerate(proposals) if said["refusal"]]
     if refusals:
         return {"error": f"no snapshot of step {proposals[0]['step']}: {'; '.join(refusals[:_COMPARED])}"}
@@ -74,7 +84,7 @@ def _verdict(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _difference(
     save: str, groups: Sequence[Sequence[int]], digests: Mapping[str, bytes], rank_group: RankGroup
 ) -> RanksDifferError:
-    """The same error in all ranks, from the digests of the first rank of each group."""
+    """Build the same error in all ranks, from the digests of the first rank of each group."""
     compared = groups[:_COMPARED]
     asked = any(rank_group.rank == ranks[0] for ranks in compared)
     own = {name: digest.hex() for name, digest in digests.items()} if asked else {}

@@ -1,4 +1,4 @@
-"""What becomes of saves and restores, as Python's logging and the training's own hooks are told of it."""
+"""Report finished saves and restores to Python's logging, and to the training's own hooks."""
 
 import atexit
 import threading
@@ -16,16 +16,19 @@ __all__ = ["Events", "SaveHook"]
 
 _log: Final = logger("stepkeeper")
 _EXIT_S: Final = 5.0
-"""Hooks have so long when the interpreter ends and nobody has closed their manager."""
+"""When the interpreter ends and the manager wasn't closed, hooks may still run for so long."""
 
 SaveHook = Callable[[SaveReport], object]
 
 
 class Events:
-    """What goes well is told at INFO, which nobody sees who hasn't asked for it.
+    """Log saves and restores, and call the hooks of saves.
 
-    Hooks are called in a thread of their own, one after the other, in the order of the saves. So they may take long or
-    ask the manager for whatever it has: no save waits for them. The thread ends when it has no more to tell.
+    Successes are logged at INFO, which stays invisible unless the training turns it on.
+
+    A thread of its own calls the hooks one after the other, in the order of the saves. A hook may take long, or
+    call the
+    manager: no save waits for it. The thread ends when there are no more reports.
     """
 
     def __init__(self) -> None:
@@ -35,7 +38,12 @@ class Events:
         self._teller: threading.Thread | None = None
 
     def on_save(self, hook: SaveHook) -> Callable[[], None]:
-        """`hook` is called with the report of each save that ends from now on, until what is answered is called."""
+        """Call `hook` with the report of each save that ends from now on.
+
+        Returns:
+            A function that removes the hook.
+
+        """
         self._hooks.append(hook)
 
         def remove() -> None:
@@ -45,7 +53,7 @@ class Events:
         return remove
 
     def saved(self, report: SaveReport) -> None:
-        """A save has ended, and its hooks will be called."""
+        """Log the end of a save, and pass its report to the hooks' thread."""
         if report.error is not None:
             _log.error("the save of step %d failed: %s", report.step, report.error, extra=_about(report))
         else:
@@ -70,16 +78,18 @@ class Events:
                 _telling.add(self)
 
     def restored(self, record: Restorable | None) -> None:
-        """The state is what `record` holds; None: there was none."""
+        """Log that the state now holds `record`; None: there was nothing to restore."""
         if record is None:
             _log.info("nothing to restore: the root holds no commit")
         else:
             _log.info("step %d is restored", record.step, extra={"step": record.step})
 
     def finish(self, timeout_s: float) -> bool:
-        """All hooks have been called and have returned; False, and it is logged, if some hadn't after `timeout_s`.
+        """Wait until all hooks have returned. A call from a hook itself doesn't wait.
 
-        Called by a hook, it waits for none.
+        Returns:
+            False, after logging it, if a hook was still running after `timeout_s` seconds; else True.
+
         """
         teller = self._teller
         if teller is None or teller is threading.current_thread():
@@ -112,12 +122,12 @@ def _about(report: SaveReport) -> dict[str, object]:
 
 
 _telling: Final[WeakSet[Events]] = WeakSet()
-"""Those that have had something to tell hooks."""
+"""Objects whose thread may still be calling hooks."""
 
 
 @atexit.register
 def _finish_all() -> None:
-    """Saves that were begun have ended by now, also where their manager wasn't closed."""
+    """Wait for the hooks of managers that weren't closed. Their saves have ended by now."""
     ends_s = time.monotonic() + _EXIT_S
     for events in tuple(_telling):
         events.finish(ends_s - time.monotonic())

@@ -1,4 +1,4 @@
-"""One save of one rank once its snapshot is on its way to the host: place, write, vote, commit."""
+"""Persist one save of one rank: agree on a folder, write, vote, and commit."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -37,30 +37,32 @@ _SAVE_TIMEOUT_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    """One save from its snapshot on: the state itself isn't needed any more."""
+    """One save from its snapshot on. It doesn't refer to the state any more."""
 
     name: str
-    """What the ranks call it among themselves."""
+    """The ranks' name for this save."""
 
     in_flight: InFlight
-    """Told how far it has come."""
+    """Updated as the save proceeds."""
 
     origin: Origin | None
-    """What the state was restored from, if it was: a claim that this save may have to make goes on from there."""
+    """The commit that the state was restored from, if it was. If this save claims the root, the claim goes on from
+    there.
+    """
 
     snapshot: Snapshot
     region: Region
     transferred: Future[None]
-    """All of the snapshot is in the region; or why it isn't."""
+    """Resolved when the whole snapshot is in the region, or with the error of its transfer."""
 
     release: Callable[[], None] = lambda: None
-    """Told when the region is needed no more, if that is before the save has ended."""
+    """Called when the region isn't needed any more, if that is before the end of the save."""
 
     metrics: Mapping[str, str] = field(default_factory=dict)
-    """What the training says of the step, as numbers in text."""
+    """The training's metrics of the step, as numbers in text."""
 
     is_last: bool = False
-    """As `SaveRequest` has it."""
+    """True if no save comes after this one: see `SaveRequest`."""
 
     @property
     def step(self) -> int:
@@ -77,28 +79,28 @@ class _Place:
 
 
 def persist(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
-    """The snapshot is a commit in the log.
+    """Turn the snapshot into a commit in the log.
 
-    A rank that fails says so in its vote, so that no other waits for it in vain; one failure voids the save.
+    A rank that fails says so in its vote, so that no other rank waits for it in vain. One failure voids the save.
 
-    Ranks: all.
+    Ranks: all ranks call this.
 
     Raises:
-        RanksDifferError: the ranks' states differ. Nothing was written.
-        StepkeeperError: it is no commit and never will be.
+        RanksDifferError: The ranks' states differ. Nothing was written.
+        StepkeeperError: The save is no commit and never will be.
 
     """
     lost: Exception | None = None
     try:
         job.transferred.result()
-    except Exception as error:  # raised below, once the others can be told
+    except Exception as error:  # raised below, after the ranks have compared their states
         lost = error
     check_same_state(job.name, job.step, job.snapshot.summary, rank_group)
     failure: Exception | None = None
     process: CompanionProcess | None = None
     place: _Place | None = None
     try:
-        # First: until rank 0 has said where, or that it can't, the others wait, also for one whose companion is lost.
+        # Before anything that can fail here: the other ranks wait until rank 0 has answered with a place or an error.
         place = _place(job, companion, rank_group)
         if lost is not None:
             raise lost
@@ -107,7 +109,7 @@ def persist(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Commit
         job.in_flight.note_written(written.size_bytes)
         job.in_flight.reach(SaveState.COMMITTING)
         vote = {"written": encode(written)}
-    except Exception as error:  # raised below, once the others have been told
+    except Exception as error:  # raised below, after the other ranks have received it
         failure = error
         vote = {"error": encode_error(error)}
     votes = rank_group.gather(f"{job.name}/vote", vote, _SAVE_TIMEOUT_S)
@@ -115,7 +117,7 @@ def persist(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Commit
     if rank_group.rank == 0:
         try:
             outcome = _decide(job, process, place, votes)
-        except Exception as error:  # raised below, once the others have been told
+        except Exception as error:  # raised below, after the other ranks have received it
             failure = failure or error
             outcome = {"error": encode_error(error)}
     outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
@@ -125,7 +127,12 @@ def persist(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Commit
 
 
 def _own_or_shared(own: Exception | None, shared: Exception) -> Exception:
-    """What this rank raises: its own failure says most, but what the next save mends all ranks forgive or none."""
+    """Choose the error that this rank raises.
+
+    Its own failure says most. But all ranks must forgive a failure or none, so one that the next save mends gives
+    way to
+    the shared error.
+    """
     if own is None or _next_save_mends(own):
         shared.__cause__ = own
         return shared
@@ -133,14 +140,14 @@ def _own_or_shared(own: Exception | None, shared: Exception) -> Exception:
 
 
 def _place(job: SaveJob, companion: Companion, rank_group: RankGroup) -> _Place:
-    """Where this save goes: under the claim of rank 0, which is made now if there is none."""
+    """Agree on the save's folder, under the claim of rank 0. Rank 0 claims the root now if it hasn't yet."""
     place: dict[str, Any] | None = None
     failure: Exception | None = None
     if rank_group.rank == 0:
         try:
             claim = companion.claim_root(origin=job.origin).claim
             place = {"claim": claim.slot, "nonce": new_nonce()}
-        except Exception as error:  # raised below, once the others have been told
+        except Exception as error:  # raised below, after the other ranks have received it
             failure = error
             place = {"error": encode_error(error)}
     place = rank_group.broadcast(f"{job.name}/place", place, _SAVE_TIMEOUT_S)
@@ -161,7 +168,7 @@ def _write(job: SaveJob, process: CompanionProcess, place: _Place, *, staged: bo
 
 
 def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, place: _Place) -> dict[str, Any]:
-    """Have the process write this rank's share. A structure that it holds from the save before isn't told again."""
+    """Send a write request. A structure that the process holds from the save before isn't sent again."""
     structure = job.snapshot.plan.structure
     request = WriteRequest(
         step=job.step,
@@ -179,7 +186,12 @@ def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, place: _P
 
 
 def _stage(job: SaveJob, process: CompanionProcess, place: _Place) -> bool:
-    """True if all is on the local disk, which is as good as nowhere, but that the region is free."""
+    """Write this rank's share to the local disk, which frees the region but makes nothing durable.
+
+    Returns:
+        True if the region isn't needed any more.
+
+    """
     staged = decode(Staged, _ask_to_write(Kind.STAGE, job, process, place))
     if staged.why_not is not None:
         _log.warning(
@@ -194,7 +206,7 @@ def _stage(job: SaveJob, process: CompanionProcess, place: _Place) -> bool:
 def _decide(
     job: SaveJob, process: CompanionProcess | None, place: _Place | None, votes: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Rank 0's part: the commit if all voted for it, else its void."""
+    """Commit the save on rank 0 if all ranks voted for it, else void it."""
     refusals = {rank: decode_error(vote["error"]) for rank, vote in enumerate(votes) if "error" in vote}
     if refusals or process is None or place is None:
         error = _given_up(job.step, refusals)
@@ -212,7 +224,11 @@ def _decide(
 
 
 def _given_up(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
-    """The one error that all ranks raise: of a kind of its own where that decides how the job goes on."""
+    """Join the ranks' refusals into the one error that all ranks raise.
+
+    The error's class decides how the job goes on: a lost claim and failures that the next save mends have their
+    own.
+    """
     said = "; ".join(f"rank {rank}: {error}" for rank, error in refusals.items())
     text = f"the save of step {step} was given up: {said}"
     if any(isinstance(error, FencedError) for error in refusals.values()):
@@ -228,7 +244,7 @@ def _next_save_mends(error: Exception) -> bool:
 
 
 def _void(process: CompanionProcess, void: VoidRequest) -> None:
-    """The log says that nothing will come of the folder, if it can be told; nothing names it otherwise."""
+    """Note in the log that the folder is void. If that fails, nothing in the log names the folder."""
     try:
         process.send_request(Kind.VOID, encode(void), timeout_s=_SAVE_TIMEOUT_S)
     except FencedError:

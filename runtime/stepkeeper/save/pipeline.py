@@ -1,6 +1,8 @@
-"""Saves: a snapshot in the train thread, and behind it one thread that empties the devices, one for all the rest.
+"""Run the saves of one rank: take snapshots in the train thread, move and persist them in two threads behind it.
 
-So the devices have their room back whatever the save before is waiting for: a store, or another rank.
+One thread moves copies from the devices, so that these get their memory back while the save before still waits for
+a
+store or for another rank. The other thread does everything else.
 """
 
 import threading
@@ -37,21 +39,21 @@ _MOST_LOST_IN_A_ROW: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveEnd:
-    """How a save ended; told before anybody who waits for it goes on."""
+    """The end of a save. `on_end` gets it before any thread that waits for the save goes on."""
 
     step: int
     record: CommitRecord | None
     error: BaseException | None
     idle: bool
-    """No later save was begun."""
+    """True if no later save was started."""
 
     report: SaveReport
 
 
 class SavePipeline:
-    """Saves of one rank, in the order they were begun.
+    """Run the saves of one rank in the order of their start.
 
-    Host memory is bounded by `max_pending` snapshots: one save more waits until one of them is needed no more.
+    At most `max_pending` snapshots are in host memory. One save more waits until one of them isn't needed any more.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class SavePipeline:
         self._failure: BaseException | None = None
         self._unmended: BaseException | None = None
         self._noting = threading.Lock()
-        # Their threads are waited for when the interpreter ends: a save that was begun is finished.
+        # The interpreter waits for their threads when it ends, so a save that was started is finished.
         self._transfers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-transfer")
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
 
@@ -88,9 +90,9 @@ class SavePipeline:
         return None if newest is None or newest.done else newest
 
     def prepare(self, state: Mapping[str, object]) -> None:
-        """Saves of states built like this one compile nothing, and find memory that is there. Done once.
+        """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
 
-        Ranks: all.
+        Ranks: all ranks call this.
         """
         if self._prepared:
             return
@@ -103,25 +105,31 @@ class SavePipeline:
     def start_save(
         self, request: SaveRequest, timeout_s: float | None = None, *, clock: SaveClock | None = None
     ) -> InFlight:
-        """Take a snapshot of the state and send it on its way. Waits first while too many saves are pending.
+        """Take a snapshot of the state and start its save. Wait first while too many saves are pending.
 
-        Ranks: all, in the same order.
+        Ranks: all ranks call this, in the same order.
+
+        Args:
+            request: The step and its state.
+            timeout_s: Seconds to wait for earlier saves; None waits without limit.
+            clock: The save's clock, if it runs already.
 
         Raises:
-            TimeoutError: too many still are after `timeout_s`, or the devices are full of their copies: nothing was
-                begun.
+            TimeoutError: Too many saves are still pending after `timeout_s`, or their copies still fill the
+                devices. Nothing
+                was started.
 
         """
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         clock = clock or SaveClock()
-        # In this thread, and before anything is held that would have to be given back.
+        # In the train thread, and before this call holds anything that it would have to give back.
         metrics = numeric_metrics(request.metrics)
         region = self._free_region(timeout_s)
         in_flight = InFlight(request.step, clock)
         name = f"save/{self._number}"
         self._number += 1
         if self._rank_group.world_size == 1:
-            # Of several ranks one may ask, but all go on alike.
+            # With several ranks, one alone may ask for the result, and still all must go on alike.
             in_flight.heard = _weakly(self.heard)
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot: Snapshot | None = None
@@ -152,7 +160,7 @@ class SavePipeline:
         return in_flight
 
     def _free_region(self, timeout_s: float | None) -> Region:
-        """Memory that no save needs any more, waited for. Raises TimeoutError."""
+        """Wait for a region that no save needs any more, and take it. Raises TimeoutError."""
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._free:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
@@ -166,14 +174,20 @@ class SavePipeline:
         return self._free.pop()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """True if no save is in flight any more."""
+        """Wait until no save is in flight.
+
+        Returns:
+            False if one still is after `timeout_s` seconds.
+
+        """
         return not wait_for([pending.future for pending in self._pending], timeout_s).not_done
 
     def take_failure(self, *, newest: bool = False) -> BaseException | None:
-        """Why a save in the background failed, if one did since the last call.
+        """Return the failure of a save in the background since the last call, if there was one, and forget it.
 
-        One lost companion is forgiven as long as a later save makes it good, and so are devices that were full, for
-        fewer copies are made each time; with `newest` neither is.
+        A later save makes good the loss of one companion. It makes good full devices too, because each save copies
+        less
+        there. Such a failure isn't returned unless `newest` says that no later save comes.
         """
         with self._noting:
             failure = self._failure or (self._unmended if newest else None)
@@ -183,9 +197,9 @@ class SavePipeline:
             return failure
 
     def heard(self, error: BaseException) -> None:
-        """Who was told of it, and went on, isn't told again. That others own the root stays true.
+        """Forget the failure: the caller of `result` has seen `error`. The loss of the root or of a rank stays.
 
-        Ranks: all or none.
+        Ranks: all ranks call this, or none.
         """
         if isinstance(error, FencedError | PeerLostError):
             return
@@ -194,7 +208,7 @@ class SavePipeline:
             self._unmended = None if self._unmended is error else self._unmended
 
     def close(self) -> None:
-        """Saves in flight have ended, the memory is given back."""
+        """Wait until the saves in flight have ended, and give back the memory."""
         self._executor.shutdown(wait=True)
         self._transfers.shutdown(wait=True)
         for region in self._free:
@@ -209,7 +223,7 @@ class SavePipeline:
         failure: BaseException | None = None
         try:
             committed = persist(job, self._companion, self._rank_group)
-        except BaseException as error:  # it goes to whoever asks for the result
+        except BaseException as error:  # `InFlight.result` raises it
             failure = error
         self._note(failure)
         report = in_flight.conclude(committed, failure)
@@ -224,7 +238,7 @@ class SavePipeline:
                     report=report,
                 )
             )
-        except Exception:  # of whoever is told: the save has ended as it has
+        except Exception:  # an error of the callback doesn't change how the save has ended
             _log.exception(
                 "what step %d's save has come to could not be told",
                 in_flight.step,
@@ -242,12 +256,12 @@ class SavePipeline:
                 in_flight.released.set_result(None)
 
     def _release(self, region: Region, in_flight: InFlight) -> None:
-        """The save goes on without its snapshot."""
+        """Let other saves use the region: this save goes on without its snapshot."""
         self._free.append(region)
         in_flight.released.set_result(None)
 
     def _tell_refusal(self, name: str, step: int, refusal: str) -> None:
-        """The other ranks don't wait for this one's share of a save that it has no snapshot for."""
+        """Tell the other ranks that this one has no snapshot for the save, so that they don't wait for its share."""
         with suppress(SaveError, PeerLostError):  # the train thread has raised the reason
             check_same_state(name, step, None, self._rank_group, refusal=refusal)
 
@@ -265,7 +279,7 @@ class SavePipeline:
 
 
 def _weakly(call: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
-    """Who keeps a save to read its report keeps nothing else of its manager."""
+    """Hold the method weakly: a save that the training keeps, for its report, must not keep the manager alive."""
     held = WeakMethod(call)
 
     def ask(error: BaseException) -> None:
@@ -279,7 +293,7 @@ def _transfer(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
     try:
         snapshot.transfer(region)
     except BaseException as error:
-        # What is still on the devices is needed no more, and the error is kept until the save's turn has come.
+        # The remaining copies aren't needed. The error is kept until the save's turn, its frames' variables are not.
         snapshot.drop()
         each: BaseException | None = error
         while each is not None:

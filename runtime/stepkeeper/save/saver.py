@@ -1,4 +1,4 @@
-"""Start, await and judge the saves of this process, as its train thread sees them."""
+"""Start and await the saves of this process, and judge their failures, for the train thread."""
 
 import threading
 import time
@@ -33,11 +33,11 @@ _log: Final = logger(__name__)
 _NOTICE: Final = "notice/failed"
 _MEET_S: Final = 3600.0
 _REMEMBERED: Final = 8
-"""Saves that the cost of one is estimated from: their median, so that a first one's compilation counts once."""
+"""The cost of a save is the median of so many saves, so that the compilation of the first one counts once."""
 
 
 class Saver:
-    """What was restored, what is being saved, what was committed."""
+    """Save this process's states, and remember what was restored and committed."""
 
     def __init__(
         self,
@@ -78,18 +78,18 @@ class Saver:
 
     @property
     def newest(self) -> CommitRecord | None:
-        """The newest commit of this process, else the one that it restored."""
+        """The newest commit of this process, else the commit that it restored."""
         restored = self._restored if isinstance(self._restored, CommitRecord) else None
         return self._committed or restored
 
     @property
     def error(self) -> str | None:
-        """Of the newest save that has ended, if it failed."""
+        """The failure of the newest save that has ended; None if it was committed."""
         return self._error
 
     @property
     def cost(self) -> SaveCost | None:
-        """What a save takes, by those that were committed lately."""
+        """The cost of a save, by the latest commits; None before the first."""
         return self._cost
 
     @property
@@ -103,14 +103,21 @@ class Saver:
         return self._last_begun
 
     def restored_latest(self, record: Restorable | None) -> None:
-        """The root is claimed, and the state is what HEAD means: `record`."""
+        """Note that the root is claimed, and that the state was restored from HEAD, which is `record`."""
         self._origin = None
         self._note_restored(record)
 
     def restored(self, record: Restorable, *, whole: bool) -> None:
-        """The state is what `record` holds: the next save goes on from there, wherever HEAD is.
+        """Note that `record` was restored into the state: the next save goes on from there, wherever HEAD is.
 
-        Of a state that is another commit's for the rest, a part says nothing; no save may be in flight.
+        No save may be in flight.
+
+        Args:
+            record: The commit, or another writer's step.
+            whole: False if only a part of the state was restored. If the rest comes from another commit, the part
+                doesn't
+                change where the next save goes on from.
+
         """
         if whole or (self._origin is None and self._companion.begun is None):
             self._origin = Origin(record.base if isinstance(record, ForeignRecord) else record.slot)
@@ -123,15 +130,22 @@ class Saver:
             self._last_begun = None
 
     def prepare(self, state: Mapping[str, object]) -> None:
-        """Saves of states built like this one compile nothing, and find their memory there. Done once; ranks: all."""
+        """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
+
+        Ranks: all ranks call this.
+        """
         self._pipeline.prepare(state)
 
     def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
-        """Take the snapshot of the state. Waits first while as many saves are in flight as may be.
+        """Take the snapshot of the state. Wait first while as many saves are in flight as may be.
+
+        Args:
+            request: The step and its state.
+            timeout_s: Seconds to wait for earlier saves, and for the root; None waits without limit.
 
         Raises:
-            TimeoutError: as many still were after `timeout_s`, or the root gave no answer by then.
-            StorageError: the root isn't one for all ranks, can't hold a log, or gave no answer.
+            TimeoutError: As many saves are still in flight after `timeout_s`, or the root gave no answer by then.
+            StorageError: The root isn't the same for all ranks, can't hold a log, or gave no answer.
 
         """
         clock = SaveClock()
@@ -143,10 +157,13 @@ class Saver:
         return begun
 
     def _prove(self, timeout_s: float | None) -> float | None:
-        """The root is proven to be one for all ranks; the answer is what is left of `timeout_s`.
+        """Prove that all ranks have the same root, and return what is left of `timeout_s`.
 
-        In this thread, for what clients of stores draw of Python's random numbers is the training's to draw. But where
-        there is a limit the training has ended, and a request to a store may take longer than that.
+        Without a limit this happens in the train thread: the clients of stores draw from Python's random numbers,
+        which must
+        stay reproducible for the training. With a limit the training has ended, and another thread makes the
+        requests, which
+        may take longer than that.
         """
         if self._proof.made:
             return timeout_s
@@ -164,9 +181,9 @@ class Saver:
         return max(0.0, ends_s - time.monotonic())
 
     def save_for_notice(self, request: SaveRequest, timeout_s: float | None) -> None:
-        """Have the step in a save that was begun, by this call if by none before; or that isn't possible in time.
+        """Make sure that a save of the step is in flight or committed: start one unless an earlier call has.
 
-        What is committed by then is what the next process resumes.
+        An error that makes it impossible in time is logged. The next process resumes the newest commit.
         """
         last, step = self._last_begun, request.step
         if last is None or last.step != step or self._failed_anywhere(last, timeout_s):
@@ -176,9 +193,11 @@ class Saver:
                 _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
 
     def _failed_anywhere(self, last: InFlight, timeout_s: float | None) -> bool:
-        """Whether a rank knows that the save failed; false if they can't be asked. Once; ranks: all.
+        """Ask all ranks whether the save failed on one of them; return False if they can't be asked. Called once.
 
-        One may know it before the others do, and a save that only some ranks begin waits for the rest.
+        One rank may know it before the others do, and a save that only some ranks start waits for the rest.
+
+        Ranks: all ranks call this.
         """
         limit_s = _MEET_S if timeout_s is None else timeout_s
         try:
@@ -195,11 +214,14 @@ class Saver:
             return False
 
     def await_this(self) -> None:
-        """The newest save is committed. Ranks: all.
+        """Wait until the newest save is committed.
+
+        Ranks: all ranks call this.
 
         Raises:
-            StepkeeperError: it failed. No later call raises it again, but where it says that this process has lost the
-                root, or its peers.
+            StepkeeperError: The save failed. Later calls don't raise the failure again, except for the loss of the
+                root or of
+                another rank.
 
         """
         assert self._last_begun is not None
@@ -210,9 +232,9 @@ class Saver:
             raise
 
     def await_last(self, timeout_s: float | None) -> None:
-        """The newest save has ended. That it failed, or didn't end in time, is noted and forgiven.
+        """Wait until the newest save has ended. Note and forgive its failure, or that it didn't end in time.
 
-        The process is told to go: what is committed already is what the next one resumes. Raises FencedError.
+        The process is about to stop, and the next one resumes the newest commit. Raises FencedError.
         """
         last = self._last_begun
         if last is None:
@@ -228,22 +250,31 @@ class Saver:
         self._pipeline.take_failure(newest=True)
 
     def await_and_prove(self) -> None:
-        """No save is in flight, and the root is proven to be one for all ranks. Raises StorageError."""
+        """Wait until no save is in flight, and prove that all ranks have the same root. Raises StorageError."""
         self.wait()
         self._proof.make()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """True if no save is in flight any more."""
+        """Wait until no save is in flight.
+
+        Returns:
+            False if one still is after `timeout_s` seconds.
+
+        """
         return self._pipeline.wait(timeout_s)
 
     def raise_failure(self, *, newest: bool = False) -> None:
-        """Nothing, if no save in the background failed since the last call.
+        """Raise the failure of a save in the background since the last call, if there was one.
+
+        Args:
+            newest: True if no later save comes that could make a failure good.
 
         Raises:
-            FencedError: one did because another claim owns the root.
-            PeerLostError: one did because another rank is lost.
-            SaveError: one did for another reason. A lost companion is one only if it was lost twice in a row, or
-                if `newest` says that no later save can make it good; devices that were full only in that case.
+            FencedError: A save failed because another claim owns the root.
+            PeerLostError: A save failed because another rank is lost.
+            SaveError: A save failed for another reason. The loss of a companion counts only if it happened twice in
+                a row, or
+                with `newest`; full devices count only with `newest`.
 
         """
         failure = self._pipeline.take_failure(newest=newest)
@@ -253,15 +284,15 @@ class Saver:
             raise SaveError(f"a save in the background failed: {failure}") from failure
 
     def close(self) -> None:
-        """Saves in flight have ended, their memory is given back."""
+        """Wait until the saves in flight have ended, and give back their memory."""
         self._pipeline.close()
 
     def finish_telling(self, timeout_s: float) -> None:
-        """The hooks of all saves that have ended have been called, or had `timeout_s` for it."""
+        """Wait until the hooks of all ended saves have returned, at most `timeout_s` seconds."""
         self._events.finish(timeout_s)
 
     def _ended(self, end: SaveEnd) -> None:
-        """In the saver's thread."""
+        """Take over the end of a save. Called in the pipeline's thread."""
         if end.record is not None:
             self._committed = end.record
             self._reports.append(end.report)
@@ -279,7 +310,7 @@ class Saver:
 def _done(act: Callable[[], None], done: Future[None]) -> None:
     try:
         act()
-    except BaseException as error:  # it is raised by whoever waits
+    except BaseException as error:  # the waiting thread raises it
         done.set_exception(error)
     else:
         done.set_result(None)

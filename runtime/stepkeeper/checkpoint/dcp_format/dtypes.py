@@ -1,4 +1,4 @@
-"""torch's element types by name, without torch."""
+"""List torch's dtypes by name, without torch."""
 
 from dataclasses import dataclass
 from math import prod
@@ -9,8 +9,10 @@ __all__ = ["DTYPES", "Dtype", "dtype_named", "size_in_bytes"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dtype:
+    """A dtype of torch."""
+
     name: str
-    """As in torch.<name>."""
+    """The name in torch.<name>."""
 
     item_bytes: int
     storage: str | None = None
@@ -48,11 +50,12 @@ DTYPES: Final = _table(
 
 
 def dtype_named(name: str) -> Dtype:
-    """Raises ValueError listing what is known."""
+    """Return the dtype of that name. Raises ValueError that lists the known ones."""
     if name not in DTYPES:
         raise ValueError(f"a tensor of dtype {name!r} can't be saved; known: {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def size_in_bytes(dtype: str, sizes: tuple[int, ...]) -> int:
+    """Compute the size of a tensor's elements."""
     return dtype_named(dtype).item_bytes * prod(sizes)

@@ -1,4 +1,4 @@
-"""`.metadata`: the pickle from which stock torch.distributed.checkpoint learns what a folder holds."""
+"""Write `.metadata`: the pickle from which stock torch.distributed.checkpoint learns what a folder holds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +16,11 @@ __all__ = ["METADATA_NAME", "KeyPath", "encode_metadata", "merge_tensors", "merg
 METADATA_NAME: Final = ".metadata"
 
 KeyPath = tuple[str | int, ...]
-"""Where in the nested state a flattened name is: keys of dicts, indices of lists."""
+"""The place of a flattened name in the nested state: keys of dicts, indices of lists."""
 
 _MODULE: Final = "torch.distributed.checkpoint.metadata"
 _VERSION: Final = "1.0.0"
-"""Of DCP's format, as torch 2.9 writes it."""
+"""The version of DCP's format that torch 2.9 writes."""
 
 _SIZE: Final = Global("torch", "Size")
 _CHUNK: Final = Global(_MODULE, "ChunkStorageMetadata")
@@ -33,9 +33,12 @@ _CONTIGUOUS: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
-    """Each tensor with the chunks of all ranks, sorted by name and place; a tied one under each of its names.
+    """Merge the chunks of all ranks by tensor, sorted by name and place. A tied tensor appears under each of its
+    names.
 
-    Raises ManifestError if ranks disagree, or if chunks overlap or don't cover their tensor.
+    Raises:
+        ManifestError: Ranks disagree, or chunks overlap or don't cover their tensor.
+
     """
     merged: dict[str, tuple[TensorRecord, list[ChunkRecord]]] = {}
     for manifest in manifests:
@@ -67,7 +70,12 @@ def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
 
 
 def merge_values(manifests: Sequence[Manifest]) -> dict[str, ValueRecord]:
-    """Each value by name. Raises ManifestError if two ranks wrote one name."""
+    """Merge the values of all ranks by name.
+
+    Raises:
+        ManifestError: Two ranks wrote one name.
+
+    """
     values: dict[str, ValueRecord] = {}
     for manifest in manifests:
         for value in manifest.values:
@@ -80,13 +88,16 @@ def merge_values(manifests: Sequence[Manifest]) -> dict[str, ValueRecord]:
 def encode_metadata(
     manifests: Sequence[Manifest], *, key_paths: Mapping[str, KeyPath] | None = None
 ) -> bytes:
-    """The `.metadata` of the checkpoint that all of `manifests` describe.
+    """Encode the `.metadata` of the checkpoint that `manifests` describe together.
 
-    `key_paths` lets stock torch rebuild a nested state.
+    Args:
+        manifests: All ranks' manifests.
+        key_paths: The keys that lead to each name, from which stock torch rebuilds a nested state.
+
     """
     tensors = merge_tensors(manifests)
     values = merge_values(manifests)
-    # One by one: written out, all of them together take a tenth of the memory.
+    # Generated one by one: the pickle of all of them takes a tenth of the memory of the objects.
     state: Iterator[tuple[object, object]] = chain(
         ((fqn, _tensor_metadata(tensor)) for fqn, tensor in tensors.items()),
         ((fqn, Instance(_BYTES)) for fqn in values),
@@ -141,7 +152,7 @@ def _size(numbers: tuple[int, ...]) -> Call:
 
 
 def _check_covered(tensor: TensorRecord) -> None:
-    """Every element is in one chunk."""
+    """Check that every element is in exactly one chunk."""
     n_dims = len(tensor.global_shape)
     for chunk in tensor.chunks:
         if not len(chunk.offsets) == len(chunk.sizes) == n_dims or not all(

@@ -1,6 +1,6 @@
-"""A pickle that names classes of torch, written opcode by opcode: no torch, and no stand-ins that could leak.
+"""Write pickles that name classes of torch, opcode by opcode, without torch and without stand-ins that could leak.
 
-Protocol 2, and only opcodes that torch's restricted unpickler (weights_only) knows.
+They use protocol 2, and only opcodes that torch's restricted unpickler (weights_only) knows.
 """
 
 import pickle
@@ -20,14 +20,14 @@ class Global(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What `function(*arguments)` returns."""
+    """The result of `function(*arguments)`."""
 
     function: Global
     arguments: tuple[object, ...]
 
 
 class Instance(NamedTuple):
-    """What `cls.__new__(cls)` makes, given `state` as __setstate__ or __dict__ take it, unless that is None."""
+    """The object that `cls.__new__(cls)` makes. Unless `state` is None, it is passed to __setstate__ or __dict__."""
 
     cls: Global
     state: object = None
@@ -35,14 +35,14 @@ class Instance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """A dict, also of keys that can't be hashed here."""
+    """A dict, whose keys need not be hashable here."""
 
     items: Iterable[tuple[object, object]]
-    """Asked for once, one by one: each may be made when it is."""
+    """Iterated once. Each pair may be generated when its turn comes."""
 
 
 class Persistent(NamedTuple):
-    """What the unpickler's persistent_load makes of `identity`."""
+    """The object that the unpickler's persistent_load makes of `identity`."""
 
     identity: object
 
@@ -51,7 +51,9 @@ _SMALL_TUPLES: Final = {0: pickle.EMPTY_TUPLE, 1: pickle.TUPLE1, 2: pickle.TUPLE
 
 
 def pickled(value: object) -> bytes:
-    """`value`, made of the classes above and of None, bool, int, str, tuple, list and dict. Raises TypeError."""
+    """Pickle `value`, made of the classes above and of None, bool, int, str, tuple, list and dict. Raises
+    TypeError.
+    """
     writer = _Writer()
     writer.add(value)
     writer.written += pickle.STOP
@@ -91,7 +93,7 @@ class _Writer:
             self._keep(value)
 
     def add_call(self, value: Call) -> None:
-        """Equal calls give one object: sizes and layouts, which nobody changes."""
+        """Add a call. Equal calls give one object: sizes and layouts, which nothing changes."""
         if not self._known(value):
             self.add_global(value.function)
             self.add_tuple(value.arguments)
@@ -137,7 +139,7 @@ class _Writer:
         self.written += pickle.SETITEMS
 
     def _known(self, value: object) -> bool:
-        """True if the value was kept: it is taken from there."""
+        """Refer to the value in the memo, and return True, if it is there."""
         get = self._memo.get(value)
         if get is not None:
             self.written += get

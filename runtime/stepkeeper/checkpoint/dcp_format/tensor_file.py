@@ -1,6 +1,6 @@
-"""One tensor as torch.save writes it: a zip file whose length and whose data's place follow from dtype and shape.
+"""Lay out one tensor as torch.save writes it: a zip file, whose size and data offset follow from dtype and shape.
 
-A ranged read of the data gets the tensor's bytes, row-major, little endian: nobody need unzip to read a part.
+A ranged read of the data gives the tensor's bytes, row-major and little-endian, without unzipping.
 """
 
 import struct
@@ -16,7 +16,7 @@ from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Persist
 __all__ = ["BlobLayout", "blob_frame", "blob_layout"]
 
 _ALIGNMENT: Final = 64
-"""As torch aligns it, so that a mapped file can be used in place."""
+"""The alignment that torch uses, so that a mapped file can be used in place."""
 
 _ZIP64: Final = 45
 _UTF8: Final = 0x0800
@@ -28,10 +28,12 @@ _CRC_IN_ENTRY: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobLayout:
+    """Sizes and offsets in a tensor's blob."""
+
     data_offset_bytes: int
     data_bytes: int
     length_bytes: int
-    """Of the whole blob."""
+    """Length of the whole blob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """A blob without its data, and without the data's checksum, which stands before and behind it."""
+    """A blob without its data, and without the data's checksum, which stands both before and after the data."""
 
     layout: BlobLayout
     before: tuple[bytes, bytes]
@@ -56,7 +58,7 @@ def blob_layout(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
 
 
 def blob_frame(dtype: str, sizes: tuple[int, ...], crc32: int) -> tuple[bytes, bytes]:
-    """The blob, but for the data between these two, which has that crc-32."""
+    """Return the bytes of the blob before and after its data, which has this crc-32."""
     frame, crc = _frame(dtype, sizes), struct.pack("<I", crc32)
     return crc.join(frame.before), crc.join(frame.behind)
 
@@ -86,7 +88,7 @@ def _without_crc(data: bytes, place: int) -> tuple[bytes, bytes]:
 
 
 def _head(dtype: str, sizes: tuple[int, ...]) -> tuple[bytes, tuple[_Record, ...]]:
-    """All records before the data, each with its header."""
+    """Build all records before the data, each with its header."""
     contents = {b"archive/data.pkl": _tensor_pickle(dtype, sizes), b"archive/byteorder": b"little"}
     contents[b"archive/version"] = b"3\n"
     head, records = b"", []
@@ -124,14 +126,14 @@ def _data_record(header_offset_bytes: int, crc32: int, size_bytes: int) -> _Reco
 
 
 def _data_header_bytes(header_offset_bytes: int) -> int:
-    """Length of the data's header, such that the data is aligned; there is room for a padding field."""
+    """Compute the length of the data's header that aligns the data; it includes room for a padding field."""
     least = 30 + len(_DATA_NAME) + 20 + 4
     end = -(-(header_offset_bytes + least) // _ALIGNMENT) * _ALIGNMENT
     return end - header_offset_bytes
 
 
 def _local_header(record: _Record, padded_to: int = 0) -> bytes:
-    """Sizes stand in the zip64 field, always: one way for small and for large."""
+    """Build a record's header. The sizes always stand in the zip64 field, for small records as for large ones."""
     extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
     if padded_to:
         padding = padded_to - 30 - len(record.name) - len(extra) - 4
@@ -145,7 +147,7 @@ def _local_header(record: _Record, padded_to: int = 0) -> bytes:
 
 
 def _tail(records: list[_Record], offset_bytes: int) -> bytes:
-    """The central directory, from `offset_bytes` on, and its end."""
+    """Build the central directory, which begins at `offset_bytes`, and its end."""
     directory = b"".join(_directory_entry(record) for record in records)
     end = offset_bytes + len(directory)
     place = (len(records), len(records), len(directory), offset_bytes)

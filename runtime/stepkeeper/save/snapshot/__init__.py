@@ -1,4 +1,4 @@
-"""A copy of the state as it is after one step, in memory that the companion process can read."""
+"""Copy the state after one step into memory that the companion process can read."""
 
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.take import Snapshot, Snapshots

@@ -1,4 +1,4 @@
-"""CPU tensors into a region: most of what a train loop waits for where the state is in the host's memory."""
+"""Copy CPU tensors into a region. Where the state is in host memory, the train loop waits mostly for this."""
 
 import os
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from stepkeeper_planners import adapters
 __all__ = ["copy_all", "copy_host_tensors"]
 
 _SHARED_ELEMENTS: Final = 32 * 1024
-"""A copy of so many torch shares among its threads by itself."""
+"""torch itself divides a copy of at least so many elements among its threads."""
 
 _LEAST_COPIES: Final = 256
-"""For a thread more."""
+"""Each further thread needs so many copies to be worth it."""
 
 _MOST_THREADS: Final = 8
-"""Few have all that memory can give."""
+"""A few threads already use all of the memory's bandwidth."""
 
 
 def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, region: Region) -> None:
-    """What this rank writes of all tensors that are not copied on devices is in the region."""
+    """Copy this rank's part of all tensors that are not copied on devices into the region."""
     places = region.places(plan.orders)
     sources = [tensors[fqn] for _, fqn in plan.whole]
     destinations = [places[index] for index, _ in plan.whole]
@@ -67,7 +67,7 @@ def _copy_by_threads(destinations: list[torch.Tensor], sources: list[torch.Tenso
 
 
 def copy_all(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Each destination has the elements of its source."""
+    """Copy the elements of each source to its destination."""
     if not destinations:  # torch wants one at least
         return
     with torch.no_grad():  # of each thread

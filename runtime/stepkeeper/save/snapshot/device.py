@@ -1,4 +1,4 @@
-"""Copies of XLA tensors on their devices, and what is done where these have no room for them.
+"""Copy XLA tensors on their devices, and do with less where these have no room.
 
 torch_xla is imported only where tensors of it exist.
 """
@@ -29,18 +29,20 @@ __all__ = [
 
 _log: Final = logger(__name__)
 _PIECE_BYTES: Final = 16 * 1024 * 1024
-"""Moved together; torch_xla holds the GIL meanwhile. Larger ones are faulted into memory anew each time and take twice
-as long; each one more is a little more to compile, once."""
+"""Pieces are moved together up to this size; torch_xla holds the GIL meanwhile. Larger pieces are faulted into
+memory
+anew each time and take twice as long. Smaller pieces cost compile time, once.
+"""
 
 _WAITED_PIECE_BYTES: Final = 64 * 1024 * 1024
-"""The same where training waits all along: each piece is a program of its own there."""
+"""The size of pieces where the training waits anyway. Each piece is a program of its own there."""
 
 _SMALLEST_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _LONGEST_TRANSFER_S: Final = 3600.0
 
 
 def cuts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
-    """How each of the XLA tensors is copied. Nothing is pending on them."""
+    """Plan how each of the XLA tensors is copied. No computation may be pending on them."""
     mine = {fqn: tensor for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
     if not mine:
         return {}
@@ -50,14 +52,18 @@ def cuts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
 
 
 def describe_cut(fqn: str, tensor: torch.Tensor, cut: "ClonePlan", ranks: Ranks) -> TensorLayout:
-    """Where the parts of such a copy lie."""
+    """Describe where the parts of such a copy lie."""
     from stepkeeper_planners.adapters import xla_pieces
 
     return xla_pieces.describe_clone(fqn, tensor, cut, ranks)
 
 
 def to_copy(cuts: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
-    """The XLA tensors that are copied, of which this rank writes those that are `needed`."""
+    """Select the XLA tensors that are copied on the devices: those that this rank writes, which are `needed`.
+
+    A program that runs on the devices of several processes must be the same in all of them, so there all are
+    copied.
+    """
     if not cuts:
         return []
     from stepkeeper_planners.adapters import xla_pieces
@@ -68,10 +74,11 @@ def to_copy(cuts: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str
 
 
 class DeviceCopies:
-    """Makes copies on the devices, as many as there is room for.
+    """Make copies on the devices, as many as there is room for.
 
-    How much room there is, torch_xla doesn't say where a program uses several devices: without a `budget_bytes` it is
-    found out. All is copied, and half as much from then on each time that the devices refuse.
+    Without a `budget_bytes` the object finds out how much room there is, because torch_xla doesn't say it where a
+    program
+    uses several devices. It copies everything, and half as much from then on each time that the devices refuse.
     """
 
     def __init__(self, budget_bytes: int | None) -> None:
@@ -82,7 +89,7 @@ class DeviceCopies:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What may be used on this process's devices together; None: no end to it was met yet."""
+        """Bytes that copies may take on this process's devices together; None: no limit was met yet."""
         return self._limit_bytes
 
     def make(
@@ -93,15 +100,20 @@ class DeviceCopies:
         *,
         timeout_s: float | None = None,
     ) -> tuple[list["DevicePiece"], list[str]]:
-        """Copies of those tensors of which the devices can have one, on their way; and the other ones' names.
+        """Start the copies of those tensors that the devices have room for.
 
-        They count against the budget until `left` is told of them: where there is one, earlier ones are waited for.
+        The copies count against the budget until `left` is called. Where there is a budget, this waits for earlier
+        copies.
+
+        Returns:
+            The copies' pieces, and the names of the tensors that are not copied.
 
         Raises:
-            SaveError: they don't fit the budget that was given, or several processes would have to find out alike how
-                many do.
-            TimeoutError: earlier ones are still there after `timeout_s`. Without it, a SaveError after an hour.
-            RuntimeError: the devices failed.
+            SaveError: The copies don't fit the given budget, or several processes would have to find out alike how
+                many fit.
+            TimeoutError: Earlier copies are still there after `timeout_s`. Without a `timeout_s`, a SaveError after
+                an hour.
+            RuntimeError: The devices failed.
 
         """
         while True:
@@ -121,17 +133,18 @@ class DeviceCopies:
                 return made, rest
 
     def left(self) -> None:
-        """The copies of one call of `make` are on the devices no more."""
+        """Note that the copies of one call of `make` are gone from the devices."""
         with self._changed:
             self._n_out -= 1
             self._changed.notify_all()
 
     def refused(self, error: RuntimeError, cuts: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> None:
-        """The copies of these were not made after all: if for lack of room, fewer are tried from now on.
+        """Take over an error of copies that were started: if the devices had no room, try fewer from now on.
 
         Raises:
-            DevicesFullError: it is for that, and the next save will do with less.
-            SaveError: it is for that, and the budget was given, or would have to be found out by several processes.
+            DevicesFullError: The devices had no room, and the next save will do with less.
+            SaveError: The devices had no room, and the budget was given, or several processes would have to find it
+                out alike.
 
         """
         if not _is_out_of_memory(error):
@@ -144,7 +157,9 @@ class DeviceCopies:
         ) from error
 
     def _wait_for_room(self, timeout_s: float | None) -> None:
-        """Copies leave by themselves, and what the devices have no room for would wait for their transfer anyway."""
+        """Wait until earlier copies are gone. What doesn't fit beside them would have to wait for their transfer
+        anyway.
+        """
         limit_s = _LONGEST_TRANSFER_S if timeout_s is None else timeout_s
         with self._changed:
             if not self._changed.wait_for(lambda: self._n_out == 0, limit_s):
@@ -168,10 +183,10 @@ class DeviceCopies:
         return pieces
 
     def _refuse_to_guess(self, error: RuntimeError, tried_bytes: int) -> None:
-        """Nothing, unless how much is copied was given, or other processes of one program would have to guess alike.
+        """Raise the error of full devices, unless this process may find out the budget by itself.
 
         Raises:
-            SaveError: one of these.
+            SaveError: The budget was given, or other processes of one program would have to guess alike.
 
         """
         from stepkeeper_planners.adapters import xla_pieces
@@ -202,7 +217,12 @@ class DeviceCopies:
 def moved(
     tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> Iterator[list[tuple[str, list["HostPart"]]]]:
-    """The elements of these tensors on the host, a piece at a time: without copies on the devices but of that piece."""
+    """Move these tensors to the host piece by piece, with a copy on the devices of one piece at a time.
+
+    Yields:
+        Names, each with parts of its elements on the host.
+
+    """
     if not fqns:
         return
     from stepkeeper_planners.adapters import xla_pieces
@@ -218,7 +238,7 @@ def moved(
 def compile_moves(
     tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> None:
-    """`moved` with these arguments compiles nothing any more."""
+    """Compile the programs that `moved` needs for these arguments."""
     for _ in _one_by_one(tensors, cuts, fqns):
         pass
 
@@ -226,7 +246,7 @@ def compile_moves(
 def _one_by_one(
     tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> Iterator["DevicePiece"]:
-    """The pieces of large tensors, each copied when its turn comes."""
+    """Copy the pieces of large tensors, each when its turn comes."""
     large = [fqn for fqn in fqns if cuts[fqn].n_pieces > 1]
     if not large:
         return
@@ -240,7 +260,7 @@ def _one_by_one(
 
 
 def batches(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"]]:
-    """What is moved together: what is large by itself."""
+    """Group pieces that are moved together; a large one is moved by itself."""
     batch: list[DevicePiece] = []
     size_bytes = 0
     for piece in pieces:
@@ -256,7 +276,10 @@ def batches(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"]]:
 def _within(
     limit_bytes: int | None, cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Those that a copy is made of, and the others. Large ones first: it is these that take long to move."""
+    """Choose the tensors to copy within the limit, and return them and the others. Large ones take longest to move,
+    so they
+    go first.
+    """
     if limit_bytes is None:
         return list(fqns), []
     chosen, left_bytes = set[str](), limit_bytes

@@ -1,4 +1,4 @@
-"""Taking a snapshot: all that the train loop waits for."""
+"""Take a snapshot of a state: the part of a save that the train loop waits for."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,21 +32,23 @@ __all__ = ["Snapshot", "Snapshots"]
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """This rank's share of the state after one step. Host tensors are in the region; device copies still have to go."""
+    """This rank's share of the state after one step. Host tensors are in the region; copies on devices have yet to
+    move.
+    """
 
     plan: SnapshotPlan
     values: tuple[ValueOrder, ...]
     summary: StateSummary
-    """What of the state all ranks must have alike."""
+    """A summary of what must be the same on all ranks."""
 
     on_device: list["DevicePiece"] = field(default_factory=list)
-    """Copies of XLA tensors: nothing that happens to the state changes them."""
+    """Copies of XLA tensors. Changes of the state don't affect them."""
 
     copied: tuple[str, ...] = ()
-    """The tensors that these are copies of: all of them have to come."""
+    """Names of the tensors that were copied on the devices. All of their elements have to arrive."""
 
     copies: device.DeviceCopies
-    """Who made them."""
+    """The object that made the copies, and counts them."""
 
     _dropped: bool = False
 
@@ -55,9 +57,9 @@ class Snapshot:
         return self.plan.orders
 
     def transfer(self, region: Region) -> None:
-        """All bytes are in the region; each device copy was dropped as soon as it was there.
+        """Move all device copies into the region, and drop each as soon as it has arrived.
 
-        Called from a background thread. The GIL is held while a piece moves, not while its copy isn't made yet.
+        A background thread calls this. It holds the GIL while a piece moves, but not while it waits for a copy.
         """
         if not self.copied:
             return
@@ -80,7 +82,7 @@ class Snapshot:
             self.drop()
 
     def drop(self) -> None:
-        """Its copies are on the devices no more, whether they were moved or not."""
+        """Drop the copies on the devices, whether they were moved or not."""
         self.on_device.clear()
         if self.copied and not self._dropped:
             self._dropped = True
@@ -88,10 +90,16 @@ class Snapshot:
 
 
 class Snapshots:
-    """Takes the snapshots of one rank, each into a region that the caller chooses."""
+    """Take the snapshots of one rank, each into a region that the caller chooses."""
 
     def __init__(self, ranks: Ranks, *, device_budget_bytes: int | None = None) -> None:
-        """`device_budget_bytes` may be used for copies on this process's devices; None: as much as there is."""
+        """Prepare to take snapshots.
+
+        Args:
+            ranks: This rank, and how many there are.
+            device_budget_bytes: Bytes that copies may take on this process's devices; None: as many as there are.
+
+        """
         self._ranks = ranks
         # A rank alone writes all values, however large they are.
         large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
@@ -101,11 +109,11 @@ class Snapshots:
         self._copies = device.DeviceCopies(device_budget_bytes)
 
     def prepare(self, state: Mapping[str, object]) -> int:
-        """A snapshot of `state` compiles nothing any more. The answer is how many bytes of a region it takes.
+        """Compile what a snapshot of `state` needs, and return how many bytes of a region it takes.
 
         Raises:
-            UnsupportedValueError: as `take`.
-            UnsupportedShardingError: as `take`.
+            UnsupportedValueError: See `take`.
+            UnsupportedShardingError: See `take`.
 
         """
         found = self._structures.look_up(state)
@@ -119,17 +127,19 @@ class Snapshots:
     def take(
         self, state: Mapping[str, object], region: Region, *, timeout_s: float | None = None
     ) -> Snapshot:
-        """The state may change again: the snapshot does not follow it.
+        """Take a snapshot of `state`, which may change afterwards without affecting the snapshot.
 
-        XLA tensors are copied on their devices, and only the dispatch of that is waited for; those that the devices
-        have no room for are moved into the region, as CPU tensors are. What is pending is started first, by the same
+        XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the devices have
+        no room
+        for are moved into the region, and CPU tensors are copied there. Pending computations are started first, by
+        the same
         program that the loop's own `torch_xla.sync()` would start.
 
         Raises:
-            UnsupportedValueError: a value is of a type that is not stored; it names the key.
-            UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
-            TimeoutError: an earlier snapshot's copies leave no room for this one's after `timeout_s`.
-            SaveError: the devices have no room, and that can't be made good.
+            UnsupportedValueError: A value's type can't be stored; the error names the key.
+            UnsupportedShardingError: A tensor's placement can't be described, or no rank knows it alone.
+            TimeoutError: The copies of an earlier snapshot still leave no room after `timeout_s`.
+            SaveError: The devices have no room, and that can't be made good.
 
         """
         found = self._structures.look_up(state)
@@ -186,16 +196,19 @@ def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
 
 
 class _Arrivals:
-    """Elements of XLA tensors as they come into the region, counted: what is missing would be an older save's."""
+    """Put elements of XLA tensors into the region as they arrive, and count them.
+
+    Elements that never arrived would be those of an older save.
+    """
 
     def __init__(self, plan: SnapshotPlan, region: Region, fqns: Iterable[str]) -> None:
-        """All that this rank writes of these tensors is to come."""
+        """Expect all that this rank writes of these tensors."""
         self._plan = plan
         self._region = region
         self._missing = {fqn: sum(write.box.volume for _, write in plan.mine.get(fqn, ())) for fqn in fqns}
 
     def put(self, moved: Iterable[tuple[str, list["HostPart"]]]) -> None:
-        """What this rank writes of these elements is in the region."""
+        """Copy this rank's part of the moved elements into the region."""
         places = self._region.places(self._plan.orders)
         destinations: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
@@ -217,10 +230,10 @@ class _Arrivals:
         copy_all(destinations, sources)
 
     def check(self) -> None:
-        """All that this rank writes of these tensors came.
+        """Check that all expected elements have arrived.
 
         Raises:
-            SaveError: elements are lacking.
+            SaveError: Elements are missing.
 
         """
         lacking = next((fqn for fqn, missing in self._missing.items() if missing), None)
