@@ -15,7 +15,7 @@ from stepkeeper.checkpoint.manifest import (
     ValueRecord,
 )
 
-__all__ = ["Block", "BlockTable", "Contents", "Runs", "numbers_of", "runs_of"]
+__all__ = ["Block", "BlockTable", "Contents", "Runs", "decode_runs", "encode_runs"]
 
 Runs = list[list[int]]
 """Ascending numbers as pairs: the first of a run, and the one after its last."""
@@ -51,7 +51,7 @@ class BlockTable:
     first_numbers: Mapping[str, int]
 
     @classmethod
-    def of(cls, objects: Iterable[ObjectRecord]) -> Self:
+    def from_objects(cls, objects: Iterable[ObjectRecord]) -> Self:
         """Assign numbers to the blocks of these objects, in this order."""
         blocks: list[Block] = []
         first_numbers: dict[str, int] = {}
@@ -64,12 +64,12 @@ class BlockTable:
         return cls(blocks=tuple(blocks), first_numbers=first_numbers)
 
     @classmethod
-    def of_data(cls, manifests: Sequence[Manifest]) -> Self:
+    def from_manifests(cls, manifests: Sequence[Manifest]) -> Self:
         """Assign numbers to the blocks of the objects that hold tensors and values. All ranks get the same numbers."""
         objects = (record for manifest in manifests for record in manifest.objects)
-        return cls.of(record for record in objects if not record.path.endswith(_NOT_READ))
+        return cls.from_objects(record for record in objects if not record.path.endswith(_NOT_READ))
 
-    def covering(self, path: str, start: int, length: int) -> range:
+    def find_blocks(self, path: str, start: int, length: int) -> range:
         """Return the numbers of the blocks that hold these bytes of the object."""
         if not length:
             return range(0)
@@ -80,7 +80,7 @@ class BlockTable:
         """Sum the sizes of these blocks."""
         return sum(self.blocks[number].size_bytes for number in numbers)
 
-    def reading_order(self, manifests: Sequence[Manifest]) -> list[int]:
+    def order_for_reading(self, manifests: Sequence[Manifest]) -> list[int]:
         """Order all blocks so that tensors become whole one after another: few of them are half read at any time.
 
         Each rank wrote its part of a tensor after its parts of the tensors before, so this follows all files side
@@ -97,17 +97,17 @@ class BlockTable:
         for tensors in zip_longest(*(manifest.tensors for manifest in manifests)):
             for tensor in tensors:
                 for chunk in chunks.pop(tensor.fqn, ()) if tensor is not None else ():
-                    order.update(dict.fromkeys(self.covering(chunk.path, *_data_of(chunk))))
+                    order.update(dict.fromkeys(self.find_blocks(chunk.path, *_locate_data(chunk))))
         order.update(dict.fromkeys(range(len(self.blocks))))
         return list(order)
 
 
-def _data_of(chunk: ChunkRecord) -> tuple[int, int]:
+def _locate_data(chunk: ChunkRecord) -> tuple[int, int]:
     """Return offset and length of the chunk's elements in the object."""
     return chunk.offset_bytes + chunk.data_offset_bytes, chunk.length_bytes - chunk.data_offset_bytes
 
 
-def runs_of(numbers: Iterable[int]) -> Runs:
+def encode_runs(numbers: Iterable[int]) -> Runs:
     """Encode these numbers as runs, sorted."""
     runs: Runs = []
     for number in sorted(numbers):
@@ -118,7 +118,7 @@ def runs_of(numbers: Iterable[int]) -> Runs:
     return runs
 
 
-def numbers_of(runs: Runs) -> Iterator[int]:
+def decode_runs(runs: Runs) -> Iterator[int]:
     """Decode runs into their numbers."""
     for first, end in runs:
         yield from range(first, end)
@@ -136,15 +136,15 @@ class Contents:
     """The numbers of the blocks, in the order in which ranks read them."""
 
     @classmethod
-    def of(cls, manifests: Sequence[Manifest]) -> Self:
+    def from_manifests(cls, manifests: Sequence[Manifest]) -> Self:
         """Merge the ranks' manifests. Raises ManifestError if their parts make no whole."""
-        table = BlockTable.of_data(manifests)
+        table = BlockTable.from_manifests(manifests)
         return cls(
             manifests=manifests,
             tensors=merge_tensors(manifests),
             values=merge_values(manifests),
             table=table,
-            reading_order=table.reading_order(manifests),
+            reading_order=table.order_for_reading(manifests),
         )
 
     @property
@@ -152,6 +152,6 @@ class Contents:
         """The names of the tensors and values."""
         return (*self.tensors, *self.values)
 
-    def in_reading_order(self, numbers: Collection[int]) -> list[int]:
+    def sort_for_reading(self, numbers: Collection[int]) -> list[int]:
         """Sort these blocks into the order in which all ranks read them."""
         return [number for number in self.reading_order if number in numbers]

@@ -22,7 +22,7 @@ __all__ = [
     "checkpoint_folder",
     "is_object_name",
     "manifest_name",
-    "parted",
+    "split_inventory",
 ]
 
 FORMAT: Final = 1
@@ -122,8 +122,8 @@ class Inventory:
         """The inventory as it stands in the manifest's JSON. It is encoded piece by piece, because it may be very
         long.
         """
-        tensors = b",".join(_encoded(_raw_tensor(tensor)) for tensor in self.tensors)
-        values = b",".join(_encoded(_raw_value(value)) for value in self.values)
+        tensors = b",".join(_encode_json(_tensor_to_json(tensor)) for tensor in self.tensors)
+        values = b",".join(_encode_json(_value_to_json(value)) for value in self.values)
         return b'"tensors":[%b],"values":[%b]' % (tensors, values)
 
     @cached_property
@@ -165,7 +165,7 @@ class Manifest:
         """Size of all objects that it lists, together."""
         return sum(record.size_bytes for record in self.objects)
 
-    def ref(self) -> ManifestRef:
+    def make_ref(self) -> ManifestRef:
         """Make the reference by which a reader can prove that bytes are this manifest."""
         data = self.to_json()
         return ManifestRef(path=manifest_name(self.rank), size_bytes=len(data), crc32c=crc32c(data))
@@ -185,7 +185,7 @@ class Manifest:
             "step": self.step,
         }
         after: dict[str, object] = {"world_size": self.world_size}
-        return b"%b,%b,%b" % (_encoded(before)[:-1], self.inventory.encoded, _encoded(after)[1:])
+        return b"%b,%b,%b" % (_encode_json(before)[:-1], self.inventory.encoded, _encode_json(after)[1:])
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
@@ -212,9 +212,9 @@ class Manifest:
                 step=raw["step"],
                 claim=raw["claim"],
                 nonce=raw["nonce"],
-                objects=tuple(_object(item) for item in raw["objects"]),
+                objects=tuple(_parse_object(item) for item in raw["objects"]),
                 inventory=Inventory(
-                    tensors=tuple(_tensor(item) for item in raw["tensors"]),
+                    tensors=tuple(_parse_tensor(item) for item in raw["tensors"]),
                     values=tuple(ValueRecord(**item) for item in raw["values"]),
                 ),
                 aliases=dict(raw.get("aliases", {})),
@@ -225,11 +225,11 @@ class Manifest:
             raise ManifestError(f"{where} is no manifest: {error!r}") from error
 
 
-def _encoded(raw: dict[str, object]) -> bytes:
+def _encode_json(raw: dict[str, object]) -> bytes:
     return _ENCODER.encode(raw).encode()
 
 
-def _raw_tensor(tensor: TensorRecord) -> dict[str, object]:
+def _tensor_to_json(tensor: TensorRecord) -> dict[str, object]:
     return {
         "fqn": tensor.fqn,
         "dtype": tensor.dtype,
@@ -248,7 +248,7 @@ def _raw_tensor(tensor: TensorRecord) -> dict[str, object]:
     }
 
 
-def _raw_value(value: ValueRecord) -> dict[str, object]:
+def _value_to_json(value: ValueRecord) -> dict[str, object]:
     return {
         "fqn": value.fqn,
         "path": value.path,
@@ -257,7 +257,7 @@ def _raw_value(value: ValueRecord) -> dict[str, object]:
     }
 
 
-def parted(data: bytes, where: str) -> tuple[bytes, bytes]:
+def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
     """Split a manifest's JSON into the JSON with an empty inventory, and the inventory's text: few bytes, and many.
 
     This works only for the output of `Manifest.to_json`.
@@ -277,20 +277,20 @@ def parted(data: bytes, where: str) -> tuple[bytes, bytes]:
     return data[:start] + Inventory().encoded + data[end:], data[start:end]
 
 
-def _object(raw: Any) -> ObjectRecord:
+def _parse_object(raw: Any) -> ObjectRecord:
     return ObjectRecord(path=raw["path"], size_bytes=raw["size_bytes"], blocks=tuple(raw["blocks"]))
 
 
-def _tensor(raw: Any) -> TensorRecord:
+def _parse_tensor(raw: Any) -> TensorRecord:
     return TensorRecord(
         fqn=raw["fqn"],
         dtype=raw["dtype"],
         global_shape=tuple(raw["global_shape"]),
-        chunks=tuple(_chunk(item) for item in raw["chunks"]),
+        chunks=tuple(_parse_chunk(item) for item in raw["chunks"]),
     )
 
 
-def _chunk(raw: Any) -> ChunkRecord:
+def _parse_chunk(raw: Any) -> ChunkRecord:
     return ChunkRecord(
         offsets=tuple(raw["offsets"]),
         sizes=tuple(raw["sizes"]),

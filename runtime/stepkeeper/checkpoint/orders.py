@@ -48,7 +48,7 @@ class Structure:
     """JSON: each name → the keys that lead to it in the nested state, and notes on nesting that names don't show."""
 
     @classmethod
-    def of(
+    def build(
         cls,
         tensors: Sequence[TensorOrder],
         *,
@@ -62,9 +62,9 @@ class Structure:
     def from_text(cls, text: str) -> Self:
         """Read an equal structure from its `text`. Equal parts of its tensors become one object."""
         aliases, key_paths, *lines = text.split("\n")
-        read = cls(tensors=_orders(lines), aliases=json.loads(aliases), key_paths=key_paths)
+        read = cls(tensors=_read_orders(lines), aliases=json.loads(aliases), key_paths=key_paths)
         # The key of the text that was read, put where the cached property keeps it: it isn't computed again.
-        vars(read)["key"] = _key_of(text)
+        vars(read)["key"] = _digest_text(text)
         return read
 
     @cached_property
@@ -79,7 +79,7 @@ class Structure:
     @cached_property
     def key(self) -> str:
         """SHA-256 of `text`: the same for equal structures in every process, and for no others."""
-        return _key_of(self.text)
+        return _digest_text(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +107,11 @@ class SaveOrder:
         return self.structure.tensors
 
 
-def _key_of(text: str) -> str:
+def _digest_text(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _orders(lines: Iterable[str]) -> tuple[TensorOrder, ...]:
+def _read_orders(lines: Iterable[str]) -> tuple[TensorOrder, ...]:
     """Read the orders. Equal parts become one object: most tensors of a state have the shape of another."""
     alike: dict[object, object] = {}
 

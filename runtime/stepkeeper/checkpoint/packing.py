@@ -6,12 +6,12 @@ from math import ceil
 from typing import Final
 
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.dcp_format.tensor_file import blob_layout
+from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_blob
 from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
 
-__all__ = ["File", "Item", "packed"]
+__all__ = ["File", "Item", "pack_order"]
 
-_MOST_BYTES: Final = 512 * 1024 * 1024
+_MAX_BYTES: Final = 512 * 1024 * 1024
 _TOLERANCE: Final = 128
 """An object may be larger or smaller by this part of its size before a tensor is cut for it."""
 
@@ -37,7 +37,7 @@ class File:
     items: tuple[Item, ...]
 
 
-def packed(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, ...]:
+def pack_order(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, ...]:
     """Pack all of a rank's blobs into objects of one size; a multiple of `streams` of them if there is enough data.
 
     A tensor that doesn't fit is cut along its first axes, and each piece is a chunk of its own. Values are never
@@ -51,18 +51,18 @@ def packed(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, .
     """
     waiting: list[TensorOrder | ValueOrder] = [*reversed(order.values), *reversed(order.tensors)]
     total_bytes = sum(map(_length_bytes, waiting))
-    packing = _Packing(total_bytes, _n_files(total_bytes, streams, least_bytes))
+    packing = _Packing(total_bytes, _count_files(total_bytes, streams, least_bytes))
     while waiting:
         item = waiting.pop()
         size_bytes, room_bytes = _length_bytes(item), packing.room_bytes
         if size_bytes > room_bytes + packing.tolerance_bytes:
-            pieces = _cut(item, room_bytes) if room_bytes > packing.tolerance_bytes else ()
+            pieces = _cut_tensor(item, room_bytes) if room_bytes > packing.tolerance_bytes else ()
             if pieces:
                 waiting += reversed(pieces)
                 continue
             if room_bytes < size_bytes / 2:
-                packing.next()
-        packing.place(item, size_bytes)
+                packing.start_next_file()
+        packing.place_item(item, size_bytes)
     return tuple(
         File(name=f"__{order.rank}_{n}.distcp", items=tuple(items)) for n, items in enumerate(packing.files)
     )
@@ -87,23 +87,23 @@ class _Packing:
             return sys.maxsize
         return self._total_bytes * (self._n_ended + 1) // self._n_files - self._position
 
-    def place(self, order: TensorOrder | ValueOrder, size_bytes: int) -> None:
+    def place_item(self, order: TensorOrder | ValueOrder, size_bytes: int) -> None:
         if self._offset == 0:
             self.files.append([])
         self.files[-1].append(Item(order=order, offset_bytes=self._offset, length_bytes=size_bytes))
         self._position += size_bytes
         self._offset += size_bytes
         while self.room_bytes <= self.tolerance_bytes:
-            self.next()
+            self.start_next_file()
 
-    def next(self) -> None:
+    def start_next_file(self) -> None:
         self._n_ended += 1
         self._offset = 0
 
 
-def _n_files(total_bytes: int, streams: int, least_bytes: int) -> int:
+def _count_files(total_bytes: int, streams: int, least_bytes: int) -> int:
     if total_bytes > streams * least_bytes:
-        return streams * ceil(total_bytes / (streams * _MOST_BYTES))
+        return streams * ceil(total_bytes / (streams * _MAX_BYTES))
     return max(ceil(total_bytes / least_bytes), 1)
 
 
@@ -111,10 +111,10 @@ def _length_bytes(order: TensorOrder | ValueOrder) -> int:
     """Compute the length of the blob."""
     if isinstance(order, ValueOrder):
         return order.length_bytes
-    return blob_layout(order.dtype, order.sizes).length_bytes
+    return lay_out_blob(order.dtype, order.sizes).length_bytes
 
 
-def _cut(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[TensorOrder, ...]:
+def _cut_tensor(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[TensorOrder, ...]:
     """Cut a tensor into parts, in order, of which the first fits. Return none if no part worth writing fits."""
     if isinstance(order, ValueOrder) or room_bytes < _LEAST_PIECE_BYTES:
         return ()
@@ -126,13 +126,13 @@ def _cut(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[TensorOrder,
     overhead_bytes = _length_bytes(order) - data_bytes
     n_rows = min((room_bytes - overhead_bytes) // row_bytes if row_bytes else 0, order.sizes[axis] - 1)
     if n_rows > 0:
-        return _rows(order, axis, 0, n_rows), _rows(order, axis, n_rows, order.sizes[axis])
-    first, rest = _rows(order, axis, 0, 1), _rows(order, axis, 1, order.sizes[axis])
-    pieces = _cut(first, room_bytes)
+        return _take_rows(order, axis, 0, n_rows), _take_rows(order, axis, n_rows, order.sizes[axis])
+    first, rest = _take_rows(order, axis, 0, 1), _take_rows(order, axis, 1, order.sizes[axis])
+    pieces = _cut_tensor(first, room_bytes)
     return (*pieces, rest) if pieces else ()
 
 
-def _rows(order: TensorOrder, axis: int, first: int, end: int) -> TensorOrder:
+def _take_rows(order: TensorOrder, axis: int, first: int, end: int) -> TensorOrder:
     """Take rows of the first axis that has more than one. They are contiguous in memory."""
     row_bytes = size_in_bytes(order.dtype, order.sizes) // order.sizes[axis]
     return replace(

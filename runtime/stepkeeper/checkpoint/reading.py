@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final, final
 
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
-from stepkeeper.checkpoint.reread import read_there, read_until_good
+from stepkeeper.checkpoint.reread import read_if_present, read_until_good
 from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
 from stepkeeper.log.records import CommitRecord, ManifestRef
 from stepkeeper.storage.base import Store
@@ -17,8 +17,8 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
     "CheckpointReader",
-    "manifest_bytes",
-    "proven_manifests",
+    "fetch_manifest",
+    "prove_manifests",
     "read_manifest",
     "read_manifest_bytes",
     "read_manifests",
@@ -37,14 +37,14 @@ def read_manifests(
     """Read all ranks' manifests, by rank, and prove them by the commit's entry. Raises TornCheckpointError,
     StorageError.
     """
-    return proven_manifests(read_manifest_bytes(store, commit, patience=patience), commit, store.uri)
+    return prove_manifests(read_manifest_bytes(store, commit, patience=patience), commit, store.uri)
 
 
 def read_manifest_bytes(
     store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[bytes, ...]:
     """Read all ranks' manifests, by rank, as they are stored. Raises TornCheckpointError, StorageError."""
-    read = partial(manifest_bytes, store, commit.folder, patience=patience)
+    read = partial(fetch_manifest, store, commit.folder, patience=patience)
     first = read(commit.manifest)
     where = f"{store.uri}/{commit.folder}"
     refs = list(_other_refs(Manifest.from_json(first, f"{where}/{commit.manifest.path}"), where))
@@ -52,15 +52,17 @@ def read_manifest_bytes(
         return (first, *threads.map(read, refs))
 
 
-def proven_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) -> tuple[Manifest, ...]:
+def prove_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) -> tuple[Manifest, ...]:
     """Decode these manifests, by rank, and prove them by the commit's entry. Raises TornCheckpointError."""
     where = f"{uri}/{commit.folder}"
     first, *others = stored
-    manifests = [_proven(first, commit.folder, commit.manifest, where)]
+    manifests = [_prove_manifest(first, commit.folder, commit.manifest, where)]
     refs = list(_other_refs(manifests[0], where))
     if len(refs) != len(others):
         raise ManifestError(f"{where}: {len(stored)} manifests where rank 0's lists {1 + len(refs)}")
-    manifests += [_proven(data, commit.folder, ref, where) for data, ref in zip(others, refs, strict=True)]
+    manifests += [
+        _prove_manifest(data, commit.folder, ref, where) for data, ref in zip(others, refs, strict=True)
+    ]
     return tuple(manifests)
 
 
@@ -68,7 +70,7 @@ def read_manifest(
     store: Store, folder: str, ref: ManifestRef, *, patience: Patience = DEFAULT_PATIENCE
 ) -> Manifest:
     """Read the manifest that `ref` names. Raises TornCheckpointError, StorageError."""
-    data = manifest_bytes(store, folder, ref, patience=patience)
+    data = fetch_manifest(store, folder, ref, patience=patience)
     return Manifest.from_json(data, f"{store.uri}/{folder}/{ref.path}")
 
 
@@ -82,34 +84,36 @@ def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
         yield ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
 
 
-def manifest_bytes(store: Store, folder: str, ref: ManifestRef, *, patience: Patience) -> bytes:
+def fetch_manifest(store: Store, folder: str, ref: ManifestRef, *, patience: Patience) -> bytes:
     """Read the manifest that `ref` names, as it is stored. Raises TornCheckpointError, StorageError."""
     path = f"{folder}/{ref.path}"
-    whole = _whole(folder, ref)
+    whole = _refer_to_whole(folder, ref)
 
     def bad(data: bytes) -> tuple[str, BadBytes] | None:
-        said = _differs(data, ref)
-        return None if said is None else (said, whole)
+        fault = _find_difference(data, ref)
+        return None if fault is None else (fault, whole)
 
     return read_until_good(
-        store, path, lambda: read_there(store, path), bad, missing=whole, patience=patience
+        store, path, lambda: read_if_present(store, path), bad, missing=whole, patience=patience
     )
 
 
-def _proven(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:
-    said = _differs(data, ref)
-    if said is not None:
-        raise TornCheckpointError(f"{where}/{ref.path} is not what was written: {said}", _whole(folder, ref))
+def _prove_manifest(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:
+    fault = _find_difference(data, ref)
+    if fault is not None:
+        raise TornCheckpointError(
+            f"{where}/{ref.path} is not what was written: {fault}", _refer_to_whole(folder, ref)
+        )
     return Manifest.from_json(data, f"{where}/{ref.path}")
 
 
-def _differs(data: bytes, ref: ManifestRef) -> str | None:
+def _find_difference(data: bytes, ref: ManifestRef) -> str | None:
     """Describe these bytes if they differ from those that `ref` names; else return None."""
     same = len(data) == ref.size_bytes and crc32c(data) == ref.crc32c
     return None if same else f"{len(data)} bytes, crc32c {crc32c(data):08x}"
 
 
-def _whole(folder: str, ref: ManifestRef) -> BadBytes:
+def _refer_to_whole(folder: str, ref: ManifestRef) -> BadBytes:
     return BadBytes(path=f"{folder}/{ref.path}", length_bytes=ref.size_bytes, crc32c=ref.crc32c)
 
 
@@ -160,7 +164,7 @@ class CheckpointReader:
         if length == 0:
             return b""
         wanted = range(offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES + 1)
-        blocks = self._verified_blocks(record, wanted)
+        blocks = self._get_verified_blocks(record, wanted)
         skipped = offset - wanted.start * BLOCK_BYTES
         if len(blocks) == 1:
             return blocks[0][skipped : skipped + length]
@@ -179,7 +183,7 @@ class CheckpointReader:
         self._read_run(record, range(block, block + 1), [future])
         return future.result()
 
-    def _verified_blocks(self, record: ObjectRecord, wanted: range) -> list[bytes]:
+    def _get_verified_blocks(self, record: ObjectRecord, wanted: range) -> list[bytes]:
         """Return the blocks. Read those here that no other thread has read or is reading."""
         with self._lock:
             mine = {block: Future[bytes]() for block in wanted if (record.path, block) not in self._blocks}
@@ -188,7 +192,7 @@ class CheckpointReader:
             for block in wanted:
                 self._blocks.move_to_end((record.path, block))
         try:
-            for run in _runs(list(mine)):
+            for run in _group_neighbours(list(mine)):
                 self._read_run(record, run, [mine[block] for block in run])
         except BaseException as error:
             with self._lock:
@@ -212,15 +216,15 @@ class CheckpointReader:
             for place, crc in enumerate(expected):
                 if found[place : place + 1] != (crc,):
                     block = run.start + place
-                    return f"block {block} of {len(record.blocks)}", _block(path, record, block)
+                    return f"block {block} of {len(record.blocks)}", _refer_to_block(path, record, block)
             return None
 
         def read() -> bytes | None:
             length = min(len(run) * BLOCK_BYTES, record.size_bytes - start)
-            return read_there(self._store, path, start, length)
+            return read_if_present(self._store, path, start, length)
 
         path = f"{self._folder}/{record.path}"
-        missing = _block(path, record, run.start)
+        missing = _refer_to_block(path, record, run.start)
         data = read_until_good(self._store, path, read, bad, missing=missing, patience=self._patience)
         for place, future in enumerate(futures):
             future.set_result(data[place * BLOCK_BYTES : (place + 1) * BLOCK_BYTES])
@@ -233,7 +237,7 @@ class CheckpointReader:
                 del self._blocks[key]
 
 
-def _runs(blocks: Sequence[int]) -> Iterator[range]:
+def _group_neighbours(blocks: Sequence[int]) -> Iterator[range]:
     """Group neighbouring blocks, a few at a time."""
     first = 0
     for index in range(1, len(blocks) + 1):
@@ -243,7 +247,7 @@ def _runs(blocks: Sequence[int]) -> Iterator[range]:
             first = index
 
 
-def _block(path: str, record: ObjectRecord, block: int) -> BadBytes:
+def _refer_to_block(path: str, record: ObjectRecord, block: int) -> BadBytes:
     start = block * BLOCK_BYTES
     return BadBytes(
         path=path,

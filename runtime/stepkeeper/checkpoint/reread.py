@@ -8,13 +8,13 @@ from stepkeeper.storage.base import CopiedStore, Store
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["read_there", "read_until_good", "still_bad"]
+__all__ = ["read_if_present", "read_until_good", "reread_bad_bytes"]
 
 _READS: Final = 3
 """The first read and two more: bytes that went bad in transit are not bad in the store."""
 
 
-def still_bad(store: Store, bad: BadBytes) -> str | None:
+def reread_bad_bytes(store: Store, bad: BadBytes) -> str | None:
     """Read the bytes once more.
 
     Returns:
@@ -25,7 +25,7 @@ def still_bad(store: Store, bad: BadBytes) -> str | None:
 
     """
     length = None if bad.block is None else bad.length_bytes
-    data = DEFAULT_PATIENCE.retry(lambda: read_there(store, bad.path, bad.offset_bytes, length))
+    data = DEFAULT_PATIENCE.retry(lambda: read_if_present(store, bad.path, bad.offset_bytes, length))
     if data is None:
         return "it is missing"
     if len(data) != bad.length_bytes:
@@ -34,7 +34,7 @@ def still_bad(store: Store, bad: BadBytes) -> str | None:
     return None if found == bad.crc32c else f"crc32c {found:08x}, not {bad.crc32c:08x}"
 
 
-def read_there(store: Store, path: str, offset: int = 0, length: int | None = None) -> bytes | None:
+def read_if_present(store: Store, path: str, offset: int = 0, length: int | None = None) -> bytes | None:
     """Read bytes of an object; return None if the object is neither found nor listed.
 
     Raises:

@@ -16,12 +16,12 @@ from stepkeeper.checkpoint.manifest import (
     Manifest,
     ObjectRecord,
     manifest_name,
-    parted,
+    split_inventory,
 )
 from stepkeeper.checkpoint.orders import SaveOrder, Structure
-from stepkeeper.checkpoint.packing import File, packed
-from stepkeeper.checkpoint.reading import manifest_bytes
-from stepkeeper.checkpoint.structure_cache import Part, StructureCache, layout_of
+from stepkeeper.checkpoint.packing import File, pack_order
+from stepkeeper.checkpoint.reading import fetch_manifest
+from stepkeeper.checkpoint.structure_cache import Part, StructureCache, lay_out
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log.records import ManifestRef
 from stepkeeper.storage.base import Buffer, ObjectStat, Store, StreamedStore, joined_size_bytes
@@ -31,9 +31,9 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = [
     "FinishedCheckpoint",
     "RankData",
-    "files_for",
+    "build_manifest",
     "finish_checkpoint",
-    "manifest_of",
+    "plan_files",
     "verify_objects",
     "write_checkpoint",
     "write_files",
@@ -65,10 +65,10 @@ class FinishedCheckpoint:
     """Objects of all ranks, except for the manifest of rank 0."""
 
 
-def files_for(store: Store, order: SaveOrder) -> tuple[File, ...]:
+def plan_files(store: Store, order: SaveOrder) -> tuple[File, ...]:
     """Plan the objects that a rank's share becomes in this store."""
-    streams, least_bytes = _streams(store)
-    return packed(order, streams=streams, least_bytes=least_bytes)
+    streams, least_bytes = _choose_streams(store)
+    return pack_order(order, streams=streams, least_bytes=least_bytes)
 
 
 def write_files(
@@ -80,7 +80,7 @@ def write_files(
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[ObjectRecord, ...]:
     """Write the files into the folder durably, as many at a time as the store takes. Raises StorageError."""
-    with ThreadPoolExecutor(_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:
+    with ThreadPoolExecutor(_choose_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:
         writes = [pool.submit(_write_file, store, folder, file, data, patience) for file in files]
         try:
             return tuple(write.result() for write in writes)
@@ -103,16 +103,16 @@ def write_checkpoint(
         StorageError: The store refused, or gave no answer.
 
     """
-    streams, least_bytes = _streams(store)
-    layout = (layout_of if cache is None else cache.layout)(order, streams=streams, least_bytes=least_bytes)
+    streams, least_bytes = _choose_streams(store)
+    layout = (lay_out if cache is None else cache.get_layout)(order, streams=streams, least_bytes=least_bytes)
     objects = write_files(store, order.folder, layout.files, data, patience=patience)
-    manifest = manifest_of(order, layout.inventory, objects)
+    manifest = build_manifest(order, layout.inventory, objects)
     if order.rank != 0:
         _write_object(store, order.folder, manifest_name(order.rank), [manifest.to_json()], patience)
     return manifest
 
 
-def manifest_of(order: SaveOrder, inventory: Inventory, objects: Sequence[ObjectRecord]) -> Manifest:
+def build_manifest(order: SaveOrder, inventory: Inventory, objects: Sequence[ObjectRecord]) -> Manifest:
     """Build the manifest of a rank that wrote these objects."""
     return Manifest(
         rank=order.rank,
@@ -155,26 +155,28 @@ def finish_checkpoint(
         StorageError: The store refused, or gave no answer.
 
     """
-    read = [_read_once_shown(store, own.folder, ref, patience) for ref in others]
-    shared = sorted((_Shared.of(data, own.folder) for data in read), key=lambda each: each.manifest.rank)
-    _check_one_save([own, *(each.manifest for each in shared)])
+    read = [_read_once_visible(store, own.folder, ref, patience) for ref in others]
+    others_read = sorted(
+        (_OtherManifest.parse(data, own.folder) for data in read), key=lambda each: each.manifest.rank
+    )
+    _check_one_save([own, *(each.manifest for each in others_read)])
 
     def metadata() -> bytes:
-        manifests = [own, *(each.whole() for each in shared)]
+        manifests = [own, *(each.parse_whole() for each in others_read)]
         key_paths = None if structure is None else json.loads(structure.key_paths)
         paths = None if key_paths is None else {name: tuple(path) for name, path in key_paths.items()}
         return encode_metadata(manifests, key_paths=paths)
 
-    parts = [Part(inventory=own.inventory.digest, aliases=own.aliases), *(each.part for each in shared)]
+    parts = [Part(inventory=own.inventory.digest, aliases=own.aliases), *(each.part for each in others_read)]
     if cache is None:
         encoded = metadata()
     else:
-        encoded = cache.metadata(None if structure is None else structure.key, parts, metadata)
+        encoded = cache.get_metadata(None if structure is None else structure.key, parts, metadata)
     written = _write_object(store, own.folder, METADATA_NAME, [encoded], patience)
-    complete = replace(own, objects=(*own.objects, written, *(each.record for each in shared)))
+    complete = replace(own, objects=(*own.objects, written, *(each.record for each in others_read)))
     data = complete.to_json()
     record = _write_object(store, own.folder, manifest_name(0), [data], patience)
-    objects = (*complete.objects, *(each for part in shared for each in part.manifest.objects))
+    objects = (*complete.objects, *(each for part in others_read for each in part.manifest.objects))
     return FinishedCheckpoint(
         folder=own.folder,
         manifest=ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c),
@@ -184,7 +186,7 @@ def finish_checkpoint(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shared:
+class _OtherManifest:
     """Another rank's manifest, as this rank reads it."""
 
     data: bytes
@@ -195,8 +197,8 @@ class _Shared:
     where: str
 
     @classmethod
-    def of(cls, data: bytes, folder: str) -> Self:
-        heading, inventory = parted(data, folder)
+    def parse(cls, data: bytes, folder: str) -> Self:
+        heading, inventory = split_inventory(data, folder)
         manifest = Manifest.from_json(heading, folder)
         part = Part(inventory=sha256(inventory).digest(), aliases=manifest.aliases)
         return cls(data=data, manifest=manifest, part=part, where=folder)
@@ -204,9 +206,9 @@ class _Shared:
     @property
     def record(self) -> ObjectRecord:
         """The record of the manifest itself."""
-        return _object_record(manifest_name(self.manifest.rank), [self.data])
+        return _build_object_record(manifest_name(self.manifest.rank), [self.data])
 
-    def whole(self) -> Manifest:
+    def parse_whole(self) -> Manifest:
         """Decode the manifest with its inventory."""
         return Manifest.from_json(self.data, self.where)
 
@@ -225,7 +227,7 @@ def verify_objects(
     folder, ref = finished.folder, finished.manifest
     expected = [(ref.path, ref.size_bytes, ref.crc32c)]
     expected += [(each.path, each.size_bytes, each.crc32c) for each in finished.objects]
-    there = _listed_once_shown(store, folder, {path for path, _, _ in expected}, patience)
+    there = _list_once_visible(store, folder, {path for path, _, _ in expected}, patience)
     wrong = []
     for path, size_bytes, crc in expected:
         stat = there.get(path)
@@ -241,11 +243,11 @@ def verify_objects(
         )
 
 
-def _read_once_shown(store: Store, folder: str, ref: ManifestRef, patience: Patience) -> bytes:
+def _read_once_visible(store: Store, folder: str, ref: ManifestRef, patience: Patience) -> bytes:
     """Read another rank's manifest. That rank has made it durable, so wait if the store doesn't show it yet."""
     for pause_s in patience.pauses_s():
         try:
-            return manifest_bytes(store, folder, ref, patience=patience)
+            return fetch_manifest(store, folder, ref, patience=patience)
         except TornCheckpointError:
             try:
                 patience.retry(lambda: store.read(f"{folder}/{ref.path}", 0, 1))
@@ -253,10 +255,10 @@ def _read_once_shown(store: Store, folder: str, ref: ManifestRef, patience: Pati
                 patience.sleep(pause_s)
             else:
                 raise
-    return manifest_bytes(store, folder, ref, patience=patience)
+    return fetch_manifest(store, folder, ref, patience=patience)
 
 
-def _listed_once_shown(
+def _list_once_visible(
     store: Store, folder: str, expected: Collection[str], patience: Patience
 ) -> dict[str, ObjectStat]:
     """List `folder` by name, once the store lists all that is expected, or when the patience is over."""
@@ -280,7 +282,7 @@ def _check_one_save(manifests: Sequence[Manifest]) -> None:
         )
 
 
-def _streams(store: Store) -> tuple[int, int]:
+def _choose_streams(store: Store) -> tuple[int, int]:
     """Return how many objects to write at a time, and the least size of each."""
     if isinstance(store, StreamedStore):
         return store.streams, _LEAST_STREAMED_BYTES
@@ -290,7 +292,7 @@ def _streams(store: Store) -> tuple[int, int]:
 def _write_file(store: Store, folder: str, file: File, data: RankData, patience: Patience) -> ObjectRecord:
     with _DIGESTING:
         parts = FileParts(file, data)
-        record = _object_record(file.name, parts)
+        record = _build_object_record(file.name, parts)
     patience.retry(lambda: store.write(f"{folder}/{file.name}", parts))
     return record
 
@@ -298,10 +300,10 @@ def _write_file(store: Store, folder: str, file: File, data: RankData, patience:
 def _write_object(
     store: Store, folder: str, name: str, parts: Sequence[Buffer], patience: Patience
 ) -> ObjectRecord:
-    record = _object_record(name, parts)
+    record = _build_object_record(name, parts)
     patience.retry(lambda: store.write(f"{folder}/{name}", parts))
     return record
 
 
-def _object_record(name: str, parts: Sequence[Buffer]) -> ObjectRecord:
+def _build_object_record(name: str, parts: Sequence[Buffer]) -> ObjectRecord:
     return ObjectRecord(path=name, size_bytes=joined_size_bytes(parts), blocks=block_crcs(parts, BLOCK_BYTES))

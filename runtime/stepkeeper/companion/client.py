@@ -61,7 +61,7 @@ class CompanionProcess:
         self._owner = os.getpid()
         self._complaint: str | None = None
         self.structure_key: str | None = None
-        """Key of the structure that the process holds, from the save that it wrote last. Callers that request writes set it."""
+        """Key of the structure that the process holds: that of its last save. Callers that request writes set it."""
 
         self._reader = threading.Thread(target=self._read, name="companion", daemon=True)
         self._reader.start()

@@ -8,13 +8,13 @@ from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
-from stepkeeper.log.restarts import Past
+from stepkeeper.log.restarts import RestartHistory
 from stepkeeper.policy.keep import Keep
 from stepkeeper.tier import TierPlace
 
 __all__ = [
-    "Begun",
     "ClaimRequest",
+    "ClaimedRoot",
     "CloseRequest",
     "CommitRequest",
     "Committed",
@@ -37,15 +37,15 @@ class Kind(StrEnum):
     """
 
     OPEN = "open"
-    CLAIM = "claim"  # (Begun)
+    CLAIM = "claim"  # (ClaimedRoot)
     WRITE = "write"  # with the region's file descriptor (Written)
     STAGE = "stage"  # a WriteRequest, with the region's file descriptor (Staged)
     UPLOAD = "upload"  # (Written)
     COMMIT = "commit"  # (Committed)
     VOID = "void"
-    QUARANTINE = "quarantine"  # (Begun)
+    QUARANTINE = "quarantine"  # (ClaimedRoot)
     VERIFIED = "verified"
-    REFRESH = "refresh"  # without a body (Begun)
+    REFRESH = "refresh"  # without a body (ClaimedRoot)
     CLOSE = "close"
     STATE = "state"  # a TrainerState
 
@@ -105,7 +105,7 @@ class ClaimRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class ClaimedRoot:
     """A claim, and the base that it goes on from."""
 
     claim: Claim
@@ -121,7 +121,7 @@ class Begun:
     legacy: ForeignBase | None = None
     """The other writer's step that the claim goes on from, if it is one."""
 
-    past: Past | None = None
+    past: RestartHistory | None = None
     """This training's past, if the request asked for it and the log could be read."""
 
 

@@ -24,7 +24,7 @@ from stepkeeper.checkpoint import (
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.companion.messages import (
-    Begun,
+    ClaimedRoot,
     ClaimRequest,
     CommitRequest,
     Committed,
@@ -48,7 +48,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
 from stepkeeper.log.foreign_steps import find_steps_in, find_unnamed_in
-from stepkeeper.log.restarts import past_of
+from stepkeeper.log.restarts import read_restart_history
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.retention.deletable import deletable
 from stepkeeper.retention.garbage import Garbage, collect, sweep
@@ -62,7 +62,7 @@ _SETTLE_EVERY_S: Final = 1.0
 
 
 @contextmanager
-def _mapped(fd: int) -> Iterator[memoryview]:
+def _map_region(fd: int) -> Iterator[memoryview]:
     """Map the memory behind `fd`, as long as anything refers to it."""
     size_bytes = os.fstat(fd).st_size
     yield memoryview(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ) if size_bytes else b"")
@@ -107,30 +107,30 @@ class Session:
         if opening.report_target is not None and opening.rank == 0:
             self.reporter = Reporter(opening.report_target, opening.report_interval_s, on_directive)
 
-    def resume(self) -> None:
+    def resume_claim(self) -> None:
         """Prove that the claim that came with the opening, if any, still holds. Raises FencedError."""
         if self._claim is not None and self._opening.rank == 0:
             self._log.resume(self._claim)
-            self._tell_reporter()
+            self._update_reporter()
 
-    def begin(self, body: ClaimRequest) -> Begun:
+    def claim_root(self, body: ClaimRequest) -> ClaimedRoot:
         """Claim the root."""
         self._claim = self._log.begin(
             self._opening.identity,
             base=body.base if body.legacy is None else body.legacy,
-            offer=partial(self._offered, body),
+            offer=partial(self._read_offer, body),
             after=body.after,
             nonce=body.nonce,
             take_over=body.take_over_any or body.take_over,
             host=socket.gethostname(),
         )
-        self._tell_reporter()
-        begun = self._begun()
+        self._update_reporter()
+        claimed = self._describe_claim()
         if not body.asks_past:
-            return begun
-        return replace(begun, past=past_of(self._log.entry, self._times, self._claim.slot))
+            return claimed
+        return replace(claimed, past=read_restart_history(self._log.entry, self._times, self._claim.slot))
 
-    def _offered(self, body: ClaimRequest) -> ForeignBase | None:
+    def _read_offer(self, body: ClaimRequest) -> ForeignBase | None:
         """Return the trainer's choice among another writer's steps; None if there are none.
 
         Raises:
@@ -146,42 +146,42 @@ class Session:
                 )
         return body.offer
 
-    def refresh(self) -> Begun:
+    def refresh_head(self) -> ClaimedRoot:
         """Prove that the claim still holds. The answer's base is HEAD at this moment."""
-        self._log.latest(self._held())
-        return self._begun()
+        self._log.latest(self._require_claim())
+        return self._describe_claim()
 
-    def quarantine(self, body: QuarantineRequest) -> Begun:
+    def quarantine_commit(self, body: QuarantineRequest) -> ClaimedRoot:
         """Quarantine the commit, so that it isn't live any more. The answer's base is the new HEAD."""
-        self._log.quarantine(self._held(), body.commit, body.reason)
-        self._tell_reporter()
-        return self._begun()
+        self._log.quarantine(self._require_claim(), body.commit, body.reason)
+        self._update_reporter()
+        return self._describe_claim()
 
-    def restored(self, body: VerifiedNotice) -> None:
+    def mark_verified(self, body: VerifiedNotice) -> None:
         """Note in the log that all ranks have read the commit whole."""
-        self._log.mark_restored(self._held(), body.commit)
-        self._tell_reporter()
+        self._log.mark_restored(self._require_claim(), body.commit)
+        self._update_reporter()
 
-    def write(self, body: WriteRequest, region_fd: int) -> Written:
+    def write_share(self, body: WriteRequest, region_fd: int) -> Written:
         """Write this rank's share durably. Rank 0's manifest is written with the commit."""
-        order = self._order(body)
-        with _mapped(region_fd) as data:
+        order = self._complete_order(body)
+        with _map_region(region_fd) as data:
             manifest = write_checkpoint(
                 self._store, order, data, cache=self._structures, patience=self._patience
             )
         self._written = {manifest.folder: (order, manifest)}
-        return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
+        return Written(size_bytes=manifest.size_bytes, manifest=manifest.make_ref())
 
-    def stage(self, body: WriteRequest, region_fd: int) -> Staged:
-        """Write this rank's share to the local disk, for `upload` to go on from there. A failure leaves nothing
+    def stage_share(self, body: WriteRequest, region_fd: int) -> Staged:
+        """Write this rank's share to the local disk, for `upload_share` to go on from there. A failure leaves nothing
         there.
         """
         self._staged = {}
         if self._staging is None:
             raise CompanionError("there is no local tier to stage anything in")
-        order = self._order(body)
+        order = self._complete_order(body)
         try:
-            with _mapped(region_fd) as data:
+            with _map_region(region_fd) as data:
                 manifest = self._staging.stage(order, data, cache=self._structures)
         except OSError as error:
             why_not = None if self._staging_fails else str(error)
@@ -191,8 +191,8 @@ class Session:
         self._staged = {manifest.folder: (order, manifest)}
         return Staged(held=True)
 
-    def upload(self, body: UploadRequest) -> Written:
-        """Upload the staged share, with the result of `write`.
+    def upload_share(self, body: UploadRequest) -> Written:
+        """Upload the staged share, with the result of `write_share`.
 
         Raises:
             SaveError: The local disk doesn't hold the share any more.
@@ -204,9 +204,9 @@ class Session:
         self._staging.upload(manifest)
         self._staged = {}
         self._written = {manifest.folder: (order, manifest)}
-        return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
+        return Written(size_bytes=manifest.size_bytes, manifest=manifest.make_ref())
 
-    def commit(self, body: CommitRequest) -> tuple[Committed, BackgroundTask]:
+    def commit_save(self, body: CommitRequest) -> tuple[Committed, BackgroundTask]:
         """Make the checkpoint HEAD.
 
         Returns:
@@ -229,8 +229,8 @@ class Session:
             patience=self._patience,
         )
         record = self._append_commit(own, finished, body.metrics)
-        uri = self._uri(record.folder)
-        self._tell_reporter(
+        uri = self._folder_uri(record.folder)
+        self._update_reporter(
             ReportedCommit(
                 sequence=record.slot,
                 step=record.step,
@@ -240,21 +240,21 @@ class Session:
                 time_unix_s=int(time.time()),
             )
         )
-        return Committed(record=record, uri=uri), self._after_commit(record, finished)
+        return Committed(record=record, uri=uri), self._work_after_commit(record, finished)
 
-    def void(self, body: VoidRequest) -> None:
+    def void_save(self, body: VoidRequest) -> None:
         """Give up the save in that folder for good."""
-        self._log.void(self._held(), body.reason, body.folder)
+        self._log.void(self._require_claim(), body.reason, body.folder)
         self._written.pop(body.folder, None)
         self._staged.pop(body.folder, None)
-        self._tell_reporter()
+        self._update_reporter()
 
-    def flush(self, timeout_s: float) -> None:
+    def await_last_report(self, timeout_s: float) -> None:
         """Wait until the last report is answered, at most `timeout_s` seconds."""
         if self.reporter is not None and not self.reporter.await_answer(timeout_s):
             print("stepkeeper: the last report got no answer in time", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
 
-    def _order(self, body: WriteRequest) -> SaveOrder:
+    def _complete_order(self, body: WriteRequest) -> SaveOrder:
         """Complete the request's order with the structure that this process holds.
 
         Raises:
@@ -262,8 +262,8 @@ class Session:
 
         """
         if body.structure is not None:
-            self._structures.hold(Structure.from_text(body.structure))
-        structure = self._structures.find(body.structure_key)
+            self._structures.hold_structure(Structure.from_text(body.structure))
+        structure = self._structures.find_structure(body.structure_key)
         if structure is None:
             raise CompanionError(
                 f"{body.folder} is to be written by a structure that wasn't told: nothing was"
@@ -274,9 +274,9 @@ class Session:
         self, own: Manifest, finished: FinishedCheckpoint, metrics: dict[str, str] | None
     ) -> CommitRecord:
         """Append the commit's entry to the log, however long the store takes to answer."""
-        claim = self._held()
+        claim = self._require_claim()
         # An append that is still open, of a deletion say, must not be taken for this commit's.
-        self._settle()
+        self._settle_log()
         try:
             return self._log.commit(
                 claim,
@@ -287,11 +287,11 @@ class Session:
                 metrics=metrics,
             )
         except UnknownOutcomeError:
-            record = self._settle()
+            record = self._settle_log()
             assert record is not None
             return record
 
-    def _settle(self) -> CommitRecord | None:
+    def _settle_log(self) -> CommitRecord | None:
         """Find out how all open appends ended. Return the commit that was open, if one was."""
         while True:
             try:
@@ -299,19 +299,19 @@ class Session:
             except UnknownOutcomeError:
                 self._patience.sleep(_SETTLE_EVERY_S)
 
-    def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
+    def _work_after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
         """Verify the commit, then delete what may go. A failure is reported, and the next commit's work tries
         again.
         """
         try:
-            yield from self._verify(record, finished)
-            yield from self._delete()
+            yield from self._verify_commit(record, finished)
+            yield from self._delete_unkept()
             if not self._collected:
-                yield from self._collect()
-            self._complain(None)
+                yield from self._collect_leftovers()
+            self._set_complaint(None)
         except Exception as error:  # the commit stands, and the next save needs this process
-            self._complain_of(f"after the commit of step {record.step}", error)
-        self._tell_reporter()
+            self._report_failure(f"after the commit of step {record.step}", error)
+        self._update_reporter()
 
     def make_room(self) -> BackgroundTask | None:
         """Return the task that deletes all that may go, without a commit before it; None if this process may delete
@@ -321,23 +321,23 @@ class Session:
 
     def _make_room(self) -> BackgroundTask:
         try:
-            yield from self._delete()
-            yield from self._collect()
+            yield from self._delete_unkept()
+            yield from self._collect_leftovers()
         except Exception as error:  # the save fails for lack of room, and its error says so
-            self._complain_of("room could not be made", error)
+            self._report_failure("room could not be made", error)
 
-    def _complain_of(self, what: str, error: Exception) -> None:
-        self._complain(f"{what}: {error!r}")
+    def _report_failure(self, what: str, error: Exception) -> None:
+        self._set_complaint(f"{what}: {error!r}")
         if not isinstance(error, StepkeeperError):
             traceback.print_exception(error)
 
-    def _complain(self, text: str | None) -> None:
+    def _set_complaint(self, text: str | None) -> None:
         """Report a failure of the work after a commit; None once that work went well again."""
         if text != self._complaint:
             self._on_complaint(text)
         self._complaint = text
 
-    def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
+    def _verify_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
         """Check that the store holds the written objects.
 
         Raises:
@@ -351,11 +351,11 @@ class Session:
         try:
             yield from run_in_thread(partial(verify_objects, self._store, finished, patience=self._patience))
         except VerifyError:
-            self._log.resume(self._held())
+            self._log.resume(self._require_claim())
             raise
         self._verified.add(record.slot)
 
-    def _delete(self) -> BackgroundTask:
+    def _delete_unkept(self) -> BackgroundTask:
         """Delete the commits that retention doesn't keep: first in the log, then the data that no pin protects.
 
         This also deletes the data of earlier deletions that were cut short, or whose pins are gone by now.
@@ -369,7 +369,7 @@ class Session:
         if keep is not None:
             policy = keep.policy
             self._log.delete(
-                self._held(), lambda state: deletable(state, policy, self._verified, times_unix_s)
+                self._require_claim(), lambda state: deletable(state, policy, self._verified, times_unix_s)
             )
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
@@ -379,7 +379,7 @@ class Session:
             assert slot is not None
             del self._folders[slot]
 
-    def _collect(self) -> BackgroundTask:
+    def _collect_leftovers(self) -> BackgroundTask:
         """Delete what earlier claims left behind. Pinned data stays, and goes once it isn't pinned any more."""
         state = self._log.refresh()
         report = yield from run_in_thread(
@@ -388,26 +388,26 @@ class Session:
         self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}
         self._collected = True
 
-    def _held(self) -> Claim:
+    def _require_claim(self) -> Claim:
         if self._claim is None:
-            raise CompanionError("nothing was begun: there is no claim to write under")
+            raise CompanionError("nothing was claimed: there is no claim to write under")
         return self._claim
 
-    def _begun(self) -> Begun:
+    def _describe_claim(self) -> ClaimedRoot:
         state = self._log.state
         assert state.root is not None
-        return Begun(
-            claim=self._held(),
+        return ClaimedRoot(
+            claim=self._require_claim(),
             root=state.root,
             tail=state.tail,
             base=state.latest,
             legacy=state.legacy,
         )
 
-    def _uri(self, folder: str) -> str:
+    def _folder_uri(self, folder: str) -> str:
         return f"{self._store.uri.rstrip('/')}/{folder}"
 
-    def _tell_reporter(self, commit: ReportedCommit | None = None) -> None:
+    def _update_reporter(self, commit: ReportedCommit | None = None) -> None:
         if self.reporter is None:
             return
         state = self._log.state
@@ -417,7 +417,7 @@ class Session:
             head = Head(
                 sequence=latest.slot,
                 step=latest.step,
-                uri=self._uri(latest.folder),
+                uri=self._folder_uri(latest.folder),
                 size_bytes=latest.size_bytes,
             )
         claim = None if self._claim is None else self._claim.slot

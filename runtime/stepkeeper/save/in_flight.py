@@ -24,25 +24,25 @@ class InFlight:
         self.step: Final = step
         self.state = SaveState.TRANSFERRING
         self.future: Final[Future[Committed]] = Future()
-        self.released: Final[Future[None]] = Future()
+        self.region_released: Final[Future[None]] = Future()
         """Resolved when another save may use this one's memory."""
 
         self.report: SaveReport | None = None
         """The save's cost in time; None until the save has ended."""
 
-        self.heard: Callable[[BaseException], None] = lambda _error: None
+        self.on_raised: Callable[[BaseException], None] = lambda _error: None
         """Called with each error that `result` raises."""
 
         self.clock: Final = clock or SaveClock()
         self._began_s = time.monotonic()
         self._size_bytes = 0
 
-    def reach(self, state: SaveState) -> None:
+    def set_state(self, state: SaveState) -> None:
         """Note that the save has come as far as `state`."""
-        self.clock.reached(state)
+        self.clock.mark_state(state)
         self.state = state
 
-    def note_written(self, size_bytes: int) -> None:
+    def set_size(self, size_bytes: int) -> None:
         """Note that this rank's share is durable.
 
         Args:
@@ -51,7 +51,7 @@ class InFlight:
         """
         self._size_bytes = size_bytes
 
-    def conclude(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
+    def end_save(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
         """End the save, and make its report.
 
         Args:
@@ -60,7 +60,7 @@ class InFlight:
 
         """
         record = None if committed is None else committed.record
-        self.report = self.clock.report(
+        self.report = self.clock.build_report(
             self.step,
             size_bytes=self._size_bytes,
             sequence=None if record is None else record.slot,
@@ -108,7 +108,7 @@ class InFlight:
         try:
             return self.future.result(timeout_s)
         except BaseException as error:
-            self.heard(error)
+            self.on_raised(error)
             raise
 
     def duration_millis(self) -> int:

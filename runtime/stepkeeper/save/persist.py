@@ -29,7 +29,7 @@ from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.report import SaveState
 from stepkeeper.save.snapshot import Region, Snapshot
 
-__all__ = ["SaveJob", "persist"]
+__all__ = ["SaveJob", "persist_save"]
 
 _log: Final = logger(__name__)
 _SAVE_TIMEOUT_S: Final = 3600.0
@@ -52,10 +52,10 @@ class SaveJob:
 
     snapshot: Snapshot
     region: Region
-    transferred: Future[None]
+    transfer: Future[None]
     """Resolved when the whole snapshot is in the region, or with the error of its transfer."""
 
-    release: Callable[[], None] = lambda: None
+    release_region: Callable[[], None] = lambda: None
     """Called when the region isn't needed any more, if that is before the end of the save."""
 
     metrics: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Place:
         return checkpoint_folder(step, self.claim, self.nonce)
 
 
-def persist(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
+def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
     """Turn the snapshot into a commit in the log.
 
     A rank that fails says so in its vote, so that no other rank waits for it in vain. One failure voids the save.
@@ -92,7 +92,7 @@ def persist(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Commit
     """
     lost: Exception | None = None
     try:
-        job.transferred.result()
+        job.transfer.result()
     except Exception as error:  # raised below, after the ranks have compared their states
         lost = error
     check_same_state(job.name, job.step, job.snapshot.summary, rank_group)
@@ -101,13 +101,13 @@ def persist(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Commit
     place: _Place | None = None
     try:
         # Before anything that can fail here: the other ranks wait until rank 0 has answered with a place or an error.
-        place = _place(job, companion, rank_group)
+        place = _agree_on_place(job, companion, rank_group)
         if lost is not None:
             raise lost
         process = companion.ensure_process()
-        written = _write(job, process, place, staged=companion.has_tier and not job.is_last)
-        job.in_flight.note_written(written.size_bytes)
-        job.in_flight.reach(SaveState.COMMITTING)
+        written = _write_share(job, process, place, staged=companion.has_tier and not job.is_last)
+        job.in_flight.set_size(written.size_bytes)
+        job.in_flight.set_state(SaveState.COMMITTING)
         vote = {"written": encode(written)}
     except Exception as error:  # raised below, after the other ranks have received it
         failure = error
@@ -116,30 +116,30 @@ def persist(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Commit
     outcome: dict[str, Any] | None = None
     if rank_group.rank == 0:
         try:
-            outcome = _decide(job, process, place, votes)
+            outcome = _commit_or_void(job, process, place, votes)
         except Exception as error:  # raised below, after the other ranks have received it
             failure = failure or error
             outcome = {"error": encode_error(error)}
     outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
     if "error" in outcome:
-        raise _own_or_shared(failure, decode_error(outcome["error"]))
+        raise _choose_error(failure, decode_error(outcome["error"]))
     return decode(Committed, outcome["committed"])
 
 
-def _own_or_shared(own: Exception | None, shared: Exception) -> Exception:
+def _choose_error(own: Exception | None, shared: Exception) -> Exception:
     """Choose the error that this rank raises.
 
     Its own failure says most. But all ranks must forgive a failure or none, so one that the next save mends gives
     way to
     the shared error.
     """
-    if own is None or _next_save_mends(own):
+    if own is None or _is_mended_by_next_save(own):
         shared.__cause__ = own
         return shared
     return own
 
 
-def _place(job: SaveJob, companion: Companion, rank_group: RankGroup) -> _Place:
+def _agree_on_place(job: SaveJob, companion: Companion, rank_group: RankGroup) -> _Place:
     """Agree on the save's folder, under the claim of rank 0. Rank 0 claims the root now if it hasn't yet."""
     place: dict[str, Any] | None = None
     failure: Exception | None = None
@@ -158,16 +158,16 @@ def _place(job: SaveJob, companion: Companion, rank_group: RankGroup) -> _Place:
     return _Place(claim=int(place["claim"]), nonce=str(place["nonce"]))
 
 
-def _write(job: SaveJob, process: CompanionProcess, place: _Place, *, staged: bool) -> Written:
-    job.in_flight.reach(SaveState.WRITING)
-    if staged and _stage(job, process, place):
-        job.release()
+def _write_share(job: SaveJob, process: CompanionProcess, place: _Place, *, staged: bool) -> Written:
+    job.in_flight.set_state(SaveState.WRITING)
+    if staged and _stage_share(job, process, place):
+        job.release_region()
         upload = encode(UploadRequest(folder=place.folder(job.step)))
         return decode(Written, process.send_request(Kind.UPLOAD, upload, timeout_s=_SAVE_TIMEOUT_S))
-    return decode(Written, _ask_to_write(Kind.WRITE, job, process, place))
+    return decode(Written, _request_write(Kind.WRITE, job, process, place))
 
 
-def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, place: _Place) -> dict[str, Any]:
+def _request_write(kind: Kind, job: SaveJob, process: CompanionProcess, place: _Place) -> dict[str, Any]:
     """Send a write request. A structure that the process holds from the save before isn't sent again."""
     structure = job.snapshot.plan.structure
     request = WriteRequest(
@@ -185,14 +185,14 @@ def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, place: _P
     return answer
 
 
-def _stage(job: SaveJob, process: CompanionProcess, place: _Place) -> bool:
+def _stage_share(job: SaveJob, process: CompanionProcess, place: _Place) -> bool:
     """Write this rank's share to the local disk, which frees the region but makes nothing durable.
 
     Returns:
         True if the region isn't needed any more.
 
     """
-    staged = decode(Staged, _ask_to_write(Kind.STAGE, job, process, place))
+    staged = decode(Staged, _request_write(Kind.STAGE, job, process, place))
     if staged.why_not is not None:
         _log.warning(
             "step %d, and those after it until this is mended, goes to the root without the local tier: %s",
@@ -203,15 +203,15 @@ def _stage(job: SaveJob, process: CompanionProcess, place: _Place) -> bool:
     return staged.held
 
 
-def _decide(
+def _commit_or_void(
     job: SaveJob, process: CompanionProcess | None, place: _Place | None, votes: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Commit the save on rank 0 if all ranks voted for it, else void it."""
     refusals = {rank: decode_error(vote["error"]) for rank, vote in enumerate(votes) if "error" in vote}
     if refusals or process is None or place is None:
-        error = _given_up(job.step, refusals)
+        error = _join_refusals(job.step, refusals)
         if process is not None and place is not None and not process.lost:
-            _void(process, VoidRequest(folder=place.folder(job.step), reason=str(error)))
+            _void_folder(process, VoidRequest(folder=place.folder(job.step), reason=str(error)))
         return {"error": encode_error(error)}
     written = [decode(Written, vote["written"]) for vote in votes]
     body = CommitRequest(
@@ -223,27 +223,27 @@ def _decide(
     return {"committed": process.send_request(Kind.COMMIT, encode(body), timeout_s=_SAVE_TIMEOUT_S)}
 
 
-def _given_up(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
+def _join_refusals(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
     """Join the ranks' refusals into the one error that all ranks raise.
 
     The error's class decides how the job goes on: a lost claim and failures that the next save mends have their
     own.
     """
-    said = "; ".join(f"rank {rank}: {error}" for rank, error in refusals.items())
-    text = f"the save of step {step} was given up: {said}"
+    reasons = "; ".join(f"rank {rank}: {error}" for rank, error in refusals.items())
+    text = f"the save of step {step} was given up: {reasons}"
     if any(isinstance(error, FencedError) for error in refusals.values()):
         return FencedError(text)
-    if all(_next_save_mends(error) for error in refusals.values()):
+    if all(_is_mended_by_next_save(error) for error in refusals.values()):
         full = any(isinstance(error, DevicesFullError) for error in refusals.values())
         return DevicesFullError(text) if full else CompanionLostError(text)
     return SaveError(text)
 
 
-def _next_save_mends(error: Exception) -> bool:
+def _is_mended_by_next_save(error: Exception) -> bool:
     return isinstance(error, StepkeeperError) and error.next_save_mends
 
 
-def _void(process: CompanionProcess, void: VoidRequest) -> None:
+def _void_folder(process: CompanionProcess, void: VoidRequest) -> None:
     """Note in the log that the folder is void. If that fails, nothing in the log names the folder."""
     try:
         process.send_request(Kind.VOID, encode(void), timeout_s=_SAVE_TIMEOUT_S)

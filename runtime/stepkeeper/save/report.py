@@ -78,15 +78,15 @@ class SaveClock:
         self._transferred_s: float | None = None
         self._reached_s: dict[SaveState, float] = {}
 
-    def released(self) -> None:
+    def mark_released(self) -> None:
         """Note that the train thread goes on."""
         self._stalled_s = time.monotonic()
 
-    def transferred(self) -> None:
+    def mark_transferred(self) -> None:
         """Note that all of the snapshot is in host memory."""
         self._transferred_s = time.monotonic()
 
-    def reached(self, state: SaveState) -> None:
+    def mark_state(self, state: SaveState) -> None:
         """Note that the save has come as far as `state`."""
         self._reached_s[state] = time.monotonic()
 
@@ -94,7 +94,7 @@ class SaveClock:
     def stall_s(self) -> float:
         return 0.0 if self._stalled_s is None else self._stalled_s - self.began_s
 
-    def report(
+    def build_report(
         self,
         step: int,
         *,

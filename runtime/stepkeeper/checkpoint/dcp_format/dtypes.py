@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
-__all__ = ["DTYPES", "Dtype", "dtype_named", "size_in_bytes"]
+__all__ = ["DTYPES", "Dtype", "find_dtype", "size_in_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +19,11 @@ class Dtype:
     """The legacy storage class that stands for it in a pickle; None: an untyped storage and the dtype."""
 
 
-def _table(*rows: tuple[str, int, str | None]) -> dict[str, Dtype]:
+def _build_table(*rows: tuple[str, int, str | None]) -> dict[str, Dtype]:
     return {name: Dtype(name=name, item_bytes=size, storage=storage) for name, size, storage in rows}
 
 
-DTYPES: Final = _table(
+DTYPES: Final = _build_table(
     ("bool", 1, "BoolStorage"),
     ("uint8", 1, "ByteStorage"),
     ("int8", 1, "CharStorage"),
@@ -49,7 +49,7 @@ DTYPES: Final = _table(
 )
 
 
-def dtype_named(name: str) -> Dtype:
+def find_dtype(name: str) -> Dtype:
     """Return the dtype of that name. Raises ValueError that lists the known ones."""
     if name not in DTYPES:
         raise ValueError(f"a tensor of dtype {name!r} can't be saved; known: {', '.join(DTYPES)}")
@@ -58,4 +58,4 @@ def dtype_named(name: str) -> Dtype:
 
 def size_in_bytes(dtype: str, sizes: tuple[int, ...]) -> int:
     """Compute the size of a tensor's elements."""
-    return dtype_named(dtype).item_bytes * prod(sizes)
+    return find_dtype(dtype).item_bytes * prod(sizes)

@@ -6,7 +6,7 @@ from itertools import chain
 from math import prod
 from typing import Final
 
-from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Instance, Pairs, pickled
+from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Instance, Pairs, encode_pickle
 from stepkeeper.checkpoint.manifest import ChunkRecord, Manifest, TensorRecord, ValueRecord
 from stepkeeper.errors import ManifestError
 from stepkeeper_planners.geometry.disjoint import find_overlap
@@ -99,13 +99,13 @@ def encode_metadata(
     values = merge_values(manifests)
     # Generated one by one: the pickle of all of them takes a tenth of the memory of the objects.
     state: Iterator[tuple[object, object]] = chain(
-        ((fqn, _tensor_metadata(tensor)) for fqn, tensor in tensors.items()),
+        ((fqn, _encode_tensor(tensor)) for fqn, tensor in tensors.items()),
         ((fqn, Instance(_BYTES)) for fqn in values),
     )
     storage: Iterator[tuple[object, object]] = chain(
-        (pair for fqn, tensor in tensors.items() for pair in _tensor_storage(fqn, tensor)),
+        (pair for fqn, tensor in tensors.items() for pair in _encode_storage(fqn, tensor)),
         (
-            (_index(fqn), _location(value.path, value.offset_bytes, value.length_bytes))
+            (_encode_index(fqn), _encode_location(value.path, value.offset_bytes, value.length_bytes))
             for fqn, value in values.items()
         ),
     )
@@ -116,38 +116,38 @@ def encode_metadata(
         "storage_meta": None,
         "version": _VERSION,
     }
-    return pickled(Instance(Global(_MODULE, "Metadata"), fields))
+    return encode_pickle(Instance(Global(_MODULE, "Metadata"), fields))
 
 
-def _tensor_metadata(tensor: TensorRecord) -> Instance:
+def _encode_tensor(tensor: TensorRecord) -> Instance:
     properties = (Global("torch", tensor.dtype), _STRIDED, False, _CONTIGUOUS, False)
     chunks = [
-        Instance(_CHUNK, {"offsets": _size(chunk.offsets), "sizes": _size(chunk.sizes)})
+        Instance(_CHUNK, {"offsets": _encode_size(chunk.offsets), "sizes": _encode_size(chunk.sizes)})
         for chunk in tensor.chunks
     ]
     fields = {
         "properties": Instance(Global(_MODULE, "TensorProperties"), properties),
-        "size": _size(tensor.global_shape),
+        "size": _encode_size(tensor.global_shape),
         "chunks": chunks,
     }
     return Instance(_TENSOR, fields)
 
 
-def _tensor_storage(fqn: str, tensor: TensorRecord) -> Iterator[tuple[object, object]]:
+def _encode_storage(fqn: str, tensor: TensorRecord) -> Iterator[tuple[object, object]]:
     for place, chunk in enumerate(tensor.chunks):
-        key = _index(fqn, _size(chunk.offsets), place)
-        yield key, _location(chunk.path, chunk.offset_bytes, chunk.length_bytes)
+        key = _encode_index(fqn, _encode_size(chunk.offsets), place)
+        yield key, _encode_location(chunk.path, chunk.offset_bytes, chunk.length_bytes)
 
 
-def _index(fqn: str, offset: Call | None = None, place: int | None = None) -> Instance:
+def _encode_index(fqn: str, offset: Call | None = None, place: int | None = None) -> Instance:
     return Instance(_INDEX, {"fqn": fqn, "index": place, "offset": offset})
 
 
-def _location(path: str, offset_bytes: int, length_bytes: int) -> Instance:
+def _encode_location(path: str, offset_bytes: int, length_bytes: int) -> Instance:
     return Instance(_STORAGE_INFO, {"relative_path": path, "offset": offset_bytes, "length": length_bytes})
 
 
-def _size(numbers: tuple[int, ...]) -> Call:
+def _encode_size(numbers: tuple[int, ...]) -> Call:
     return Call(_SIZE, (numbers,))
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceCopies",
-    "batches",
+    "batch_pieces",
     "compile_moves",
-    "cuts_of",
-    "describe_cut",
-    "moved",
-    "to_copy",
+    "describe_clone",
+    "move_tensors",
+    "plan_clones",
+    "select_copied",
 ]
 
 _log: Final = logger(__name__)
@@ -41,7 +41,7 @@ _SMALLEST_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _LONGEST_TRANSFER_S: Final = 3600.0
 
 
-def cuts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
+def plan_clones(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
     """Plan how each of the XLA tensors is copied. No computation may be pending on them."""
     mine = {fqn: tensor for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
     if not mine:
@@ -51,26 +51,26 @@ def cuts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
     return {fqn: xla_pieces.plan_clone(fqn, tensor, _PIECE_BYTES) for fqn, tensor in mine.items()}
 
 
-def describe_cut(fqn: str, tensor: torch.Tensor, cut: "ClonePlan", ranks: Ranks) -> TensorLayout:
+def describe_clone(fqn: str, tensor: torch.Tensor, clone: "ClonePlan", ranks: Ranks) -> TensorLayout:
     """Describe where the parts of such a copy lie."""
     from stepkeeper_planners.adapters import xla_pieces
 
-    return xla_pieces.describe_clone(fqn, tensor, cut, ranks)
+    return xla_pieces.describe_clone(fqn, tensor, clone, ranks)
 
 
-def to_copy(cuts: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
+def select_copied(clones: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
     """Select the XLA tensors that are copied on the devices: those that this rank writes, which are `needed`.
 
     A program that runs on the devices of several processes must be the same in all of them, so there all are
     copied.
     """
-    if not cuts:
+    if not clones:
         return []
     from stepkeeper_planners.adapters import xla_pieces
 
     # A program that runs on the devices of several processes must be the same in all of them.
     everything = xla_pieces.is_multi_process_program()
-    return [fqn for fqn in cuts if everything or fqn in needed]
+    return [fqn for fqn in clones if everything or fqn in needed]
 
 
 class DeviceCopies:
@@ -84,7 +84,7 @@ class DeviceCopies:
     def __init__(self, budget_bytes: int | None) -> None:
         self._learns: Final = budget_bytes is None
         self._limit_bytes: int | None = budget_bytes
-        self._n_out = 0
+        self._n_unreleased = 0
         self._changed: Final = threading.Condition()
 
     @property
@@ -92,18 +92,18 @@ class DeviceCopies:
         """Bytes that copies may take on this process's devices together; None: no limit was met yet."""
         return self._limit_bytes
 
-    def make(
+    def make_copies(
         self,
         tensors: Mapping[str, torch.Tensor],
-        cuts: Mapping[str, "ClonePlan"],
+        clones: Mapping[str, "ClonePlan"],
         fqns: Sequence[str],
         *,
         timeout_s: float | None = None,
     ) -> tuple[list["DevicePiece"], list[str]]:
         """Start the copies of those tensors that the devices have room for.
 
-        The copies count against the budget until `left` is called. Where there is a budget, this waits for earlier
-        copies.
+        The copies count against the budget until `release_copies` is called. Where there is a budget, this waits for
+        earlier copies.
 
         Returns:
             The copies' pieces, and the names of the tensors that are not copied.
@@ -119,26 +119,28 @@ class DeviceCopies:
         while True:
             if self._limit_bytes is not None:
                 self._wait_for_room(timeout_s)
-            chosen, rest = _within(self._limit_bytes, cuts, fqns)
+            chosen, rest = _choose_within(self._limit_bytes, clones, fqns)
             try:
-                made = self._dispatched(tensors, cuts, chosen)
+                made = self._dispatch_copies(tensors, clones, chosen)
             except RuntimeError as error:
                 if not chosen or not _is_out_of_memory(error):
                     raise
-                self._refuse_to_guess(error, _device_bytes(cuts, chosen))
-                self._lower(_device_bytes(cuts, chosen))
+                self._check_may_learn(error, _sum_device_bytes(clones, chosen))
+                self._lower_limit(_sum_device_bytes(clones, chosen))
             else:
                 with self._changed:
-                    self._n_out += bool(chosen)
+                    self._n_unreleased += bool(chosen)
                 return made, rest
 
-    def left(self) -> None:
-        """Note that the copies of one call of `make` are gone from the devices."""
+    def release_copies(self) -> None:
+        """Note that the copies of one call of `make_copies` are gone from the devices."""
         with self._changed:
-            self._n_out -= 1
+            self._n_unreleased -= 1
             self._changed.notify_all()
 
-    def refused(self, error: RuntimeError, cuts: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> None:
+    def handle_refusal(
+        self, error: RuntimeError, clones: Mapping[str, "ClonePlan"], fqns: Iterable[str]
+    ) -> None:
         """Take over an error of copies that were started: if the devices had no room, try fewer from now on.
 
         Raises:
@@ -149,8 +151,8 @@ class DeviceCopies:
         """
         if not _is_out_of_memory(error):
             return
-        self._refuse_to_guess(error, _device_bytes(cuts, fqns))
-        self._lower(_device_bytes(cuts, fqns))
+        self._check_may_learn(error, _sum_device_bytes(clones, fqns))
+        self._lower_limit(_sum_device_bytes(clones, fqns))
         raise DevicesFullError(
             f"the devices had no room for a copy of the state, and the save came to nothing ({error}); from the next "
             f"one on {self._limit_bytes} bytes of it are copied there"
@@ -162,18 +164,20 @@ class DeviceCopies:
         """
         limit_s = _LONGEST_TRANSFER_S if timeout_s is None else timeout_s
         with self._changed:
-            if not self._changed.wait_for(lambda: self._n_out == 0, limit_s):
+            if not self._changed.wait_for(lambda: self._n_unreleased == 0, limit_s):
                 still = f"copies of an earlier save are still on the devices after {limit_s:.1f} s"
                 raise SaveError(still) if timeout_s is None else TimeoutError(still)
 
-    def _dispatched(
-        self, tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+    def _dispatch_copies(
+        self, tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
     ) -> list["DevicePiece"]:
         if not fqns:
             return []
         from stepkeeper_planners.adapters import xla, xla_pieces
 
-        pieces = [piece for fqn in fqns for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], cuts[fqn])]
+        pieces = [
+            piece for fqn in fqns for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], clones[fqn])
+        ]
         try:
             # Otherwise a refusal would come up in whatever the training asks of the devices next.
             xla.start_pending([piece.tensor for piece in pieces], until_running=True)
@@ -182,7 +186,7 @@ class DeviceCopies:
             raise
         return pieces
 
-    def _refuse_to_guess(self, error: RuntimeError, tried_bytes: int) -> None:
+    def _check_may_learn(self, error: RuntimeError, tried_bytes: int) -> None:
         """Raise the error of full devices, unless this process may find out the budget by itself.
 
         Raises:
@@ -203,7 +207,7 @@ class DeviceCopies:
                 "waits"
             ) from error
 
-    def _lower(self, tried_bytes: int) -> None:
+    def _lower_limit(self, tried_bytes: int) -> None:
         half = tried_bytes // 2
         self._limit_bytes = half if half >= _SMALLEST_LIMIT_BYTES else 0
         _log.warning(
@@ -214,8 +218,8 @@ class DeviceCopies:
         )
 
 
-def moved(
-    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+def move_tensors(
+    tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> Iterator[list[tuple[str, list["HostPart"]]]]:
     """Move these tensors to the host piece by piece, with a copy on the devices of one piece at a time.
 
@@ -227,39 +231,41 @@ def moved(
         return
     from stepkeeper_planners.adapters import xla_pieces
 
-    small = [fqn for fqn in fqns if cuts[fqn].n_pieces == 1]
-    for batch in batches([xla_pieces.piece_without_copy(fqn, tensors[fqn], cuts[fqn]) for fqn in small]):
+    small = [fqn for fqn in fqns if clones[fqn].n_pieces == 1]
+    for batch in batch_pieces(
+        [xla_pieces.piece_without_copy(fqn, tensors[fqn], clones[fqn]) for fqn in small]
+    ):
         yield [(piece.fqn, parts) for piece, parts in xla_pieces.move_to_host(batch)]
-    for piece in _one_by_one(tensors, cuts, fqns):
+    for piece in _copy_piece_by_piece(tensors, clones, fqns):
         xla_pieces.wait_until_computed([piece])
         yield [(each.fqn, parts) for each, parts in xla_pieces.move_to_host([piece])]
 
 
 def compile_moves(
-    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+    tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> None:
-    """Compile the programs that `moved` needs for these arguments."""
-    for _ in _one_by_one(tensors, cuts, fqns):
+    """Compile the programs that `move_tensors` needs for these arguments."""
+    for _ in _copy_piece_by_piece(tensors, clones, fqns):
         pass
 
 
-def _one_by_one(
-    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+def _copy_piece_by_piece(
+    tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> Iterator["DevicePiece"]:
     """Copy the pieces of large tensors, each when its turn comes."""
-    large = [fqn for fqn in fqns if cuts[fqn].n_pieces > 1]
+    large = [fqn for fqn in fqns if clones[fqn].n_pieces > 1]
     if not large:
         return
     from stepkeeper_planners.adapters import xla, xla_pieces
 
     for fqn in large:
-        cut = xla_pieces.with_fewer_pieces(cuts[fqn], _WAITED_PIECE_BYTES)
-        for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], cut):
+        clone = xla_pieces.with_fewer_pieces(clones[fqn], _WAITED_PIECE_BYTES)
+        for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], clone):
             xla.start_pending([piece.tensor])
             yield piece
 
 
-def batches(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"]]:
+def batch_pieces(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"]]:
     """Group pieces that are moved together; a large one is moved by itself."""
     batch: list[DevicePiece] = []
     size_bytes = 0
@@ -273,8 +279,8 @@ def batches(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"]]:
         yield batch
 
 
-def _within(
-    limit_bytes: int | None, cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+def _choose_within(
+    limit_bytes: int | None, clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Choose the tensors to copy within the limit, and return them and the others. Large ones take longest to move,
     so they
@@ -283,15 +289,15 @@ def _within(
     if limit_bytes is None:
         return list(fqns), []
     chosen, left_bytes = set[str](), limit_bytes
-    for fqn in sorted(fqns, key=lambda fqn: (-cuts[fqn].device_bytes, fqn)):
-        if 0 < cuts[fqn].device_bytes <= left_bytes:
+    for fqn in sorted(fqns, key=lambda fqn: (-clones[fqn].device_bytes, fqn)):
+        if 0 < clones[fqn].device_bytes <= left_bytes:
             chosen.add(fqn)
-            left_bytes -= cuts[fqn].device_bytes
+            left_bytes -= clones[fqn].device_bytes
     return [fqn for fqn in fqns if fqn in chosen], [fqn for fqn in fqns if fqn not in chosen]
 
 
-def _device_bytes(cuts: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> int:
-    return sum(cuts[fqn].device_bytes for fqn in fqns)
+def _sum_device_bytes(clones: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> int:
+    return sum(clones[fqn].device_bytes for fqn in fqns)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

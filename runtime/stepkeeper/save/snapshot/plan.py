@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     # At run time it would import torch_xla.
     from stepkeeper_planners.adapters.xla_pieces import ClonePlan
 
-__all__ = ["Mine", "SnapshotPlan", "laid_out_behind", "plan_snapshot"]
+__all__ = ["SnapshotPlan", "TensorWrites", "place_values", "plan_snapshot"]
 
 
-Mine = list[tuple[int, TensorWrite]]
+TensorWrites = list[tuple[int, TensorWrite]]
 """This rank's writes of one tensor, each with its index among the plan's orders."""
 
 
@@ -44,13 +44,13 @@ class SnapshotPlan:
     tensor_bytes: int
     """Size in the region of all `orders`."""
 
-    cuts: Mapping[str, "ClonePlan"]
+    clones: Mapping[str, "ClonePlan"]
     """The plan of each XLA tensor's copy on its devices."""
 
-    ordinary: frozenset[str]
+    ordinary_tensors: frozenset[str]
     """Tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
 
-    whole_numbers: tuple[str, ...]
+    integer_tensors: tuple[str, ...]
     """Names of the tensors that the ranks compare by content."""
 
     @property
@@ -59,36 +59,40 @@ class SnapshotPlan:
         return self.structure.tensors
 
     @cached_property
-    def forms(self) -> dict[str, bytes]:
+    def layout_digests(self) -> dict[str, bytes]:
         """Digests of the layouts, by tensor."""
         return form_digests(self.layouts)
 
     @cached_property
-    def mine(self) -> dict[str, Mine]:
+    def writes_by_fqn(self) -> dict[str, TensorWrites]:
         """This rank's writes by tensor, in the order of the plan, which keeps the parts of a tensor together."""
         return {
             fqn: list(mine) for fqn, mine in groupby(enumerate(self.writes), key=lambda pair: pair[1].fqn)
         }
 
     @cached_property
-    def by_box(self) -> dict[str, dict[Box, int]]:
+    def index_by_box(self) -> dict[str, dict[Box, int]]:
         """For each tensor, the index of the write of a whole box."""
-        return {fqn: {write.box: index for index, write in mine} for fqn, mine in self.mine.items()}
+        return {fqn: {write.box: index for index, write in mine} for fqn, mine in self.writes_by_fqn.items()}
 
     @cached_property
-    def whole(self) -> list[tuple[int, str]]:
+    def whole_tensors(self) -> list[tuple[int, str]]:
         """The ordinary tensors that this rank writes whole, each with its index among the orders."""
         return [
             (index, write.fqn)
             for index, write in enumerate(self.writes)
-            if write.fqn in self.ordinary and write.box.sizes == write.global_shape
+            if write.fqn in self.ordinary_tensors and write.box.sizes == write.global_shape
         ]
 
     @cached_property
-    def parts(self) -> dict[str, Mine]:
+    def partial_writes(self) -> dict[str, TensorWrites]:
         """Writes, by tensor, of all other tensors that are not copied on devices."""
-        whole = {fqn for _, fqn in self.whole}
-        return {fqn: mine for fqn, mine in self.mine.items() if fqn not in self.cuts and fqn not in whole}
+        whole = {fqn for _, fqn in self.whole_tensors}
+        return {
+            fqn: mine
+            for fqn, mine in self.writes_by_fqn.items()
+            if fqn not in self.clones and fqn not in whole
+        }
 
 
 def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ranks) -> SnapshotPlan:
@@ -103,29 +107,31 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
         UnsupportedShardingError: A tensor's placement can't be described, or no rank knows it alone.
 
     """
-    cuts = device.cuts_of(flat.tensors)
+    clones = device.plan_clones(flat.tensors)
     layouts = [
-        device.describe_cut(fqn, tensor, cuts[fqn], ranks)
-        if fqn in cuts
+        device.describe_clone(fqn, tensor, clones[fqn], ranks)
+        if fqn in clones
         else adapters.describe(fqn, tensor, ranks)
         for fqn, tensor in flat.tensors.items()
     ]
     _check_known_whole(layouts, ranks)
     plan = plan_save(layouts, value_bytes, ranks)
-    orders, tensor_bytes = _laid_out(plan)
+    orders, tensor_bytes = _place_tensors(plan)
     return SnapshotPlan(
-        structure=Structure.of(orders, aliases=flat.aliases, key_paths=flat.paths | notes(flat.tree)),
+        structure=Structure.build(orders, aliases=flat.aliases, key_paths=flat.paths | notes(flat.tree)),
         layouts=tuple(layouts),
         writes=plan.tensors,
         values=plan.values,
         tensor_bytes=tensor_bytes,
-        cuts=cuts,
-        ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
-        whole_numbers=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
+        clones=clones,
+        ordinary_tensors=frozenset(
+            fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
+        ),
+        integer_tensors=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
     )
 
 
-def laid_out_behind(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:
+def place_values(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:
     """Place the values behind the tensors.
 
     Returns:
@@ -136,11 +142,11 @@ def laid_out_behind(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tup
     values = []
     for fqn, blob in blobs.items():
         values.append(ValueOrder(fqn=fqn, start=start, length_bytes=len(blob)))
-        start = _aligned(start + len(blob))
+        start = _align_up(start + len(blob))
     return tuple(values), start
 
 
-def _laid_out(plan: SavePlan) -> tuple[tuple[TensorOrder, ...], int]:
+def _place_tensors(plan: SavePlan) -> tuple[tuple[TensorOrder, ...], int]:
     start = 0
     tensors = []
     for write in plan.tensors:
@@ -154,11 +160,11 @@ def _laid_out(plan: SavePlan) -> tuple[tuple[TensorOrder, ...], int]:
                 start=start,
             )
         )
-        start = _aligned(start + write.size_bytes)
+        start = _align_up(start + write.size_bytes)
     return tuple(tensors), start
 
 
-def _aligned(offset: int) -> int:
+def _align_up(offset: int) -> int:
     return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 

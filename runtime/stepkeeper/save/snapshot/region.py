@@ -27,7 +27,7 @@ nothing, because a page takes no memory until it is written to.
 """
 
 _LEAST_ROOM_BYTES: Final = 1024 * 1024
-_AT_ONCE_BYTES: Final = 32 * 1024 * 1024
+_POPULATE_BYTES: Final = 32 * 1024 * 1024
 _MADV_POPULATE_WRITE: Final = 23
 
 
@@ -41,7 +41,7 @@ class Region:
         self._closing: weakref.finalize[[int], Region] | None = None
         self._map: mmap.mmap | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._places: tuple[Sequence[TensorOrder], list[torch.Tensor]] = ((), [])
+        self._views: tuple[Sequence[TensorOrder], list[torch.Tensor]] = ((), [])
 
     @property
     def fd(self) -> int:
@@ -65,7 +65,7 @@ class Region:
         os.ftruncate(self._fd, wanted)
         self._map = mmap.mmap(self._fd, wanted)
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._places = ((), [])
+        self._views = ((), [])
 
     def populate(self, size_bytes: int) -> None:
         """Fault in the first `size_bytes`, if the kernel can do that (Linux 5.14). The contents don't change.
@@ -77,33 +77,33 @@ class Region:
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         end = min(size_bytes, held.numel())
-        for start in range(0, end, _AT_ONCE_BYTES):
+        for start in range(0, end, _POPULATE_BYTES):
             if self._fd < 0:
                 return
-            length = min(_AT_ONCE_BYTES, end - start)
+            length = min(_POPULATE_BYTES, end - start)
             if madvise(held.data_ptr() + start, length, _MADV_POPULATE_WRITE) != 0:
                 return
 
-    def tensor(self, offset: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
+    def view_tensor(self, offset: int, dtype: torch.dtype, sizes: Sequence[int]) -> torch.Tensor:
         """Return the view of the elements at `offset` as a tensor of this dtype and shape."""
         length = math.prod(sizes) * dtype.itemsize
         return self._bytes[offset : offset + length].view(dtype).view(tuple(sizes))
 
-    def places(self, orders: Sequence[TensorOrder]) -> list[torch.Tensor]:
+    def view_orders(self, orders: Sequence[TensorOrder]) -> list[torch.Tensor]:
         """Return a view of the region for each order. A call with the same orders again costs nothing."""
-        if self._places[0] is not orders:
-            there = [self.tensor(order.start, dtype_of(order.dtype), order.sizes) for order in orders]
-            self._places = (orders, there)
-        return self._places[1]
+        if self._views[0] is not orders:
+            there = [self.view_tensor(order.start, dtype_of(order.dtype), order.sizes) for order in orders]
+            self._views = (orders, there)
+        return self._views[1]
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write_bytes(self, offset: int, data: bytes) -> None:
         """Write `data` at `offset`."""
         if self._map is not None and data:
             self._map[offset : offset + len(data)] = data
 
     def close(self) -> None:
         """Give the memory back. The system frees it once the companion has let go of it too."""
-        self._places = ((), [])
+        self._views = ((), [])
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._map = None
         self._fd = -1

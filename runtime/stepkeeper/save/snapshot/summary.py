@@ -14,7 +14,7 @@ class StateSummary:
     """The parts of a state that must be the same on all ranks, as they were when the snapshot was taken."""
 
     layouts: Sequence[TensorLayout] = ()
-    forms: Callable[[], Mapping[str, bytes]] | None = None
+    layout_digests: Callable[[], Mapping[str, bytes]] | None = None
     """Returns digests of the layouts, where these are kept from save to save."""
 
     values: Mapping[str, bytes] = field(default_factory=dict)
@@ -26,11 +26,11 @@ class StateSummary:
     aliases: Mapping[str, str] = field(default_factory=dict)
     per_rank: Sequence[str] = ()
 
-    def digests(self) -> dict[str, bytes]:
+    def compute_digests(self) -> dict[str, bytes]:
         """Compute one digest for each name."""
         return name_digests(
             self.layouts,
-            forms=None if self.forms is None else self.forms(),
+            forms=None if self.layout_digests is None else self.layout_digests(),
             values=self.values,
             contents=self.contents,
             aliases=self.aliases,
