@@ -23,7 +23,7 @@ from stepkeeper.policy.save import AnyOf, Auto, SavePolicy, from_interval, parts
 from stepkeeper.restore import LatestRestore, Restorer, describe_step, record_uri, verify_step
 from stepkeeper.restore.results import CheckpointInfo, RestoreResult, Verification
 from stepkeeper.results import Health, StepOutcome
-from stepkeeper.save.hooks import Events, SaveHook
+from stepkeeper.save.hooks import SaveHook, SaveHooks
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
@@ -124,7 +124,7 @@ class CheckpointManager(TorchXlaApi):
         near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
         self._restorer = Restorer(self._store, self._rank_group, reopen=reopen, near=near)
         self._latest = LatestRestore(self._restorer, self._companion)
-        self._events = Events()
+        self._save_hooks = SaveHooks()
         self._saves = Saver(
             self._store,
             self._companion,
@@ -132,7 +132,7 @@ class CheckpointManager(TorchXlaApi):
             self._progress,
             max_pending=given.max_pending_async,
             device_budget_bytes=device_budget_bytes,
-            events=self._events,
+            save_hooks=self._save_hooks,
         )
         self._stepping = Stepping(
             given.policy,
@@ -226,16 +226,16 @@ class CheckpointManager(TorchXlaApi):
         """
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         self._stepping.start()
-        self._saves.await_and_prove()
+        self._saves.await_saves_and_prove_root()
         self._leaving.raise_failure()
         self._progress.set_phase(ReportPhase.RESTORING)
         with self._leaving.fenced_said():
             record = self._latest.restore(state, rules=rules)
-        self._saves.restored_latest(record)
+        self._saves.mark_latest_restored(record)
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
             self._saves.prepare(state)
-        self._events.restored(record)
+        self._save_hooks.log_restore(record)
         self._progress.record_restore(
             None if record is None else ReportedRestore(sequence=record.slot, step=record.step)
         )
@@ -293,7 +293,7 @@ class CheckpointManager(TorchXlaApi):
 
         """
         # A commit that comes meanwhile may delete what is being read. It can't where training waits for this call.
-        self._saves.wait()
+        self._saves.wait_until_idle()
         return verify_step(self._restorer, self._companion, step)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -303,7 +303,7 @@ class CheckpointManager(TorchXlaApi):
             StepkeeperError: a save in the background failed since the last call.
 
         """
-        ended = self._saves.wait(timeout_s)
+        ended = self._saves.wait_until_idle(timeout_s)
         self._leaving.raise_failure(newest=True)
         return ended
 
@@ -312,8 +312,8 @@ class CheckpointManager(TorchXlaApi):
         notice = self._stepping.notices.notice
         in_flight = self._saves.in_flight
         return Health(
-            claim=None if self._companion.begun is None else self._companion.begun.claim.slot,
-            committed_step=None if self._saves.committed is None else self._saves.committed.step,
+            claim=None if self._companion.claimed_root is None else self._companion.claimed_root.claim.slot,
+            committed_step=None if self._saves.own_commit is None else self._saves.own_commit.step,
             in_flight_step=None if in_flight is None else in_flight.step,
             error=self._saves.error,
             complaint=self._companion.complaint,
@@ -326,7 +326,7 @@ class CheckpointManager(TorchXlaApi):
 
         It is called in a thread for hooks: no save waits for it, it may ask the manager, and what it raises is logged.
         """
-        return self._events.on_save(hook)
+        return self._save_hooks.on_save(hook)
 
     def request_stop(self) -> None:
         """All ranks will stop at one of the next steps, as if they had been sent SIGTERM."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.policy.save import EveryNSteps, SavePolicy
 from stepkeeper.restore import Restorer, list_steps, restore_step
-from stepkeeper.save.hooks import Events
+from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.storage import Store
@@ -92,7 +92,7 @@ class TorchXlaApi:
     """
 
     _companion: Companion
-    _events: Events
+    _save_hooks: SaveHooks
     _arguments: TorchXlaArguments
     _leaving: Leaving
     _restorer: Restorer
@@ -183,7 +183,7 @@ class TorchXlaApi:
         """
         if not self.save_async(step, state_dict, force, metrics=metrics):
             return False
-        self._saves.await_this()
+        self._saves.await_commit()
         return True
 
     def save_async(
@@ -265,12 +265,12 @@ class TorchXlaApi:
 
         """
         # The cleanup after a save's commit may delete the commit that is being read.
-        self._saves.wait()
+        self._saves.wait_until_idle()
         self._leaving.raise_failure()
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         record = restore_step(self._restorer, self._companion, step, state_dict, rules=rules)
-        self._saves.restored(record, whole=items is None and not exclude)
-        self._events.restored(record)
+        self._saves.mark_restored(record, whole=items is None and not exclude)
+        self._save_hooks.log_restore(record)
 
     def all_steps(self) -> list[int]:
         """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""
@@ -283,5 +283,5 @@ class TorchXlaApi:
             StepkeeperError: One of the saves failed.
 
         """
-        self._saves.wait()
+        self._saves.wait_until_idle()
         self._leaving.raise_failure(newest=True)

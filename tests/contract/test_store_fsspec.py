@@ -271,11 +271,11 @@ def test_a_companion_is_told_what_its_manager_was(promised: bool) -> None:
     )
     session = Session(opening, lambda directive: None)
     if promised:
-        assert session.begin(ClaimRequest()).claim.slot == 0
+        assert session.claim_root(ClaimRequest()).claim.slot == 0
         assert list(objects) == ["checkpoints/run/.stepkeeper/log/00000000.json"]
     else:
         with pytest.raises(NotExclusiveError, match="unsafe_single_writer=True"):
-            session.begin(ClaimRequest())
+            session.claim_root(ClaimRequest())
         assert objects == {}
 
 

@@ -39,7 +39,7 @@ class Job:
             ),
             lambda directive: None,
         )
-        self.claim = self.session.begin(ClaimRequest()).claim
+        self.claim = self.session.claim_root(ClaimRequest()).claim
         self.steps = 0
         self.complaint: BaseException | None = None
         self.ended = threading.Event()
@@ -65,8 +65,8 @@ class Job:
             structure=Structure(),
             values=(ValueOrder(fqn="blob", start=0, length_bytes=1 << 20),),
         )
-        self.session.write(write_request(order), self.region)
-        _, after = self.session.commit(CommitRequest(folder=order.folder, others=(), duration_millis=1))
+        self.session.write_share(write_request(order), self.region)
+        _, after = self.session.commit_save(CommitRequest(folder=order.folder, others=(), duration_millis=1))
         done(after)
         self.steps += 1
 

@@ -152,12 +152,12 @@ def test_a_populated_region_is_written_to_without_a_fault_and_holds_what_it_held
     size_bytes, others_bytes = 40 * MIB, mapped_bytes()
     region, data = Region(), b"\x07" * size_bytes
     region.reserve(size_bytes)
-    region.write(5 * MIB, b"was there")
+    region.write_bytes(5 * MIB, b"was there")
     region.populate(size_bytes)
     assert mapped_bytes() >= others_bytes + size_bytes
-    assert bytes(region.tensor(5 * MIB, torch.uint8, (9,)).tolist()) == b"was there"
+    assert bytes(region.view_tensor(5 * MIB, torch.uint8, (9,)).tolist()) == b"was there"
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    region.write(0, data)
+    region.write_bytes(0, data)
     n_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
     assert n_faults < size_bytes // resource.getpagesize() // 100
     region.close()

@@ -109,7 +109,7 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
         # A file where the next step's folder has to be.
         Path(uri.removeprefix("file://"), "2").write_text("")
         manager.step(2, state)
-        manager._saves.wait()
+        manager._saves.wait_until_idle()
         assert manager._saves.cost is not None
         remove()
         with pytest.raises(SaveError, match="in the background failed"):

@@ -1,4 +1,4 @@
-"""Snapshots hold the state as it was, whatever becomes of it at once; and nothing is compiled twice for them."""
+"""SnapshotTaker hold the state as it was, whatever becomes of it at once; and nothing is compiled twice for them."""
 
 import json
 import subprocess

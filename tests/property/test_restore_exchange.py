@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepkeeper.checkpoint import blocks as blocks_module
-from stepkeeper.checkpoint.blocks import BlockTable, Contents, runs_of
+from stepkeeper.checkpoint.blocks import BlockTable, Contents, encode_runs
 from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Sharing
@@ -165,7 +165,7 @@ def test_whatever_is_where_all_ranks_get_what_they_ask_for_and_each_block_is_rea
     tensors, objects, manifest = saved
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(blocks_module, "BLOCK_BYTES", BLOCK)
-        contents = Contents.of([manifest])
+        contents = Contents.from_manifests([manifest])
         places, states = [], []
         layouts = [
             layout_of(fqn, tensor, data.draw(covers(tuple(tensor.shape))), data, world_size)
@@ -222,7 +222,7 @@ def asked(
 
 def deliver(table: BlockTable, places: list[Places], contents: Contents, network: Network) -> None:
     """As the ranks do it, at the same time."""
-    needs = [runs_of(each.by_block) for each in places]
+    needs = [encode_runs(each.by_block) for each in places]
     sharing = Sharing.of(needs, table)
     duties = [
         sharing.assign_duties(rank, each.by_block, table, contents.reading_order)

@@ -13,7 +13,6 @@ _MAX_PART_SHARE: Final = 0.75
 """The largest share of a group that a part may have; with larger parts, each sort would separate only a few boxes."""
 
 
-
 class BoxLike(Protocol):
     """A box, as offsets and sizes in elements, one for each dimension."""
 

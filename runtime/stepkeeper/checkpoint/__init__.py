@@ -1,4 +1,4 @@
-"""The objects of a checkpoint: written by each rank, finished by rank 0, read back verified."""
+"""Write a checkpoint's objects on each rank, finish them on rank 0, and read them back verified."""
 
 from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder

@@ -1,4 +1,4 @@
-"""Order what a rank writes of a save: the structure, which many saves have in common, and what is this save's own."""
+"""Define the order for a rank's share of a save: the structure, which many saves share, and the parts of one save."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ KeyPath = Sequence[str | int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorOrder:
-    """A box of a tensor to write: row-major elements from `start` on in the rank's data."""
+    """A box of a tensor to write: row-major elements from byte `start` on in the rank's data."""
 
     fqn: str
     dtype: str
@@ -29,6 +29,8 @@ class TensorOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueOrder:
+    """A value to write: its blob, from byte `start` on in the rank's data."""
+
     fqn: str
     start: int
     length_bytes: int
@@ -36,38 +38,38 @@ class ValueOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """How a state is built, as far as it decides what one rank writes of it: equal as long as only contents change."""
+    """The part of a state that decides what one rank writes of it. It stays equal as long as only contents change."""
 
     tensors: tuple[TensorOrder, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name under which they are written."""
 
     key_paths: str = "{}"
-    """Name → the keys that lead to it in the nested state, and what the names don't say of the nesting; as JSON."""
+    """JSON: each name → the keys that lead to it in the nested state, and notes on nesting that names don't show."""
 
     @classmethod
-    def of(
+    def build(
         cls,
         tensors: Sequence[TensorOrder],
         *,
         aliases: Mapping[str, str] | None = None,
         key_paths: Mapping[str, KeyPath] | None = None,
     ) -> Self:
-        """Build the structure of which these are the parts."""
+        """Build a structure of these parts."""
         return cls(tensors=tuple(tensors), aliases=dict(aliases or {}), key_paths=json.dumps(key_paths or {}))
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read what `text` of an equal structure was. What is alike in the tensors is one object then."""
+        """Read an equal structure from its `text`. Equal parts of its tensors become one object."""
         aliases, key_paths, *lines = text.split("\n")
-        read = cls(tensors=_orders(lines), aliases=json.loads(aliases), key_paths=key_paths)
-        # Of what was read, whatever its writer calls it. A cached property: it is not made a second time.
-        vars(read)["key"] = _key_of(text)
+        read = cls(tensors=_read_orders(lines), aliases=json.loads(aliases), key_paths=key_paths)
+        # The key of the text that was read, put where the cached property keeps it: it isn't computed again.
+        vars(read)["key"] = _digest_text(text)
         return read
 
     @cached_property
     def text(self) -> str:
-        """All of it on lines of JSON: the aliases, the key paths, and one line for each tensor."""
+        """The structure as lines of JSON: the aliases, the key paths, and one line for each tensor."""
         # Order by order: one call for all of them would hold the GIL for as long.
         orders = (
             json.dumps([o.fqn, o.dtype, o.global_shape, o.offsets, o.sizes, o.start]) for o in self.tensors
@@ -76,22 +78,22 @@ class Structure:
 
     @cached_property
     def key(self) -> str:
-        """A digest of all of it: equal for equal structures, in every process, and for no others."""
-        return _key_of(self.text)
+        """SHA-256 of `text`: the same for equal structures in every process, and for no others."""
+        return _digest_text(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOrder:
-    """What one rank writes of one save."""
+    """The share of a save that one rank has to write."""
 
     rank: int
     world_size: int
     step: int
     claim: int
-    """The claim's slot."""
+    """Slot of the claim."""
 
     nonce: str
-    """The save's own: `new_nonce()`, the same on all ranks."""
+    """The save's nonce, from `new_nonce()`, the same on all ranks."""
 
     structure: Structure
     values: tuple[ValueOrder, ...] = ()
@@ -105,12 +107,12 @@ class SaveOrder:
         return self.structure.tensors
 
 
-def _key_of(text: str) -> str:
+def _digest_text(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def _orders(lines: Iterable[str]) -> tuple[TensorOrder, ...]:
-    """Read the orders. What is alike in them is one object: most tensors of a state have the shape of another."""
+def _read_orders(lines: Iterable[str]) -> tuple[TensorOrder, ...]:
+    """Read the orders. Equal parts become one object: most tensors of a state have the shape of another."""
     alike: dict[object, object] = {}
 
     def one(value: T) -> T:

@@ -1,4 +1,4 @@
-"""The objects of a checkpoint: written by each rank, finished by rank 0."""
+"""Write the objects of a checkpoint on each rank, and finish them on rank 0."""
 
 import json
 import threading
@@ -16,12 +16,12 @@ from stepkeeper.checkpoint.manifest import (
     Manifest,
     ObjectRecord,
     manifest_name,
-    parted,
+    split_inventory,
 )
 from stepkeeper.checkpoint.orders import SaveOrder, Structure
-from stepkeeper.checkpoint.packing import File, packed
-from stepkeeper.checkpoint.reading import manifest_bytes
-from stepkeeper.checkpoint.structure_cache import Part, StructureCache, layout_of
+from stepkeeper.checkpoint.packing import File, pack_order
+from stepkeeper.checkpoint.reading import fetch_manifest
+from stepkeeper.checkpoint.structure_cache import Part, StructureCache, lay_out
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log.records import ManifestRef
 from stepkeeper.storage.base import Buffer, ObjectStat, Store, StreamedStore, joined_size_bytes
@@ -31,9 +31,9 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 __all__ = [
     "FinishedCheckpoint",
     "RankData",
-    "files_for",
+    "build_manifest",
     "finish_checkpoint",
-    "manifest_of",
+    "plan_files",
     "verify_objects",
     "write_checkpoint",
     "write_files",
@@ -41,29 +41,34 @@ __all__ = [
 
 _STREAMS: Final = 8
 _DIGESTING: Final = threading.Semaphore(2)
-"""Checksums are processors' work, most of it under the GIL: if all objects had theirs made side by side, none would be
-on its way to the store meanwhile."""
+"""Checksums need the processor, most of it under the GIL. If all objects were digested at the same time, none would
+be
+on its way to the store meanwhile.
+"""
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024
 _LEAST_STREAMED_BYTES: Final = 4 * 1024 * 1024
-"""Of an object. Where each upload gets a part of the line only, less time goes by than a request takes by itself."""
+"""Least size of an object where each upload gets only a part of the line: uploading less takes no longer than a
+request
+takes anyway.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedCheckpoint:
-    """Durable and whole: what a commit entry says of it."""
+    """A durable and complete checkpoint, as its commit entry describes it."""
 
     folder: str
     manifest: ManifestRef
     size_bytes: int
     objects: tuple[ObjectRecord, ...]
-    """Of all ranks, but for the manifest of rank 0."""
+    """Objects of all ranks, except for the manifest of rank 0."""
 
 
-def files_for(store: Store, order: SaveOrder) -> tuple[File, ...]:
-    """Which objects a rank's share becomes in this store."""
-    streams, least_bytes = _streams(store)
-    return packed(order, streams=streams, least_bytes=least_bytes)
+def plan_files(store: Store, order: SaveOrder) -> tuple[File, ...]:
+    """Plan the objects that a rank's share becomes in this store."""
+    streams, least_bytes = _choose_streams(store)
+    return pack_order(order, streams=streams, least_bytes=least_bytes)
 
 
 def write_files(
@@ -74,8 +79,8 @@ def write_files(
     *,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[ObjectRecord, ...]:
-    """They are durable in the folder; as many are written at a time as the store takes. Raises StorageError."""
-    with ThreadPoolExecutor(_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:
+    """Write the files into the folder durably, as many at a time as the store takes. Raises StorageError."""
+    with ThreadPoolExecutor(_choose_streams(store)[0], thread_name_prefix="stepkeeper-write") as pool:
         writes = [pool.submit(_write_file, store, folder, file, data, patience) for file in files]
         try:
             return tuple(write.result() for write in writes)
@@ -92,21 +97,23 @@ def write_checkpoint(
     cache: StructureCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Manifest:
-    """Make one rank's objects durable, and its manifest, but rank 0's: that comes last, by `finish_checkpoint`.
+    """Make one rank's objects durable, and its manifest. Rank 0's manifest comes last, with `finish_checkpoint`.
 
-    Raises StorageError.
+    Raises:
+        StorageError: The store refused, or gave no answer.
+
     """
-    streams, least_bytes = _streams(store)
-    layout = (layout_of if cache is None else cache.layout)(order, streams=streams, least_bytes=least_bytes)
+    streams, least_bytes = _choose_streams(store)
+    layout = (lay_out if cache is None else cache.get_layout)(order, streams=streams, least_bytes=least_bytes)
     objects = write_files(store, order.folder, layout.files, data, patience=patience)
-    manifest = manifest_of(order, layout.inventory, objects)
+    manifest = build_manifest(order, layout.inventory, objects)
     if order.rank != 0:
         _write_object(store, order.folder, manifest_name(order.rank), [manifest.to_json()], patience)
     return manifest
 
 
-def manifest_of(order: SaveOrder, inventory: Inventory, objects: Sequence[ObjectRecord]) -> Manifest:
-    """Say what the rank wrote, if that is in these objects."""
+def build_manifest(order: SaveOrder, inventory: Inventory, objects: Sequence[ObjectRecord]) -> Manifest:
+    """Build the manifest of a rank that wrote these objects."""
     return Manifest(
         rank=order.rank,
         world_size=order.world_size,
@@ -128,32 +135,48 @@ def finish_checkpoint(
     cache: StructureCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FinishedCheckpoint:
-    """Make `.metadata` and rank 0's manifest durable, on rank 0, once all have written. Then it can be committed.
+    """Make `.metadata` and rank 0's manifest durable. Then the checkpoint can be committed.
 
-    `others` are what the other ranks' manifests have to be. The `structure` of rank 0's order says which keys lead to
-    each name in the nested state; without one, `.metadata` doesn't say it. Raises ManifestError if the ranks' parts
-    don't make a whole, TornCheckpointError if a manifest isn't what its rank wrote, StorageError.
+    Ranks: only rank 0 calls this, after all ranks have written.
+
+    Args:
+        store: The store of the checkpoint.
+        own: Rank 0's manifest.
+        others: References to the other ranks' manifests, by which these are proven.
+        structure: The structure of rank 0's order. It gives `.metadata` the keys that lead to each name in the
+            nested
+            state; None leaves them out.
+        cache: Keeps the encoded `.metadata` from save to save.
+        patience: How long to retry requests to the store.
+
+    Raises:
+        ManifestError: The ranks' parts don't make a whole.
+        TornCheckpointError: A manifest isn't what its rank wrote.
+        StorageError: The store refused, or gave no answer.
+
     """
-    read = [_read_once_shown(store, own.folder, ref, patience) for ref in others]
-    shared = sorted((_Shared.of(data, own.folder) for data in read), key=lambda each: each.manifest.rank)
-    _check_one_save([own, *(each.manifest for each in shared)])
+    read = [_read_once_visible(store, own.folder, ref, patience) for ref in others]
+    others_read = sorted(
+        (_OtherManifest.parse(data, own.folder) for data in read), key=lambda each: each.manifest.rank
+    )
+    _check_one_save([own, *(each.manifest for each in others_read)])
 
     def metadata() -> bytes:
-        manifests = [own, *(each.whole() for each in shared)]
+        manifests = [own, *(each.parse_whole() for each in others_read)]
         key_paths = None if structure is None else json.loads(structure.key_paths)
         paths = None if key_paths is None else {name: tuple(path) for name, path in key_paths.items()}
         return encode_metadata(manifests, key_paths=paths)
 
-    parts = [Part(inventory=own.inventory.digest, aliases=own.aliases), *(each.part for each in shared)]
+    parts = [Part(inventory=own.inventory.digest, aliases=own.aliases), *(each.part for each in others_read)]
     if cache is None:
         encoded = metadata()
     else:
-        encoded = cache.metadata(None if structure is None else structure.key, parts, metadata)
+        encoded = cache.get_metadata(None if structure is None else structure.key, parts, metadata)
     written = _write_object(store, own.folder, METADATA_NAME, [encoded], patience)
-    complete = replace(own, objects=(*own.objects, written, *(each.record for each in shared)))
+    complete = replace(own, objects=(*own.objects, written, *(each.record for each in others_read)))
     data = complete.to_json()
     record = _write_object(store, own.folder, manifest_name(0), [data], patience)
-    objects = (*complete.objects, *(each for part in shared for each in part.manifest.objects))
+    objects = (*complete.objects, *(each for part in others_read for each in part.manifest.objects))
     return FinishedCheckpoint(
         folder=own.folder,
         manifest=ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c),
@@ -163,44 +186,48 @@ def finish_checkpoint(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shared:
-    """Another rank's manifest."""
+class _OtherManifest:
+    """Another rank's manifest, as this rank reads it."""
 
     data: bytes
     manifest: Manifest
-    """Without the inventory."""
+    """The manifest without its inventory."""
 
     part: Part
     where: str
 
     @classmethod
-    def of(cls, data: bytes, folder: str) -> Self:
-        heading, inventory = parted(data, folder)
+    def parse(cls, data: bytes, folder: str) -> Self:
+        heading, inventory = split_inventory(data, folder)
         manifest = Manifest.from_json(heading, folder)
         part = Part(inventory=sha256(inventory).digest(), aliases=manifest.aliases)
         return cls(data=data, manifest=manifest, part=part, where=folder)
 
     @property
     def record(self) -> ObjectRecord:
-        """Of the manifest itself."""
-        return _object_record(manifest_name(self.manifest.rank), [self.data])
+        """The record of the manifest itself."""
+        return _build_object_record(manifest_name(self.manifest.rank), [self.data])
 
-    def whole(self) -> Manifest:
-        """With the inventory."""
+    def parse_whole(self) -> Manifest:
+        """Decode the manifest with its inventory."""
         return Manifest.from_json(self.data, self.where)
 
 
 def verify_objects(
     store: Store, finished: FinishedCheckpoint, *, patience: Patience = DEFAULT_PATIENCE
 ) -> None:
-    """The store holds every object with the size, and where it knows it the checksum, that was written.
+    """Check that the store holds every object with the written size, and the written checksum if the store knows
+    it.
 
-    Raises VerifyError naming objects, StorageError.
+    Raises:
+        VerifyError: It doesn't; the error names objects.
+        StorageError: The store gave no answer.
+
     """
     folder, ref = finished.folder, finished.manifest
     expected = [(ref.path, ref.size_bytes, ref.crc32c)]
     expected += [(each.path, each.size_bytes, each.crc32c) for each in finished.objects]
-    there = _listed_once_shown(store, folder, {path for path, _, _ in expected}, patience)
+    there = _list_once_visible(store, folder, {path for path, _, _ in expected}, patience)
     wrong = []
     for path, size_bytes, crc in expected:
         stat = there.get(path)
@@ -216,11 +243,11 @@ def verify_objects(
         )
 
 
-def _read_once_shown(store: Store, folder: str, ref: ManifestRef, patience: Patience) -> bytes:
-    """Another rank's manifest. That rank says that it is durable: where it isn't shown yet, it is waited for."""
+def _read_once_visible(store: Store, folder: str, ref: ManifestRef, patience: Patience) -> bytes:
+    """Read another rank's manifest. That rank has made it durable, so wait if the store doesn't show it yet."""
     for pause_s in patience.pauses_s():
         try:
-            return manifest_bytes(store, folder, ref, patience=patience)
+            return fetch_manifest(store, folder, ref, patience=patience)
         except TornCheckpointError:
             try:
                 patience.retry(lambda: store.read(f"{folder}/{ref.path}", 0, 1))
@@ -228,13 +255,13 @@ def _read_once_shown(store: Store, folder: str, ref: ManifestRef, patience: Pati
                 patience.sleep(pause_s)
             else:
                 raise
-    return manifest_bytes(store, folder, ref, patience=patience)
+    return fetch_manifest(store, folder, ref, patience=patience)
 
 
-def _listed_once_shown(
+def _list_once_visible(
     store: Store, folder: str, expected: Collection[str], patience: Patience
 ) -> dict[str, ObjectStat]:
-    """What the store lists in `folder`, by name, as soon as it lists all that is expected; else what it does."""
+    """List `folder` by name, once the store lists all that is expected, or when the patience is over."""
     pauses_s = patience.pauses_s()
     while True:
         listed = patience.retry(lambda: store.list(f"{folder}/"))
@@ -255,8 +282,8 @@ def _check_one_save(manifests: Sequence[Manifest]) -> None:
         )
 
 
-def _streams(store: Store) -> tuple[int, int]:
-    """How many objects are written at a time, and how small they may be for that."""
+def _choose_streams(store: Store) -> tuple[int, int]:
+    """Return how many objects to write at a time, and the least size of each."""
     if isinstance(store, StreamedStore):
         return store.streams, _LEAST_STREAMED_BYTES
     return _STREAMS, _LEAST_BYTES
@@ -265,7 +292,7 @@ def _streams(store: Store) -> tuple[int, int]:
 def _write_file(store: Store, folder: str, file: File, data: RankData, patience: Patience) -> ObjectRecord:
     with _DIGESTING:
         parts = FileParts(file, data)
-        record = _object_record(file.name, parts)
+        record = _build_object_record(file.name, parts)
     patience.retry(lambda: store.write(f"{folder}/{file.name}", parts))
     return record
 
@@ -273,10 +300,10 @@ def _write_file(store: Store, folder: str, file: File, data: RankData, patience:
 def _write_object(
     store: Store, folder: str, name: str, parts: Sequence[Buffer], patience: Patience
 ) -> ObjectRecord:
-    record = _object_record(name, parts)
+    record = _build_object_record(name, parts)
     patience.retry(lambda: store.write(f"{folder}/{name}", parts))
     return record
 
 
-def _object_record(name: str, parts: Sequence[Buffer]) -> ObjectRecord:
+def _build_object_record(name: str, parts: Sequence[Buffer]) -> ObjectRecord:
     return ObjectRecord(path=name, size_bytes=joined_size_bytes(parts), blocks=block_crcs(parts, BLOCK_BYTES))

@@ -29,7 +29,7 @@ _ANSWER_TIMEOUT_S: Final = 3600.0
 """Longer than the companion tries to reach a store that doesn't answer, for the request and for the work after
 commits."""
 _NOBODY: Final = 0
-"""Id of messages that nobody waits for an answer to: the trainer's state, and the last message."""
+"""Id of messages without an answer: the trainer's state, and the last message."""
 
 _FAREWELL_MILLIS: Final = 120_000
 """A dismissed process may take so long for the work after its commits and for its last report."""
@@ -61,7 +61,7 @@ class CompanionProcess:
         self._owner = os.getpid()
         self._complaint: str | None = None
         self.structure_key: str | None = None
-        """Of the structure that it holds, once it has written a save of it. Kept by whoever asks it to write."""
+        """Key of the structure that the process holds: that of its last save. Callers that request writes set it."""
 
         self._reader = threading.Thread(target=self._read, name="companion", daemon=True)
         self._reader.start()

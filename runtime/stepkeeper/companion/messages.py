@@ -1,4 +1,4 @@
-"""Define the messages between a trainer and its companion. A request has an answer; the state is told without one."""
+"""Define the messages between a trainer and its companion. Requests are answered; the trainer's state is not."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,13 +8,13 @@ from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
-from stepkeeper.log.restarts import Past
+from stepkeeper.log.restarts import RestartHistory
 from stepkeeper.policy.keep import Keep
 from stepkeeper.tier import TierPlace
 
 __all__ = [
-    "Begun",
     "ClaimRequest",
+    "ClaimedRoot",
     "CloseRequest",
     "CommitRequest",
     "Committed",
@@ -31,35 +31,38 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """A message's name on the wire. Its body is the request or notice of that name; the answer's is in parentheses."""
+    """Names of messages on the wire.
+
+    A message's body is the request or notice of that name; the comment gives the answer in parentheses.
+    """
 
     OPEN = "open"
-    CLAIM = "claim"  # (Begun)
+    CLAIM = "claim"  # (ClaimedRoot)
     WRITE = "write"  # with the region's file descriptor (Written)
     STAGE = "stage"  # a WriteRequest, with the region's file descriptor (Staged)
     UPLOAD = "upload"  # (Written)
     COMMIT = "commit"  # (Committed)
     VOID = "void"
-    QUARANTINE = "quarantine"  # (Begun)
+    QUARANTINE = "quarantine"  # (ClaimedRoot)
     VERIFIED = "verified"
-    REFRESH = "refresh"  # without a body (Begun)
+    REFRESH = "refresh"  # without a body (ClaimedRoot)
     CLOSE = "close"
     STATE = "state"  # a TrainerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """Open a root for one rank: the first thing that a companion is asked."""
+    """Open a root for one rank. This is the first request to each companion."""
 
     rank: int
     world_size: int
     uri: str
     identity: Identity | None = None
     keep: Keep | None = None
-    """None: nothing is ever deleted."""
+    """The commits to keep; None: nothing is ever deleted."""
 
     tier: TierPlace | None = None
-    """Where saves come by on their way to the root."""
+    """The local disk that saves pass on their way to the root; None: they go there directly."""
 
     unsafe_single_writer: bool = False
 
@@ -71,51 +74,60 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRequest:
-    """Claim the root, to go on from a base."""
+    """Claim the root, and go on from a base."""
 
     base: int | None = None
-    """The commit that this process has restored; None: whatever HEAD is."""
+    """Slot of the commit that this process has restored; None: go on from HEAD."""
 
     legacy: ForeignBase | None = None
-    """Another writer's step that this process has restored, or is about to."""
+    """Another writer's step that this process has restored, or is about to restore."""
 
     offer: ForeignBase | None = None
-    """Another writer's step to go on from where nothing is committed."""
+    """Another writer's step to go on from if nothing is committed."""
 
     after: Claim | None = None
-    """The trainer's claim, which must hold until then: it is followed by another, unless HEAD is that base already."""
+    """The trainer's present claim, which must still hold.
+
+    Another claim follows it, unless HEAD is the base already.
+    """
 
     nonce: str | None = None
-    """Of the entry: so a companion that follows a lost one can tell whether it was put."""
+    """Nonce of the claim's entry. By it, a companion that follows a lost one can tell whether the entry was put."""
 
     take_over: str | None = None
-    """Name of the job whose root this is to become ours."""
+    """Name of the job whose root becomes this one's."""
 
     take_over_any: bool = False
-    """Whatever that job's name is."""
+    """True to take over the root of any job."""
 
     asks_past: bool = False
-    """The answer is to say what is known of this training's past."""
+    """True to have this training's past in the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """The claim, and what it goes on from."""
+class ClaimedRoot:
+    """A claim, and the base that it goes on from."""
 
     claim: Claim
     root: str
-    tail: int
-    base: CommitRecord | None = None
-    legacy: ForeignBase | None = None
-    """What it goes on from where that is no commit."""
+    """Id of the root, from its first entry."""
 
-    past: Past | None = None
-    """If that was asked for, and the log could be read."""
+    tail: int
+    """The log's last slot."""
+
+    base: CommitRecord | None = None
+    """The commit that the claim goes on from, if it is one."""
+
+    legacy: ForeignBase | None = None
+    """The other writer's step that the claim goes on from, if it is one."""
+
+    past: RestartHistory | None = None
+    """This training's past, if the request asked for it and the log could be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineRequest:
-    """Condemn a commit that was read bad."""
+    """Quarantine a commit whose bytes are bad."""
 
     commit: int
     reason: str
@@ -130,28 +142,28 @@ class VerifiedNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteRequest:
-    """Write this rank's share of a save; its bytes are in the region that comes along."""
+    """Write this rank's share of a save. Its bytes are in the region that comes along."""
 
     step: int
     claim: int
-    """The claim's slot."""
+    """Slot of the claim."""
 
     nonce: str
-    """The save's own, the same on all ranks."""
+    """The save's nonce, the same on all ranks."""
 
     values: tuple[ValueOrder, ...]
     structure_key: str
-    """Of the structure that says what is written of tensors."""
+    """Key of the structure that lists what is written of tensors."""
 
     structure: str | None = None
-    """The text of that structure; None: the last save that this process has written had it too."""
+    """Text of that structure; None if the last save that this process has written had it too."""
 
     @property
     def folder(self) -> str:
         return checkpoint_folder(self.step, self.claim, self.nonce)
 
     def order(self, structure: Structure, *, rank: int, world_size: int) -> SaveOrder:
-        """Order all of it, with the structure that has this key."""
+        """Build the whole order from this request and the structure that has its key."""
         return SaveOrder(
             rank=rank,
             world_size=world_size,
@@ -165,25 +177,25 @@ class WriteRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """All that one rank writes is on its local disk, or nothing is."""
+    """The answer to a STAGE request: this rank's whole share is on its local disk, or nothing of it is."""
 
     held: bool
-    """The region is needed no more. Else it is to be written from there."""
+    """True if the region isn't needed any more. Else the share has to be written from the region."""
 
     why_not: str | None = None
-    """For people; None where they were told before."""
+    """The reason in words; None if the share is held, or if an earlier answer gave the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadRequest:
-    """Bring what was staged for `folder` to the root."""
+    """Upload the share that was staged for `folder` to the root."""
 
     folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """All that one rank writes is durable."""
+    """The answer to a WRITE or UPLOAD request: this rank's share is durable."""
 
     size_bytes: int
     manifest: ManifestRef
@@ -191,11 +203,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
-    """Commit a save that all ranks have written; the answer comes when it is in the log."""
+    """Commit a save that all ranks have written. The answer comes once the commit is in the log."""
 
     folder: str
     others: tuple[ManifestRef, ...]
-    """Manifests of the ranks from 1 on."""
+    """Manifests of the ranks from 1 on, by rank."""
 
     duration_millis: int
     metrics: dict[str, str] | None = None
@@ -203,6 +215,8 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
+    """A commit in the log, and the URI of its folder."""
+
     record: CommitRecord
     uri: str
 
@@ -217,7 +231,7 @@ class VoidRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseRequest:
-    """End, once what is left to do is done."""
+    """Finish the remaining work, and end."""
 
     within_millis: int = 0
-    """How long all that is left to do may take: half of it what comes after commits, what remains the last report."""
+    """Time for all remaining work: half of it for the work after commits, the rest for the last report."""

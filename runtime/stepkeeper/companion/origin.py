@@ -1,11 +1,11 @@
-"""Define what a claim goes on from: the commit, or another writer's step, that this process has restored."""
+"""Define the base that a claim goes on from: the commit, or another writer's step, that this process has restored."""
 
 from dataclasses import dataclass, replace
 
-from stepkeeper.companion.messages import Begun, ClaimRequest
+from stepkeeper.companion.messages import ClaimedRoot, ClaimRequest
 from stepkeeper.log import ForeignBase
 
-__all__ = ["NextClaim", "Origin", "goes_on_from", "with_origin"]
+__all__ = ["NextClaim", "Origin", "is_claim_from", "set_claim_base"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,20 +21,20 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextClaim:
-    """A further claim of this process. It may or may not be in the log as long as there was no answer."""
+    """A further claim of this process. Until its request is answered, it may or may not be in the log."""
 
     body: ClaimRequest
     origin: Origin
 
 
-def goes_on_from(begun: Begun, origin: Origin) -> bool:
+def is_claim_from(claimed: ClaimedRoot, origin: Origin) -> bool:
     """Tell whether the claim `begun` goes on from `origin`."""
     if isinstance(origin.base, ForeignBase):
-        return begun.legacy is not None and begun.legacy.folder == origin.base.folder
-    return begun.base is not None and begun.base.slot == origin.base
+        return claimed.legacy is not None and claimed.legacy.folder == origin.base.folder
+    return claimed.base is not None and claimed.base.slot == origin.base
 
 
-def with_origin(body: ClaimRequest, origin: Origin) -> ClaimRequest:
+def set_claim_base(body: ClaimRequest, origin: Origin) -> ClaimRequest:
     """Return `body` with `origin` as what the claim is to go on from."""
     if isinstance(origin.base, ForeignBase):
         return replace(body, legacy=origin.base)

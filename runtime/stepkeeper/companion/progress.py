@@ -130,7 +130,7 @@ def numeric_metrics(metrics: Mapping[str, object] | None) -> dict[str, str]:
     for name, value in list((metrics or {}).items())[:MAX_METRICS]:
         number = value.item() if isinstance(value, torch.Tensor) and _is_plain(value) else value
         if isinstance(number, numbers.Real) and len(str(name)) <= _NAME_LIMIT:
-            with suppress(OverflowError):  # a whole number beyond all floats says nothing to go by
+            with suppress(OverflowError):  # an integer beyond all floats can't be compared with others
                 found[str(name)] = repr(float(number))
     return found
 

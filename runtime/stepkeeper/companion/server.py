@@ -170,13 +170,13 @@ class Server:
     def _dispatch(
         self, kind: Kind, raw: dict[str, Any], fds: tuple[int, ...]
     ) -> tuple[dict[str, Any], BackgroundTask | None]:
-        """Do what the request says. Return the answer's body, and a task to start once the answer is sent."""
+        """Carry out the request. Return the answer's body, and a task to start once the answer is sent."""
         if kind is Kind.OPEN:
             opening = decode(OpenRequest, raw)
             identity = opening.identity
             identify(rank=opening.rank, attempt=None if identity is None else identity.attempt)
             opened = Session(opening, self._send_directive, on_complaint=self._send_complaint)
-            opened.resume()
+            opened.resume_claim()
             self._session = opened
             # A state that came earlier wasn't passed on, a later one is; in between, both threads pass it on.
             if opened.reporter is not None and self._state is not None:
@@ -186,17 +186,17 @@ class Server:
         if session is None:
             raise CompanionError(f"asked to {kind} before anything was opened")
         if kind is Kind.COMMIT:
-            committed, after = session.commit(decode(CommitRequest, raw))
+            committed, after = session.commit_save(decode(CommitRequest, raw))
             return encode(committed), after
         do: dict[Kind, Callable[[], object]] = {
-            Kind.CLAIM: lambda: session.begin(decode(ClaimRequest, raw)),
-            Kind.REFRESH: session.refresh,
-            Kind.QUARANTINE: lambda: session.quarantine(decode(QuarantineRequest, raw)),
-            Kind.VERIFIED: lambda: session.restored(decode(VerifiedNotice, raw)),
-            Kind.WRITE: lambda: session.write(decode(WriteRequest, raw), fds[0]),
-            Kind.STAGE: lambda: session.stage(decode(WriteRequest, raw), fds[0]),
-            Kind.UPLOAD: lambda: session.upload(decode(UploadRequest, raw)),
-            Kind.VOID: lambda: session.void(decode(VoidRequest, raw)),
+            Kind.CLAIM: lambda: session.claim_root(decode(ClaimRequest, raw)),
+            Kind.REFRESH: session.refresh_head,
+            Kind.QUARANTINE: lambda: session.quarantine_commit(decode(QuarantineRequest, raw)),
+            Kind.VERIFIED: lambda: session.mark_verified(decode(VerifiedNotice, raw)),
+            Kind.WRITE: lambda: session.write_share(decode(WriteRequest, raw), fds[0]),
+            Kind.STAGE: lambda: session.stage_share(decode(WriteRequest, raw), fds[0]),
+            Kind.UPLOAD: lambda: session.upload_share(decode(UploadRequest, raw)),
+            Kind.VOID: lambda: session.void_save(decode(VoidRequest, raw)),
             Kind.CLOSE: lambda: self._close(session),
         }
         answer = do[kind]()
@@ -208,7 +208,7 @@ class Server:
         if self._tasks.n_tasks:
             left = "closed before all was deleted that can be: the first save of the next start does that"
             print(f"stepkeeper: {left}", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
-        session.flush(max(0.0, self._close_by_s - time.monotonic()))
+        session.await_last_report(max(0.0, self._close_by_s - time.monotonic()))
 
     def _send_complaint(self, text: str | None) -> None:
         self._send({"complaint": text})

@@ -1,4 +1,4 @@
-"""What the companion does when it is asked: the only code that writes to a root."""
+"""Carry out the trainer's requests in the companion process. No other code writes to a root."""
 
 import mmap
 import os
@@ -24,7 +24,7 @@ from stepkeeper.checkpoint import (
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.companion.messages import (
-    Begun,
+    ClaimedRoot,
     ClaimRequest,
     CommitRequest,
     Committed,
@@ -48,7 +48,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
 from stepkeeper.log.foreign_steps import find_steps_in, find_unnamed_in
-from stepkeeper.log.restarts import past_of
+from stepkeeper.log.restarts import read_restart_history
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.retention.deletable import deletable
 from stepkeeper.retention.garbage import Garbage, collect, sweep
@@ -62,14 +62,14 @@ _SETTLE_EVERY_S: Final = 1.0
 
 
 @contextmanager
-def _mapped(fd: int) -> Iterator[memoryview]:
-    """The memory behind `fd`, as long as anything refers to it."""
+def _map_region(fd: int) -> Iterator[memoryview]:
+    """Map the memory behind `fd`, as long as anything refers to it."""
     size_bytes = os.fstat(fd).st_size
     yield memoryview(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ) if size_bytes else b"")
 
 
 class Session:
-    """One root, one rank. All methods but the constructor are called in one thread, the log's."""
+    """Serve one root for one rank. One thread calls all methods but the constructor: the log's."""
 
     def __init__(
         self,
@@ -96,7 +96,9 @@ class Session:
         self._written: dict[str, tuple[SaveOrder, Manifest]] = {}
         self._verified: set[int] = set()
         self._folders: dict[int, str] = {}
-        """By slot, of commits whose data is there as far as this process knows, also where the log has deleted them."""
+        """Folders by slot, of commits whose data exists as far as this process knows, also after their deletion in
+        the log.
+        """
 
         self._collected = False
         self._complaint: str | None = None
@@ -105,31 +107,36 @@ class Session:
         if opening.report_target is not None and opening.rank == 0:
             self.reporter = Reporter(opening.report_target, opening.report_interval_s, on_directive)
 
-    def resume(self) -> None:
-        """The claim that came with the opening, if any, is known to hold. Raises FencedError."""
+    def resume_claim(self) -> None:
+        """Prove that the claim that came with the opening, if any, still holds. Raises FencedError."""
         if self._claim is not None and self._opening.rank == 0:
             self._log.resume(self._claim)
-            self._tell_reporter()
+            self._update_reporter()
 
-    def begin(self, body: ClaimRequest) -> Begun:
-        """The root is ours."""
+    def claim_root(self, body: ClaimRequest) -> ClaimedRoot:
+        """Claim the root."""
         self._claim = self._log.begin(
             self._opening.identity,
             base=body.base if body.legacy is None else body.legacy,
-            offer=partial(self._offered, body),
+            offer=partial(self._read_offer, body),
             after=body.after,
             nonce=body.nonce,
             take_over=body.take_over_any or body.take_over,
             host=socket.gethostname(),
         )
-        self._tell_reporter()
-        begun = self._begun()
+        self._update_reporter()
+        claimed = self._describe_claim()
         if not body.asks_past:
-            return begun
-        return replace(begun, past=past_of(self._log.entry, self._times, self._claim.slot))
+            return claimed
+        return replace(claimed, past=read_restart_history(self._log.entry, self._times, self._claim.slot))
 
-    def _offered(self, body: ClaimRequest) -> ForeignBase | None:
-        """What the trainer has chosen, if there is a choice. Raises ForeignStepsError if it hasn't yet."""
+    def _read_offer(self, body: ClaimRequest) -> ForeignBase | None:
+        """Return the trainer's choice among another writer's steps; None if there are none.
+
+        Raises:
+            ForeignStepsError: There are such steps, and the trainer hasn't chosen one.
+
+        """
         if body.offer is None:
             listed = self._patience.retry(lambda: self._store.list(""))
             if find_steps_in(listed) or find_unnamed_in(listed):
@@ -139,40 +146,42 @@ class Session:
                 )
         return body.offer
 
-    def refresh(self) -> Begun:
-        """The claim still holds; the answer's base is what HEAD is now."""
-        self._log.latest(self._held())
-        return self._begun()
+    def refresh_head(self) -> ClaimedRoot:
+        """Prove that the claim still holds. The answer's base is HEAD at this moment."""
+        self._log.latest(self._require_claim())
+        return self._describe_claim()
 
-    def quarantine(self, body: QuarantineRequest) -> Begun:
-        """That commit is live no more; the answer's base is what HEAD is now."""
-        self._log.quarantine(self._held(), body.commit, body.reason)
-        self._tell_reporter()
-        return self._begun()
+    def quarantine_commit(self, body: QuarantineRequest) -> ClaimedRoot:
+        """Quarantine the commit, so that it isn't live any more. The answer's base is the new HEAD."""
+        self._log.quarantine(self._require_claim(), body.commit, body.reason)
+        self._update_reporter()
+        return self._describe_claim()
 
-    def restored(self, body: VerifiedNotice) -> None:
-        """The log says that the commit was read whole."""
-        self._log.mark_restored(self._held(), body.commit)
-        self._tell_reporter()
+    def mark_verified(self, body: VerifiedNotice) -> None:
+        """Note in the log that all ranks have read the commit whole."""
+        self._log.mark_restored(self._require_claim(), body.commit)
+        self._update_reporter()
 
-    def write(self, body: WriteRequest, region_fd: int) -> Written:
-        """What this rank has to write is durable; rank 0's manifest comes with the commit."""
-        order = self._order(body)
-        with _mapped(region_fd) as data:
+    def write_share(self, body: WriteRequest, region_fd: int) -> Written:
+        """Write this rank's share durably. Rank 0's manifest is written with the commit."""
+        order = self._complete_order(body)
+        with _map_region(region_fd) as data:
             manifest = write_checkpoint(
                 self._store, order, data, cache=self._structures, patience=self._patience
             )
         self._written = {manifest.folder: (order, manifest)}
-        return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
+        return Written(size_bytes=manifest.size_bytes, manifest=manifest.make_ref())
 
-    def stage(self, body: WriteRequest, region_fd: int) -> Staged:
-        """What this rank has to write is on the local disk, and `upload` goes on from there; or nothing of it is."""
+    def stage_share(self, body: WriteRequest, region_fd: int) -> Staged:
+        """Write this rank's share to the local disk, for `upload_share` to go on from there. A failure leaves nothing
+        there.
+        """
         self._staged = {}
         if self._staging is None:
             raise CompanionError("there is no local tier to stage anything in")
-        order = self._order(body)
+        order = self._complete_order(body)
         try:
-            with _mapped(region_fd) as data:
+            with _map_region(region_fd) as data:
                 manifest = self._staging.stage(order, data, cache=self._structures)
         except OSError as error:
             why_not = None if self._staging_fails else str(error)
@@ -182,21 +191,31 @@ class Session:
         self._staged = {manifest.folder: (order, manifest)}
         return Staged(held=True)
 
-    def upload(self, body: UploadRequest) -> Written:
-        """As `write`, of what was staged. Raises SaveError if the local disk doesn't hold it any more."""
+    def upload_share(self, body: UploadRequest) -> Written:
+        """Upload the staged share, with the result of `write_share`.
+
+        Raises:
+            SaveError: The local disk doesn't hold the share any more.
+
+        """
         if self._staging is None or body.folder not in self._staged:
             raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
         order, manifest = self._staged[body.folder]
         self._staging.upload(manifest)
         self._staged = {}
         self._written = {manifest.folder: (order, manifest)}
-        return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
+        return Written(size_bytes=manifest.size_bytes, manifest=manifest.make_ref())
 
-    def commit(self, body: CommitRequest) -> tuple[Committed, BackgroundTask]:
-        """The checkpoint is HEAD; and what is to be done after the answer is given.
+    def commit_save(self, body: CommitRequest) -> tuple[Committed, BackgroundTask]:
+        """Make the checkpoint HEAD.
 
-        That goes on in the log's thread too, but for its jobs: they ask the store only, so requests may be answered
-        meanwhile. What comes after several commits is to be done in their order, one after the other.
+        Returns:
+            The answer, and the work to do after it is sent. That work also runs in the log's thread, except for its
+            blocking
+            calls, which use only the store: requests may be answered meanwhile. The work after several commits has
+            to be done
+            in their order, one after the other.
+
         """
         if body.folder not in self._written:
             raise CompanionError(f"nothing was written to {body.folder} by this companion process")
@@ -210,8 +229,8 @@ class Session:
             patience=self._patience,
         )
         record = self._append_commit(own, finished, body.metrics)
-        uri = self._uri(record.folder)
-        self._tell_reporter(
+        uri = self._folder_uri(record.folder)
+        self._update_reporter(
             ReportedCommit(
                 sequence=record.slot,
                 step=record.step,
@@ -221,25 +240,30 @@ class Session:
                 time_unix_s=int(time.time()),
             )
         )
-        return Committed(record=record, uri=uri), self._after_commit(record, finished)
+        return Committed(record=record, uri=uri), self._work_after_commit(record, finished)
 
-    def void(self, body: VoidRequest) -> None:
-        """The save in that folder is given up for good."""
-        self._log.void(self._held(), body.reason, body.folder)
+    def void_save(self, body: VoidRequest) -> None:
+        """Give up the save in that folder for good."""
+        self._log.void(self._require_claim(), body.reason, body.folder)
         self._written.pop(body.folder, None)
         self._staged.pop(body.folder, None)
-        self._tell_reporter()
+        self._update_reporter()
 
-    def flush(self, timeout_s: float) -> None:
-        """The last report was answered, or the time is up."""
+    def await_last_report(self, timeout_s: float) -> None:
+        """Wait until the last report is answered, at most `timeout_s` seconds."""
         if self.reporter is not None and not self.reporter.await_answer(timeout_s):
             print("stepkeeper: the last report got no answer in time", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
 
-    def _order(self, body: WriteRequest) -> SaveOrder:
-        """Complete what is asked with what isn't told again. Raises CompanionError if that isn't held here."""
+    def _complete_order(self, body: WriteRequest) -> SaveOrder:
+        """Complete the request's order with the structure that this process holds.
+
+        Raises:
+            CompanionError: This process doesn't hold it.
+
+        """
         if body.structure is not None:
-            self._structures.hold(Structure.from_text(body.structure))
-        structure = self._structures.find(body.structure_key)
+            self._structures.hold_structure(Structure.from_text(body.structure))
+        structure = self._structures.find_structure(body.structure_key)
         if structure is None:
             raise CompanionError(
                 f"{body.folder} is to be written by a structure that wasn't told: nothing was"
@@ -249,10 +273,10 @@ class Session:
     def _append_commit(
         self, own: Manifest, finished: FinishedCheckpoint, metrics: dict[str, str] | None
     ) -> CommitRecord:
-        """The commit entry is in the log, however long the store takes to say so."""
-        claim = self._held()
-        # Of a deletion, say: it is no answer to whether this commit went in.
-        self._settle()
+        """Append the commit's entry to the log, however long the store takes to answer."""
+        claim = self._require_claim()
+        # An append that is still open, of a deletion say, must not be taken for this commit's.
+        self._settle_log()
         try:
             return self._log.commit(
                 claim,
@@ -263,93 +287,100 @@ class Session:
                 metrics=metrics,
             )
         except UnknownOutcomeError:
-            record = self._settle()
+            record = self._settle_log()
             assert record is not None
             return record
 
-    def _settle(self) -> CommitRecord | None:
-        """Nothing is open any more. Answers the commit that was."""
+    def _settle_log(self) -> CommitRecord | None:
+        """Find out how all open appends ended. Return the commit that was open, if one was."""
         while True:
             try:
                 return self._log.settle()
             except UnknownOutcomeError:
                 self._patience.sleep(_SETTLE_EVERY_S)
 
-    def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
-        """Verification, then deletion. What fails here is said, and tried again after the next commit."""
+    def _work_after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
+        """Verify the commit, then delete what may go. A failure is reported, and the next commit's work tries
+        again.
+        """
         try:
-            yield from self._verify(record, finished)
-            yield from self._delete()
+            yield from self._verify_commit(record, finished)
+            yield from self._delete_unkept()
             if not self._collected:
-                yield from self._collect()
-            self._complain(None)
+                yield from self._collect_leftovers()
+            self._set_complaint(None)
         except Exception as error:  # the commit stands, and the next save needs this process
-            self._complain_of(f"after the commit of step {record.step}", error)
-        self._tell_reporter()
+            self._report_failure(f"after the commit of step {record.step}", error)
+        self._update_reporter()
 
     def make_room(self) -> BackgroundTask | None:
-        """All that may go is gone, without a commit before it. None: this process may not delete anything."""
+        """Return the task that deletes all that may go, without a commit before it; None if this process may delete
+        nothing.
+        """
         return None if self._claim is None or self._opening.rank != 0 else self._make_room()
 
     def _make_room(self) -> BackgroundTask:
         try:
-            yield from self._delete()
-            yield from self._collect()
-        except Exception as error:  # the save fails for want of room, which is what is to be known
-            self._complain_of("room could not be made", error)
+            yield from self._delete_unkept()
+            yield from self._collect_leftovers()
+        except Exception as error:  # the save fails for lack of room, and its error says so
+            self._report_failure("room could not be made", error)
 
-    def _complain_of(self, what: str, error: Exception) -> None:
-        self._complain(f"{what}: {error!r}")
+    def _report_failure(self, what: str, error: Exception) -> None:
+        self._set_complaint(f"{what}: {error!r}")
         if not isinstance(error, StepkeeperError):
             traceback.print_exception(error)
 
-    def _complain(self, text: str | None) -> None:
-        """Whoever asks how checkpointing is doing hears it, until what follows a later commit goes well."""
+    def _set_complaint(self, text: str | None) -> None:
+        """Report a failure of the work after a commit; None once that work went well again."""
         if text != self._complaint:
             self._on_complaint(text)
         self._complaint = text
 
-    def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
-        """The store holds what was written.
+    def _verify_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
+        """Check that the store holds the written objects.
 
-        Raises VerifyError, or FencedError where a later claim may have deleted it.
+        Raises:
+            VerifyError: It doesn't.
+            FencedError: It doesn't, and a later claim may have deleted them.
+
         """
         if record.slot not in self._log.state.commits:
-            # A commit that came before its turn has superseded it: it is deleted already.
+            # A later commit was made before this one's turn came, and retention has deleted this one already.
             return
         try:
             yield from run_in_thread(partial(verify_objects, self._store, finished, patience=self._patience))
         except VerifyError:
-            self._log.resume(self._held())
+            self._log.resume(self._require_claim())
             raise
         self._verified.add(record.slot)
 
-    def _delete(self) -> BackgroundTask:
-        """What retention doesn't keep is deleted: in the log first, then the data of what nobody has pinned.
+    def _delete_unkept(self) -> BackgroundTask:
+        """Delete the commits that retention doesn't keep: first in the log, then the data that no pin protects.
 
-        Also the data of what was deleted in an earlier call, if that was cut short, or if its pins are gone now.
+        This also deletes the data of earlier deletions that were cut short, or whose pins are gone by now.
         """
         keep = self._opening.keep
         times_unix_s: Mapping[int, float] = {}
         if keep is not None and keep.needs_times:
             times_unix_s = yield from run_in_thread(partial(self._times.of_commits, self._log.state.line))
-        # Not before a job: commits that are made meanwhile may be deleted too.
+        # Only now: commits that were made during the blocking call may be deleted too.
         self._folders |= {slot: record.folder for slot, record in self._log.state.commits.items()}
         if keep is not None:
             policy = keep.policy
             self._log.delete(
-                self._held(), lambda state: deletable(state, policy, self._verified, times_unix_s)
+                self._require_claim(), lambda state: deletable(state, policy, self._verified, times_unix_s)
             )
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
-        # Deleted for good, and pins that come later see that they come too late: whatever is committed meanwhile.
+        # Whatever is committed meanwhile, these stay deleted, and a later pin finds that it is too late.
         left = yield from run_in_thread(partial(sweep, self._store, deleted, patience=self._patience))
         for slot in {each.slot for each in deleted} - {each.slot for each in left}:
             assert slot is not None
             del self._folders[slot]
 
-    def _collect(self) -> BackgroundTask:
-        """What earlier claims left behind is gone, but for what is pinned, which goes once it no longer is."""
+    def _collect_leftovers(self) -> BackgroundTask:
+        """Delete what earlier claims left behind. Pinned data stays, and goes once it isn't pinned any more."""
         state = self._log.refresh()
         report = yield from run_in_thread(
             partial(collect, state, self._log.entry, self._store, patience=self._patience)
@@ -357,26 +388,26 @@ class Session:
         self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}
         self._collected = True
 
-    def _held(self) -> Claim:
+    def _require_claim(self) -> Claim:
         if self._claim is None:
-            raise CompanionError("nothing was begun: there is no claim to write under")
+            raise CompanionError("nothing was claimed: there is no claim to write under")
         return self._claim
 
-    def _begun(self) -> Begun:
+    def _describe_claim(self) -> ClaimedRoot:
         state = self._log.state
         assert state.root is not None
-        return Begun(
-            claim=self._held(),
+        return ClaimedRoot(
+            claim=self._require_claim(),
             root=state.root,
             tail=state.tail,
             base=state.latest,
             legacy=state.legacy,
         )
 
-    def _uri(self, folder: str) -> str:
+    def _folder_uri(self, folder: str) -> str:
         return f"{self._store.uri.rstrip('/')}/{folder}"
 
-    def _tell_reporter(self, commit: ReportedCommit | None = None) -> None:
+    def _update_reporter(self, commit: ReportedCommit | None = None) -> None:
         if self.reporter is None:
             return
         state = self._log.state
@@ -386,7 +417,7 @@ class Session:
             head = Head(
                 sequence=latest.slot,
                 step=latest.step,
-                uri=self._uri(latest.folder),
+                uri=self._folder_uri(latest.folder),
                 size_bytes=latest.size_bytes,
             )
         claim = None if self._claim is None else self._claim.slot

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Final
 
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import Begun, ClaimRequest, CloseRequest, Kind, OpenRequest
-from stepkeeper.companion.origin import NextClaim, Origin, goes_on_from, with_origin
+from stepkeeper.companion.messages import ClaimedRoot, ClaimRequest, CloseRequest, Kind, OpenRequest
+from stepkeeper.companion.origin import NextClaim, Origin, is_claim_from, set_claim_base
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
@@ -69,15 +69,15 @@ class Companion:
         self._starting: CompanionProcess | None = None
         self._finalizer: weakref.finalize[[], Companion] | None = None
         self._closed = False
-        self._begun: Begun | None = None
+        self._claimed_root: ClaimedRoot | None = None
         self._origin: Origin | None = None
         self._next_claim: NextClaim | None = None
         self._state = TrainerState()
 
     @property
-    def begun(self) -> Begun | None:
+    def claimed_root(self) -> ClaimedRoot | None:
         """The claim of this process, once it has one."""
-        return self._begun
+        return self._claimed_root
 
     @property
     def has_tier(self) -> bool:
@@ -125,7 +125,7 @@ class Companion:
 
     def _start_process(self) -> CompanionProcess:
         # If the next claim may be in the log already, requesting that one proves this one too.
-        held = None if self._next_claim is not None else self._begun
+        held = None if self._next_claim is not None else self._claimed_root
         claim = None if held is None else held.claim
         process = self._starting = CompanionProcess(self._on_directive)
         try:
@@ -148,7 +148,7 @@ class Companion:
             # When the interpreter ends, the closed socket tells the process.
             self._finalizer.atexit = False
 
-    def claim_root(self, *, origin: Origin | None = None, take_over: str | None = None) -> Begun:
+    def claim_root(self, *, origin: Origin | None = None, take_over: str | None = None) -> ClaimedRoot:
         """Claim the root for this process, which goes on from `origin`; without an origin, from what HEAD is.
 
         A repeated call with the same origin returns the same claim. If `origin` is another one and isn't HEAD, this
@@ -163,17 +163,17 @@ class Companion:
 
         """
         process = self._process_with_next_claim_made()
-        if self._begun is None:
+        if self._claimed_root is None:
             body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
-            self._begun = self._request_first_claim(
-                process, body if origin is None else with_origin(body, origin)
+            self._claimed_root = self._request_first_claim(
+                process, body if origin is None else set_claim_base(body, origin)
             )
             self._origin = origin
         elif origin is not None and origin is not self._origin:
-            self._begun = self._claim_next(process, origin)
-        return self._begun
+            self._claimed_root = self._claim_next(process, origin)
+        return self._claimed_root
 
-    def claim_root_from(self, legacy: ForeignBase) -> Begun:
+    def claim_root_from(self, legacy: ForeignBase) -> ClaimedRoot:
         """Follow this process's claim, which held until now, by another one that goes on from `legacy`.
 
         Raises:
@@ -187,11 +187,11 @@ class Companion:
 
         The root is claimed first, if this process hasn't claimed it yet.
         """
-        if self._begun is None:
-            begun = self.claim_root(take_over=take_over)
+        if self._claimed_root is None:
+            claimed = self.claim_root(take_over=take_over)
         else:
-            begun = decode(Begun, self._process_with_claim_known().send_request(Kind.REFRESH, {}))
-        return begun.base or begun.legacy
+            claimed = decode(ClaimedRoot, self._process_with_claim_known().send_request(Kind.REFRESH, {}))
+        return claimed.base or claimed.legacy
 
     def _process_with_claim_known(self) -> CompanionProcess:
         """Return a running process after finding out whether the next claim, if one was requested, is in the log.
@@ -201,20 +201,20 @@ class Companion:
         process = self.ensure_process()
         if (next_claim := self._next_claim) is not None:
             stays = replace(next_claim.body, base=None, legacy=None)
-            self._begun = self._request_next_claim(process, replace(next_claim, body=stays))
+            self._claimed_root = self._request_next_claim(process, replace(next_claim, body=stays))
         return process
 
     def _process_with_next_claim_made(self) -> CompanionProcess:
         """Return a running process after making the next claim, if one was requested."""
         process = self.ensure_process()
         if self._next_claim is not None:
-            self._begun = self._request_next_claim(process, self._next_claim)
+            self._claimed_root = self._request_next_claim(process, self._next_claim)
         return process
 
-    def _claim_next(self, process: CompanionProcess, origin: Origin) -> Begun:
-        assert self._begun is not None
-        body = replace(self._claiming, after=self._begun.claim, nonce=new_nonce())
-        self._next_claim = NextClaim(body=with_origin(body, origin), origin=origin)
+    def _claim_next(self, process: CompanionProcess, origin: Origin) -> ClaimedRoot:
+        assert self._claimed_root is not None
+        body = replace(self._claiming, after=self._claimed_root.claim, nonce=new_nonce())
+        self._next_claim = NextClaim(body=set_claim_base(body, origin), origin=origin)
         try:
             return self._request_next_claim(process, self._next_claim)
         except StorageError as error:
@@ -223,25 +223,25 @@ class Companion:
                 self._next_claim = None
             raise
 
-    def _request_next_claim(self, process: CompanionProcess, next_claim: NextClaim) -> Begun:
+    def _request_next_claim(self, process: CompanionProcess, next_claim: NextClaim) -> ClaimedRoot:
         try:
-            begun = decode(Begun, process.send_request(Kind.CLAIM, encode(next_claim.body)))
+            claimed = decode(ClaimedRoot, process.send_request(Kind.CLAIM, encode(next_claim.body)))
         except (FencedError, RestoreError):
             # The next claim isn't in the log, and is given up.
             self._next_claim = None
             raise
         self._next_claim = None
-        if goes_on_from(begun, next_claim.origin):
+        if is_claim_from(claimed, next_claim.origin):
             self._origin = next_claim.origin
-        return begun
+        return claimed
 
-    def _request_first_claim(self, process: CompanionProcess, body: ClaimRequest) -> Begun:
+    def _request_first_claim(self, process: CompanionProcess, body: ClaimRequest) -> ClaimedRoot:
         try:
-            return decode(Begun, process.send_request(Kind.CLAIM, encode(body)))
+            return decode(ClaimedRoot, process.send_request(Kind.CLAIM, encode(body)))
         except ForeignStepsError:
             # Only a process with torch, this one, can read what another writer's step holds.
             body = replace(body, offer=self.choose_foreign_step())
-            return decode(Begun, process.send_request(Kind.CLAIM, encode(body)))
+            return decode(ClaimedRoot, process.send_request(Kind.CLAIM, encode(body)))
 
     def report_state(self, state: TrainerState) -> None:
         """Carry `state` in reports from here on."""

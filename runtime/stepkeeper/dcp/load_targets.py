@@ -45,7 +45,7 @@ class LoadTargets:
             ManifestError: The manifests don't say where an item is stored.
 
         """
-        self.table = BlockTable.of_data(manifests)
+        self.table = BlockTable.from_manifests(manifests)
         self.places = Places()
         chunks = {
             (chunk.path, chunk.offset_bytes): chunk
@@ -95,7 +95,7 @@ class LoadTargets:
                 lock=lock,
             )
             self.places.add_piece(piece, self.table)
-        order = self.table.reading_order(manifests)
+        order = self.table.order_for_reading(manifests)
         self.reads: Mapping[int, Sequence[int]] = {n: () for n in order if n in self.places.by_block}
 
 

@@ -14,7 +14,7 @@ from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
-from stepkeeper.checkpoint.reread import read_there
+from stepkeeper.checkpoint.reread import read_if_present
 from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
 from stepkeeper.dcp.load_targets import LoadTargets, fill_from_chunks
 from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
@@ -180,7 +180,7 @@ class StorageReader(storage.StorageReader):
                 f"{folder.own_uri}: {name} was stored compressed or otherwise changed "
                 f"({info.transform_descriptors}): load it with torch's FileSystemReader"
             )
-        data = self._patience.retry(lambda: read_there(folder, path, info.offset, info.length))
+        data = self._patience.retry(lambda: read_if_present(folder, path, info.offset, info.length))
         if data is None or len(data) != info.length:
             said = "is missing" if data is None else "is cut short"
             raise TornCheckpointError(
@@ -201,12 +201,12 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
     """Read the metadata, and the manifests that prove it if the checkpoint has some."""
     where = f"{folder.own_uri}/{METADATA_NAME}"
     item = BadItem(folder=folder.name, name=METADATA_NAME)
-    data = patience.retry(lambda: read_there(folder, folder.path(METADATA_NAME)))
+    data = patience.retry(lambda: read_if_present(folder, folder.path(METADATA_NAME)))
     if data is None:
         raise RestoreError(
             f"{where} isn't there: {folder.own_uri} holds no checkpoint, or one that wasn't finished"
         )
-    first = patience.retry(lambda: read_there(folder, folder.path(manifest_name(0))))
+    first = patience.retry(lambda: read_if_present(folder, folder.path(manifest_name(0))))
     manifest = None if first is None else Manifest.from_json(first, f"{folder.own_uri}/{manifest_name(0)}")
     try:
         metadata = read_metadata(data, name=where)

@@ -139,7 +139,7 @@ class _StagingBuffer:
             self.places = []
             self.region.reserve(end)
             self.places = [
-                self.region.tensor(start, dtype, shape)
+                self.region.view_tensor(start, dtype, shape)
                 for start, (dtype, shape) in zip(starts, layout, strict=True)
             ]
             self.layout = layout

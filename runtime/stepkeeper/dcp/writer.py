@@ -17,8 +17,8 @@ from typing_extensions import override
 from stepkeeper.checkpoint import SaveOrder, Structure
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
-from stepkeeper.checkpoint.structure_cache import inventory_of
-from stepkeeper.checkpoint.writing import files_for, manifest_of, write_files
+from stepkeeper.checkpoint.structure_cache import build_inventory
+from stepkeeper.checkpoint.writing import build_manifest, plan_files, write_files
 from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
 from stepkeeper.dcp.shares import Share, add_storage_places, join_manifests
 from stepkeeper.errors import BadUriError, ObjectExistsError, SaveError, TransientStorageError
@@ -162,14 +162,14 @@ class StorageWriter(storage.StorageWriter):
             step=0,
             claim=0,
             nonce=self._save_id,
-            structure=Structure.of(share.tensors),
+            structure=Structure.build(share.tensors),
             values=share.values,
         )
         with self._open() as folder:
             taken = self._next_file_number(folder, order.rank)
             files = [
                 replace(file, name=f"__{order.rank}_{taken + number}.distcp")
-                for number, file in enumerate(files_for(folder, order))
+                for number, file in enumerate(plan_files(folder, order))
             ]
             objects = write_files(folder, folder.name, files, share, patience=self._patience)
         results = [
@@ -178,7 +178,9 @@ class StorageWriter(storage.StorageWriter):
                 size_in_bytes=sum(piece.length_bytes for piece in written.pieces),
                 storage_data=written,
             )
-            for item, written in share.locate_items(files, manifest_of(order, inventory_of(files), objects))
+            for item, written in share.locate_items(
+                files, build_manifest(order, build_inventory(files), objects)
+            )
         ]
         future: Future[list[storage.WriteResult]] = Future()
         future.set_result(results)

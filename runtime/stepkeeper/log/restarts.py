@@ -9,7 +9,7 @@ from stepkeeper.log import BeginEntry, Entry
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.loggers import logger
 
-__all__ = ["Past", "past_of"]
+__all__ = ["RestartHistory", "read_restart_history"]
 
 _log: Final = logger(__name__)
 _MOST: Final = 16
@@ -17,7 +17,7 @@ _MOST: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class RestartHistory:
     """The past of a training, up to a claim of its root."""
 
     restarts: int
@@ -27,14 +27,16 @@ class Past:
     """The seconds over which these happened. None: the store doesn't say when things were put."""
 
 
-def past_of(entry: Callable[[int], Entry], times: StoreTimes, claim: int) -> Past | None:
+def read_restart_history(
+    entry: Callable[[int], Entry], times: StoreTimes, claim: int
+) -> RestartHistory | None:
     """Read the past of the job that `claim` is of. If the log can't be read, warn and return None."""
     try:
         restarts, first = _restarts_before(entry, claim)
     except (StorageError, LogFormatError) as error:  # the claim stands without it: it is for an estimate only
         _log.warning("how often this training was restarted can't be told: %s", error)
         return None
-    return Past(restarts=restarts, over_s=times.between_s(first, claim) if restarts else 0)
+    return RestartHistory(restarts=restarts, over_s=times.between_s(first, claim) if restarts else 0)
 
 
 def _restarts_before(entry: Callable[[int], Entry], claim: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from stepkeeper.companion.messages import Begun, Kind, QuarantineRequest, VerifiedNotice
+from stepkeeper.companion.messages import ClaimedRoot, Kind, QuarantineRequest, VerifiedNotice
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import RestoreError
@@ -101,10 +101,10 @@ class LatestRestore:
         """Condemn `bad`, and return what HEAD means now. Another writer's step has no entry to condemn."""
         if isinstance(bad, CommitRecord):
             body = QuarantineRequest(commit=bad.slot, reason=reason)
-            begun = decode(
-                Begun, self._companion.ensure_process().send_request(Kind.QUARANTINE, encode(body))
+            claimed = decode(
+                ClaimedRoot, self._companion.ensure_process().send_request(Kind.QUARANTINE, encode(body))
             )
-            return self._restorable(begun.base or begun.legacy)
+            return self._restorable(claimed.base or claimed.legacy)
         store = self._restorer.store
         older = [each for each in find_steps(store) if each.step <= bad.step and each.folder != bad.folder]
         look = partial(find_fault, store, reopen=self._restorer.reopen)
@@ -127,6 +127,6 @@ class LatestRestore:
         """
         if not isinstance(base, ForeignBase):
             return base
-        begun = self._companion.begun
-        assert begun is not None
-        return ForeignRecord(slot=begun.claim.slot, step=base.step, folder=base.folder)
+        claimed = self._companion.claimed_root
+        assert claimed is not None
+        return ForeignRecord(slot=claimed.claim.slot, step=base.step, folder=base.folder)

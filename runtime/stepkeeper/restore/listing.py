@@ -38,7 +38,7 @@ def find_step(store: Store, step: int) -> Restorable:
 
 def find_settled_step(store: Store, companion: Companion, step: int) -> Restorable:
     """Find a step as `find_step` does, once the deletions that follow this process's own commits are made."""
-    if companion.begun is not None:
+    if companion.claimed_root is not None:
         # The companion answers after what follows the last commit, deletions among it.
         companion.read_latest()
     return find_step(store, step)

@@ -5,7 +5,7 @@ from typing import Any, Final, Protocol
 
 from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.blocks import Contents
-from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
+from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
 from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord
 from stepkeeper.restore.filling import Filling
@@ -72,7 +72,7 @@ class Loading:
         self._flat = FlatState(tensors={}, values={})
         self._request = LoadRequest(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
-        self._contents = Contents.of(())
+        self._contents = Contents.from_manifests(())
         self._places = Places()
         self._filling: Filling | None = None
         self._duties = Duties(reads={}, receives={})
@@ -102,9 +102,9 @@ class Loading:
         """
         manifests = self._exchange.share_manifests(
             lambda: read_manifest_bytes(self._store, self._record),
-            lambda stored: proven_manifests(stored, self._record, self._store.uri),
+            lambda stored: prove_manifests(stored, self._record, self._store.uri),
         )
-        self._contents = contents = Contents.of(manifests)
+        self._contents = contents = Contents.from_manifests(manifests)
         self._flat = flatten_state(self._state)
         self._request = build_load_request(self._flat, self._ranks)
         tensors = {fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()}

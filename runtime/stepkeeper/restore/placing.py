@@ -169,7 +169,7 @@ class Places:
         """Add a piece to the blocks that hold bytes of it."""
         self.pieces.append(piece)
         span = piece.array.span
-        for number in table.covering(piece.path, piece.start + span.start, len(span)):
+        for number in table.find_blocks(piece.path, piece.start + span.start, len(span)):
             if _holds(piece, table.blocks[number]):
                 self.by_block.setdefault(number, []).append(piece)
 
@@ -178,7 +178,7 @@ class Places:
         data = np.empty(record.length_bytes, dtype=np.uint8)
         value = StoredValue(record=record, data=data, n_lacking=record.length_bytes)
         self.values[record.fqn] = value
-        for number in table.covering(record.path, record.offset_bytes, record.length_bytes):
+        for number in table.find_blocks(record.path, record.offset_bytes, record.length_bytes):
             self.by_block.setdefault(number, []).append(value)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stepkeeper.checkpoint.reread import still_bad
+from stepkeeper.checkpoint.reread import reread_bad_bytes
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import BadBytes, BadItem, BadNodeError, RestoreError, TornCheckpointError
@@ -213,7 +213,7 @@ def _read_again(question: Question, rank: int, reopen: Callable[[], Store]) -> d
 def _find_fault(store: Store, bad: Bad) -> str | None:
     """Find out what is wrong with the bytes now; None if nothing is."""
     if isinstance(bad, BadBytes):
-        return still_bad(store, bad)
+        return reread_bad_bytes(store, bad)
     try:
         content = open_content(store, bad.folder)
         if bad.chunk is not None:

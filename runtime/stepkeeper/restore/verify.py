@@ -10,7 +10,7 @@ from typing import Any, Final
 from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.blocks import Block, BlockTable
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
-from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
+from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord
@@ -93,7 +93,7 @@ class _Verifying:
         sizes: list[int] = []
 
         def prove(stored: Sequence[bytes]) -> Sequence[Manifest]:
-            proven = proven_manifests(stored, self._record, self._store.uri)
+            proven = prove_manifests(stored, self._record, self._store.uri)
             sizes[:] = map(len, stored)
             return proven
 
@@ -102,7 +102,7 @@ class _Verifying:
         )
         proven = {manifest_name(rank) for rank in range(len(manifests))}
         others = [o for manifest in manifests for o in manifest.objects if o.path not in proven]
-        table = BlockTable.of(others)
+        table = BlockTable.from_objects(others)
         self.n_objects = len(proven) + len(others)
         self.size_bytes = sum(sizes) + sum(record.size_bytes for record in others)
         bad = list(self._bad(CheckpointReader(self._store, manifests), table))

@@ -1,4 +1,4 @@
-"""Follow one save from its begin to its commit."""
+"""Follow one save from its start to its commit."""
 
 import time
 from collections.abc import Callable
@@ -12,38 +12,55 @@ __all__ = ["InFlight"]
 
 
 class InFlight:
-    """A save that was begun, and what has become of it so far."""
+    """A save that was started, and its progress so far.
+
+    Attributes:
+        step: The step that is saved.
+        state: How far the save has come.
+        report: The save's cost in time; None until the save has ended.
+    """
 
     def __init__(self, step: int, clock: SaveClock | None = None) -> None:
         self.step: Final = step
         self.state = SaveState.TRANSFERRING
         self.future: Final[Future[Committed]] = Future()
-        self.released: Final[Future[None]] = Future()
-        """Its memory is another save's to use."""
+        self.region_released: Final[Future[None]] = Future()
+        """Resolved when another save may use this one's memory."""
 
         self.report: SaveReport | None = None
-        """Where the time went; None until it has ended."""
+        """The save's cost in time; None until the save has ended."""
 
-        self.heard: Callable[[BaseException], None] = lambda _error: None
-        """Told which failure `result` has raised."""
+        self.on_raised: Callable[[BaseException], None] = lambda _error: None
+        """Called with each error that `result` raises."""
 
         self.clock: Final = clock or SaveClock()
         self._began_s = time.monotonic()
         self._size_bytes = 0
 
-    def reach(self, state: SaveState) -> None:
+    def set_state(self, state: SaveState) -> None:
         """Note that the save has come as far as `state`."""
-        self.clock.reached(state)
+        self.clock.mark_state(state)
         self.state = state
 
-    def note_written(self, size_bytes: int) -> None:
-        """Note that this rank's share, of so many bytes, is durable."""
+    def set_size(self, size_bytes: int) -> None:
+        """Note that this rank's share is durable.
+
+        Args:
+            size_bytes: Size of the share.
+
+        """
         self._size_bytes = size_bytes
 
-    def conclude(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
-        """End the save, and make its report."""
+    def end_save(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
+        """End the save, and make its report.
+
+        Args:
+            committed: The commit; None if the save failed.
+            error: The reason why the save failed, if it did.
+
+        """
         record = None if committed is None else committed.record
-        self.report = self.clock.report(
+        self.report = self.clock.build_report(
             self.step,
             size_bytes=self._size_bytes,
             sequence=None if record is None else record.slot,
@@ -55,35 +72,45 @@ class InFlight:
 
     @property
     def done(self) -> bool:
-        """True once it is committed or failed."""
+        """True once the save is committed or has failed."""
         return self.future.done()
 
     @property
     def ended(self) -> bool:
-        """True from just before `done`, when its end is being told."""
+        """True once the save is committed or has failed. It turns true just before `done`, while callbacks run."""
         return self.state in (SaveState.COMMITTED, SaveState.FAILED)
 
     @property
     def failed(self) -> bool:
-        """True once it is over and no commit came of it."""
+        """True once the save has ended without a commit."""
         return self.state is SaveState.FAILED
 
     def result(self, timeout_s: float | None = None) -> Committed:
-        """Wait for the commit to be in the log.
+        """Wait until the commit is in the log.
+
+        Ranks: any rank may call this.
+
+        Args:
+            timeout_s: Seconds to wait; None waits without limit.
+
+        Returns:
+            The commit's record and its URI.
 
         Raises:
-            TimeoutError: it isn't yet.
-            RanksDifferError: the ranks' states differ: nothing was written.
-            StepkeeperError: the save failed. Of a rank alone, no later call raises it again, but where it says that
-                this process has lost the root; of several, the next call does, in all of them.
+            TimeoutError: The save is still in flight after `timeout_s`.
+            RanksDifferError: The ranks' states differ, and nothing was written.
+            StepkeeperError: The save failed. In a job of one rank, later calls of the manager don't raise the
+                failure again,
+                except for the loss of the root. In a job of several ranks, the manager's next call raises it on all
+                of them.
 
         """
         try:
             return self.future.result(timeout_s)
         except BaseException as error:
-            self.heard(error)
+            self.on_raised(error)
             raise
 
     def duration_millis(self) -> int:
-        """Count the milliseconds since its snapshot was begun."""
+        """Count the milliseconds since the save's start."""
         return int((time.monotonic() - self._began_s) * 1000)

@@ -1,4 +1,4 @@
-"""Ask for one save: what a train loop hands over, passed on unchanged until its snapshot is taken."""
+"""Define the request for one save, which passes unchanged from the train loop to the snapshot."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,17 @@ __all__ = ["SaveRequest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
-    """A finished step, and the state that came of it. It is dropped with the snapshot: the state is the training's."""
+    """A finished step, and its state.
+
+    The request is dropped with the snapshot, because the state is the training's.
+    """
 
     step: int
     state: Mapping[str, object]
     metrics: Mapping[str, object] | None = None
-    """What the training says of the step."""
+    """The training's metrics of the step."""
 
     is_last: bool = False
-    """No other save comes after it: it goes to the root at once, and nobody needs its memory again."""
+    """True if no other save comes after it. Such a save goes to the root at once: its memory need not be freed
+    early.
+    """

@@ -50,7 +50,7 @@ def save_small(
 
     """
     own, *others = write_small(store, claim, step, world_size=world_size, value=value)
-    finished = finish_checkpoint(store, own, [manifest.ref() for manifest in others])
+    finished = finish_checkpoint(store, own, [manifest.make_ref() for manifest in others])
     return log.commit(
         claim, step=step, folder=own.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
     )
@@ -90,7 +90,7 @@ def write_small(
             step=step,
             claim=claim.slot,
             nonce=nonce,
-            structure=Structure.of([row_order]),
+            structure=Structure.build([row_order]),
             values=(ValueOrder(fqn="step", start=_ROW_BYTES, length_bytes=len(value)),) if rank == 0 else (),
         )
         manifests.append(write_checkpoint(store, order, memoryview(bytearray(row + value))))

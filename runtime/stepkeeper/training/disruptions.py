@@ -2,7 +2,7 @@
 
 import time
 
-from stepkeeper.log.restarts import Past
+from stepkeeper.log.restarts import RestartHistory
 from stepkeeper.policy.save import Disruptions
 
 __all__ = ["DisruptionHistory"]
@@ -15,7 +15,7 @@ class DisruptionHistory:
         self._claim: int | None = None
         self._since_s = 0.0
 
-    def count_until_now(self, claim: int, past: Past) -> Disruptions:
+    def count_until_now(self, claim: int, past: RestartHistory) -> Disruptions:
         """Add the time since `claim` was made to the past that was read at that claim.
 
         Args:

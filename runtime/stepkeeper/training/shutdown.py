@@ -61,7 +61,7 @@ class Leaving:
             yield
         except FencedError as error:
             self._stepping.process_exit.write_termination_message(
-                ExitCode.FENCED, self._saves.newest, str(error)
+                ExitCode.FENCED, self._saves.newest_commit, str(error)
             )
             raise
 
@@ -75,10 +75,10 @@ class Leaving:
         """Training is done: saves in flight are committed, all ranks have come here, the operator was told."""
         if self.closed:
             return
-        self._saves.wait()
+        self._saves.wait_until_idle()
         # They may still ask the manager.
         left_s = self._stepping.process_exit.grace_left_s()
-        self._saves.finish_telling(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
+        self._saves.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
         self.raise_failure(newest=True)
         if self._rank_group.world_size > 1:
             met = self._rank_group.gather("done", {}, _MEET_S)
@@ -111,7 +111,7 @@ class Leaving:
         """Training is done; or not, where ranks agreed to stop, or where exit code 0 was `chosen` after a notice."""
         stepping = self._stepping
         if stepping.agreed_to_stop or (chosen and stepping.notices.read_notice() is not None):
-            self._saves.await_last(stepping.process_exit.grace_left_s())
+            self._saves.await_save_for_notice(stepping.process_exit.grace_left_s())
             stepping.stopped = True
         self.exit_if_stopped()
         self.close()
@@ -120,7 +120,7 @@ class Leaving:
         """The process is about to end with `error`: a save in flight is given a little time, peers none."""
         text = format_traceback(error)
         if not isinstance(error, PeerLostError):
-            self._saves.wait(
+            self._saves.wait_until_idle(
                 self._stepping.process_exit.save_timeout_s(alone=self._rank_group.world_size == 1)
             )
         if text is not None:
@@ -133,7 +133,9 @@ class Leaving:
             return
         self.closed = True
         stepping = self._stepping
-        stepping.process_exit.write_termination_message(code, self._saves.newest, error or self._saves.error)
+        stepping.process_exit.write_termination_message(
+            code, self._saves.newest_commit, error or self._saves.error
+        )
         self._rank_group.abort()
         stepping.close()
         self._progress.send_latest_step()
@@ -143,4 +145,4 @@ class Leaving:
         if code != ExitCode.PEER_LOST:
             self._rank_group.leave(min(_READ_S, ends_s - time.monotonic()))
         if code != ExitCode.DONE:
-            self._saves.finish_telling(ends_s - time.monotonic())
+            self._saves.await_hooks(ends_s - time.monotonic())

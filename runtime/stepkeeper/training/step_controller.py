@@ -106,7 +106,7 @@ class Stepping:
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
         stopping = self.reached(step)
-        last = self._saves.last_begun
+        last = self._saves.newest_save
         saved = last is not None and last.step >= (self.decisions.stop_step or 0)
         return self.decisions.due(step, stopping=stopping and not saved)
 
@@ -129,7 +129,7 @@ class Stepping:
         self._progress.set_phase(ReportPhase.SAVING)
         if self.process_exit.saves_before_stop:
             self._saves.save_for_notice(request, self.process_exit.grace_left_s())
-        self._saves.await_last(self.process_exit.grace_left_s())
+        self._saves.await_save_for_notice(self.process_exit.grace_left_s())
         self.stopped = True
 
     def follow(self, directive: Directive) -> None:
@@ -143,14 +143,14 @@ class Stepping:
 
     def _seen(self) -> Seen:
         """What the policy of rank 0 goes by."""
-        begun = self._companion.begun
-        past = None if begun is None else begun.past
+        claimed = self._companion.claimed_root
+        past = None if claimed is None else claimed.past
         return Seen(
             saving=self._saves.in_flight is not None,
             cost=self._saves.cost,
             disruptions=Disruptions()
-            if begun is None or past is None
-            else self._disruption_history.count_until_now(begun.claim.slot, past),
+            if claimed is None or past is None
+            else self._disruption_history.count_until_now(claimed.claim.slot, past),
         )
 
     def _noticed(self, notice: Notice) -> None:
@@ -158,5 +158,5 @@ class Stepping:
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
         self.decisions.wish_stop()
         # Should the process be killed before it has stopped, this says why.
-        self.process_exit.write_termination_message(ExitCode.SAVED, self._saves.newest, None)
+        self.process_exit.write_termination_message(ExitCode.SAVED, self._saves.newest_commit, None)
         self._progress.record_notice(notice.source)

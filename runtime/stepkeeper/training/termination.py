@@ -114,15 +114,15 @@ class ProcessExit:
         """
         if self._environment is None:
             return
-        begun, notice = self._companion.begun, self._notices.notice
+        claimed, notice = self._companion.claimed_root, self._notices.notice
         _write(
             self._environment.places.termination_file,
             Termination(
                 code=code,
                 step=self._progress.step,
-                root=None if begun is None else begun.root,
+                root=None if claimed is None else claimed.root,
                 sequence=None if newest is None else newest.slot,
-                claim=None if begun is None else begun.claim.slot,
+                claim=None if claimed is None else claimed.claim.slot,
                 notice=None if notice is None else notice.source,
                 error=error,
             ),

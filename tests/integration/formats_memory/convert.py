@@ -143,7 +143,7 @@ def commit(root: Path, state: dict[str, torch.Tensor]) -> None:
             step=1,
             claim=claim.slot,
             nonce="0" * 32,
-            structure=Structure.of(
+            structure=Structure.build(
                 [
                     TensorOrder(
                         fqn=fqn,
@@ -159,7 +159,7 @@ def commit(root: Path, state: dict[str, torch.Tensor]) -> None:
             values=(),
         )
         manifests.append(write_checkpoint(store, order, memoryview(data)))
-    finished = finish_checkpoint(store, manifests[0], [manifests[1].ref()])
+    finished = finish_checkpoint(store, manifests[0], [manifests[1].make_ref()])
     log.commit(
         claim, step=1, folder=manifests[0].folder, size_bytes=finished.size_bytes, manifest=finished.manifest
     )

@@ -13,7 +13,7 @@ import torch
 import torch_xla.runtime as xr
 
 from stepkeeper import CheckpointManager
-from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
+from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
 
 FOLDER = Path(sys.argv[1])
 LONGEST_S = 30.0
@@ -22,16 +22,20 @@ LONGEST_S = 30.0
 def copies_noted() -> list[list[weakref.ref[torch.Tensor]]]:
     """For each snapshot of this process its copies on devices, from when it is taken."""
     found: list[list[weakref.ref[torch.Tensor]]] = []
-    take = Snapshots.take
+    take = SnapshotTaker.take_snapshot
 
     def noted(
-        snapshots: Snapshots, state: Mapping[str, object], region: Region, *, timeout_s: float | None = None
+        snapshots: SnapshotTaker,
+        state: Mapping[str, object],
+        region: Region,
+        *,
+        timeout_s: float | None = None,
     ) -> Snapshot:
         snapshot = take(snapshots, state, region, timeout_s=timeout_s)
         found.append([weakref.ref(piece.tensor) for piece in snapshot.on_device])
         return snapshot
 
-    Snapshots.take = noted  # type: ignore[method-assign,assignment]  # nothing of ours says where its copies are
+    SnapshotTaker.take_snapshot = noted  # type: ignore[method-assign,assignment]  # nothing of ours says where its copies are
     return found
 
 

@@ -64,7 +64,7 @@ def in_pieces(root: Path, part: float) -> dict[str, int]:
             manager.step(step, training.state)
         manager.wait()
         assert len(manager.all_steps()) == STEPS // EVERY
-    most = max(cut.n_pieces for cut in device.cuts_of(training.tensors()).values())
+    most = max(cut.n_pieces for cut in device.plan_clones(training.tensors()).values())
     return {"compiled": compilations() - compiled, "most pieces": most}
 
 

@@ -43,14 +43,14 @@ ways: set[str] = set()
 
 
 def note_ways() -> None:
-    make = device.DeviceCopies.make
+    make = device.DeviceCopies.make_copies
 
     def noted(copies: device.DeviceCopies, *arguments: Any, **options: Any) -> Any:
         made, rest = make(copies, *arguments, **options)
         ways.update(["copied there"] if made else [], ["moved while waiting"] if rest else [])
         return made, rest
 
-    device.DeviceCopies.make = noted  # type: ignore[method-assign,assignment]  # nothing of ours says which way it was
+    device.DeviceCopies.make_copies = noted  # type: ignore[method-assign,assignment]  # nothing of ours says which way it was
 
 
 def refused_once(*_: object, **__: object) -> None:

@@ -64,7 +64,7 @@ class Companions:
             self.sessions.append(session)
 
     def begin(self) -> None:
-        self.claim = self.sessions[0].begin(ClaimRequest()).claim
+        self.claim = self.sessions[0].claim_root(ClaimRequest()).claim
 
     def order(self, step: int, rank: int, nonce: str) -> SaveOrder:
         world_size = len(self.sessions)
@@ -82,16 +82,16 @@ class Companions:
             step=step,
             claim=self.claim.slot,
             nonce=nonce,
-            structure=Structure.of([row]),
+            structure=Structure.build([row]),
             values=(),
         )
 
     def write(self, order: SaveOrder) -> Written:
         with _region(saved_bytes(order.step, order.rank)) as fd:
-            return self.sessions[order.rank].write(write_request(order), fd)
+            return self.sessions[order.rank].write_share(write_request(order), fd)
 
     def void(self, folder: str) -> None:
-        self.sessions[0].void(VoidRequest(folder=folder, reason="a rank was lost"))
+        self.sessions[0].void_save(VoidRequest(folder=folder, reason="a rank was lost"))
 
     def save(self, step: int) -> CommitRecord:
         """The step is committed, and what comes after a commit went well."""
@@ -99,7 +99,7 @@ class Companions:
         orders = [self.order(step, rank, nonce) for rank in range(len(self.sessions))]
         others = [self.write(order) for order in orders[1:]]
         self.write(orders[0])
-        committed, after = self.sessions[0].commit(
+        committed, after = self.sessions[0].commit_save(
             CommitRequest(
                 folder=orders[0].folder,
                 others=tuple(written.manifest for written in others),

@@ -68,14 +68,14 @@ def attempt(
         session = _session(process, last, start=start)
         try:
             base = _oldest(process) if rewinds else None
-            begun = _until_answered(lambda: session.begin(ClaimRequest(base=base)))
+            begun = _until_answered(lambda: session.claim_root(ClaimRequest(base=base)))
             process.note("claimed", begun.claim)
             found = begun.base
             if collects:
                 collector()(process)
             if found is not None and quarantines and process.choose(2):
                 reason = QuarantineRequest(commit=found.slot, reason="a bad block")
-                found = _until_answered(lambda: session.quarantine(reason)).base
+                found = _until_answered(lambda: session.quarantine_commit(reason)).base
             if found is not None and restores:
                 _restore(process, session, found)
             claim = begun.claim
@@ -111,7 +111,7 @@ def follower(died: int, *steps: int, last: int = 1) -> Program:
             else:
                 claim = claims[-1][1]
                 session = _session(process, last, claim)
-                _until_answered(session.resume)
+                _until_answered(session.resume_claim)
             saving = next(
                 (note for note in reversed(notes) if note[0] in ("saving", "committed", "voided")), None
             )
@@ -194,21 +194,21 @@ def _restore(process: Process, session: Session, base: CommitRecord) -> None:
         _read(process, base)
     except TornCheckpointError as torn:
         reason = QuarantineRequest(commit=base.slot, reason=str(torn))
-        _until_answered(lambda: session.quarantine(reason))
+        _until_answered(lambda: session.quarantine_commit(reason))
         raise AssertionError(f"the newest start condemned a commit: {torn}") from torn
-    _until_answered(lambda: session.restored(VerifiedNotice(commit=base.slot)))
+    _until_answered(lambda: session.mark_verified(VerifiedNotice(commit=base.slot)))
 
 
 def _go_back(process: Process, session: Session, claim: Claim) -> Claim:
     """The oldest commit was restored: the next save goes on from there."""
-    _until_answered(session.refresh)
+    _until_answered(session.refresh_head)
     oldest = session._log.state.live[0]
     return _follow(process, session, ClaimRequest(base=oldest.slot, after=claim, nonce=process.nonce()))
 
 
 def _follow(process: Process, session: Session, body: ClaimRequest) -> Claim:
     process.note("following", body)
-    begun = _until_answered(lambda: session.begin(body))
+    begun = _until_answered(lambda: session.claim_root(body))
     assert body.after is not None
     process.note("followed", body.after.slot, begun.claim.slot)
     process.note("claimed", begun.claim)
@@ -282,14 +282,16 @@ def _save(process: Process, session: Session, claim: Claim, step: int, later: _L
     process.note("saving", order.folder)
     later.go_on()
     try:
-        session.write(write_request(order), process.region)
+        session.write_share(write_request(order), process.region)
         later.go_on()
-        committed, after = session.commit(CommitRequest(folder=order.folder, others=(), duration_millis=1))
+        committed, after = session.commit_save(
+            CommitRequest(folder=order.folder, others=(), duration_millis=1)
+        )
     except FencedError:
         process.note("refused", order.folder)
         raise
     except TransientStorageError:
-        _until_answered(lambda: session.void(VoidRequest(folder=order.folder, reason="no answer")))
+        _until_answered(lambda: session.void_save(VoidRequest(folder=order.folder, reason="no answer")))
         process.note("voided", order.folder)
         return
     assert committed.record.folder == order.folder
@@ -299,7 +301,7 @@ def _save(process: Process, session: Session, claim: Claim, step: int, later: _L
 
 def _learn(process: Process, session: Session, folder: str) -> None:
     """What became of a dead process's save is known for good."""
-    _until_answered(lambda: session.void(VoidRequest(folder=folder, reason="its companion was lost")))
+    _until_answered(lambda: session.void_save(VoidRequest(folder=folder, reason="its companion was lost")))
     record = session._log.state.commit_in(folder)
     if record is None:
         process.note("voided", folder)

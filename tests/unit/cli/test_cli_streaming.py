@@ -72,12 +72,12 @@ def committed(store: Store, n_ranks: int, dimension: int) -> CommitRecord:
             step=1,
             claim=claim.slot,
             nonce="0" * 32,
-            structure=Structure.of(orders),
+            structure=Structure.build(orders),
             values=(),
         )
         manifests.append(write_checkpoint(store, order, memoryview(data)))
     own, *others = manifests
-    finished = finish_checkpoint(store, own, [manifest.ref() for manifest in others])
+    finished = finish_checkpoint(store, own, [manifest.make_ref() for manifest in others])
     return log.commit(
         claim, step=1, folder=own.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
     )

@@ -113,7 +113,9 @@ def test_every_file_that_the_map_names_is_there() -> None:
     named = re.findall(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)`", page)
     roots = {"operator": "operator/stepkeeper_operator", "planners": "planners/stepkeeper_planners"}
     paths = [
-        f"{roots[first]}/{rest}" if (first := name.partition("/")[0]) in roots else f"runtime/stepkeeper/{name}"
+        f"{roots[first]}/{rest}"
+        if (first := name.partition("/")[0]) in roots
+        else f"runtime/stepkeeper/{name}"
         for name in named
         if (rest := name.partition("/")[2]) is not None
     ]

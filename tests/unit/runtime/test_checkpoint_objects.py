@@ -68,7 +68,7 @@ def order(
         step=10,
         claim=0,
         nonce=NONCE,
-        structure=Structure.of(tensors, aliases=aliases),
+        structure=Structure.build(tensors, aliases=aliases),
         values=values,
     )
     return save, memoryview(bytearray(data))
@@ -100,7 +100,7 @@ def saved() -> Saved:
     log = Log(store)
     claim = log.begin()
     other, own = (write_checkpoint(store, *order(rank)) for rank in (1, 0))
-    finished = finish_checkpoint(store, own, [other.ref()])
+    finished = finish_checkpoint(store, own, [other.make_ref()])
     commit = log.commit(
         claim, step=10, folder=own.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
     )
@@ -235,7 +235,7 @@ def test_many_threads_read_each_block_once(monkeypatch: pytest.MonkeyPatch) -> N
         step=1,
         claim=0,
         nonce=NONCE,
-        structure=Structure.of(
+        structure=Structure.build(
             [TensorOrder(fqn="w", dtype="uint8", global_shape=(half,), offsets=(0,), sizes=(half,), start=0)]
         ),
         values=(),
@@ -279,12 +279,12 @@ def test_ranks_that_do_not_fit_together_are_no_checkpoint() -> None:
     with pytest.raises(ManifestError, match="ranks \\[0\\] of 2"):
         finish_checkpoint(store, own, [])
     with pytest.raises(TornCheckpointError, match=r"manifest\.1\.json"):
-        finish_checkpoint(store, own, [replace(other.ref(), crc32c=1)], patience=IMPATIENT)
+        finish_checkpoint(store, own, [replace(other.make_ref(), crc32c=1)], patience=IMPATIENT)
     half = write_checkpoint(
-        store, replace(save, nonce="cd" * 16, structure=Structure.of(save.tensors[1:])), data
+        store, replace(save, nonce="cd" * 16, structure=Structure.build(save.tensors[1:])), data
     )
     with pytest.raises(ManifestError, match="'w' has 48 elements, its 1 chunks at 1 places have 32"):
-        finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.ref()])
+        finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.make_ref()])
 
 
 def test_data_that_ends_too_early_is_refused() -> None:
@@ -299,7 +299,7 @@ def test_data_that_ends_too_early_is_refused() -> None:
 
 def test_what_an_object_is_put_together_from_is_the_same_however_often(saved: Saved) -> None:
     save, data = order(0)
-    (file,) = writing.files_for(saved.store, save)
+    (file,) = writing.plan_files(saved.store, save)
     parts = FileParts(file, data)
     stored = saved.store.bucket.objects[f"{save.folder}/{file.name}"]
     assert b"".join(parts) == b"".join(parts) == stored
@@ -326,7 +326,7 @@ def test_a_further_name_of_nothing_or_of_another_tensor_is_refused(aliases: dict
     other = write_checkpoint(store, *order(1))
     own = write_checkpoint(store, *order(0, aliases=aliases))
     with pytest.raises(ManifestError, match="tied tensor"):
-        finish_checkpoint(store, own, [other.ref()])
+        finish_checkpoint(store, own, [other.make_ref()])
 
 
 @pytest.mark.parametrize(

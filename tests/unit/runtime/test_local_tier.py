@@ -62,7 +62,7 @@ def order(
         step=step,
         claim=0,
         nonce=nonce,
-        structure=Structure.of([tensor], aliases=aliases),
+        structure=Structure.build([tensor], aliases=aliases),
         values=(value,),
     )
 

@@ -106,7 +106,7 @@ def order(rank: int, step: int, claim: Claim) -> SaveOrder:
         step=step,
         claim=claim.slot,
         nonce=NONCE,
-        structure=Structure.of([row]),
+        structure=Structure.build([row]),
         values=(),
     )
 
@@ -117,7 +117,9 @@ def finish(
     data = memoryview(bytes(400))
     other = write_checkpoint(hosts[1], order(1, step, claim), data, patience=world.patience)
     own = write_checkpoint(hosts[0], order(0, step, claim), data, patience=world.patience)
-    return finish_checkpoint(hosts[0], own, [other.ref()], patience=world.patience), order(0, step, claim)
+    return finish_checkpoint(hosts[0], own, [other.make_ref()], patience=world.patience), order(
+        0, step, claim
+    )
 
 
 def save(world: World, hosts: tuple[Host, Host], log: Log, step: int, claim: Claim) -> CommitRecord:

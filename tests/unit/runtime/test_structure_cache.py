@@ -14,7 +14,7 @@ from stepkeeper.checkpoint import (
     write_checkpoint,
 )
 from stepkeeper.checkpoint.dcp_format.metadata import encode_metadata
-from stepkeeper.checkpoint.manifest import Inventory, Manifest, parted
+from stepkeeper.checkpoint.manifest import Inventory, Manifest, split_inventory
 from stepkeeper.errors import ManifestError
 from stepkeeper.storage.memory import MemoryStore
 
@@ -65,7 +65,7 @@ class State:
         aliases = (self.aliases if rank == 0 else {}) | (
             self.last_rank_aliases if rank == world_size - 1 else {}
         )
-        return Structure.of(tensors, aliases=aliases, key_paths=self.key_paths), start
+        return Structure.build(tensors, aliases=aliases, key_paths=self.key_paths), start
 
     def order(self, rank: int, step: int, world_size: int) -> SaveOrder:
         structure, start = self.structure(rank, world_size)
@@ -91,8 +91,8 @@ def stored(
         order = state.order(rank, step, world_size)
         cache = None if caches is None else caches[rank]
         if cache is not None:
-            cache.hold(Structure.from_text(order.structure.text))
-            held = cache.find(order.structure.key)
+            cache.hold_structure(Structure.from_text(order.structure.text))
+            held = cache.find_structure(order.structure.key)
             assert held is not None
             order = replace(order, structure=held)
         data = bytes((step + rank + place) % 251 for place in range(4096))
@@ -102,7 +102,7 @@ def stored(
     finish_checkpoint(
         store,
         own,
-        [each.ref() for each in others],
+        [each.make_ref() for each in others],
         structure=orders[0].structure,
         cache=None if caches is None else caches[0],
     )
@@ -150,10 +150,10 @@ def test_what_is_the_same_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         stored(FIRST, step, 2, caches)
     assert len(made) == 1
     order = FIRST.order(0, 4, 1)
-    layout = caches[0].layout(order, streams=8, least_bytes=1)
+    layout = caches[0].get_layout(order, streams=8, least_bytes=1)
     again = replace(order, step=5, nonce="5", structure=FIRST.structure(0, 1)[0])
-    assert caches[0].layout(again, streams=8, least_bytes=1) is layout
-    assert caches[0].layout(order, streams=4, least_bytes=1) is not layout
+    assert caches[0].get_layout(again, streams=8, least_bytes=1) is layout
+    assert caches[0].get_layout(order, streams=4, least_bytes=1) is not layout
 
 
 def test_metadata_of_parts_that_dont_fit_is_not_kept() -> None:
@@ -164,7 +164,7 @@ def test_metadata_of_parts_that_dont_fit_is_not_kept() -> None:
         own = write_checkpoint(store, state.order(0, step, 2), data, cache=cache)
         other = write_checkpoint(store, State(rows={"w": 6}).order(1, step, 2), data)
         with pytest.raises(ManifestError):
-            finish_checkpoint(store, own, [other.ref()], cache=cache)
+            finish_checkpoint(store, own, [other.make_ref()], cache=cache)
 
 
 HOSTILE = ('"tensors":[', ',"tensors":[', ',"world_size":', '],"values":[', "ü\\")
@@ -174,7 +174,7 @@ HOSTILE = ('"tensors":[', ',"tensors":[', ',"world_size":', '],"values":[', "ü\
 def test_a_manifest_is_parted_at_its_tensors_whatever_they_are_called(name: str) -> None:
     state = State(rows={"w": 4, name: 2}, aliases={name: name, "tensors": "w"})
     whole = write_checkpoint(MemoryStore(), state.order(0, 1, 1), memoryview(bytes(4096)))
-    heading, inventory = parted(whole.to_json(), "here")
+    heading, inventory = split_inventory(whole.to_json(), "here")
     assert Manifest.from_json(heading, "here") == replace(whole, inventory=Inventory())
     assert inventory == whole.inventory.encoded
 
@@ -182,4 +182,4 @@ def test_a_manifest_is_parted_at_its_tensors_whatever_they_are_called(name: str)
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"rank":0,"tensors":[],"values":[]}'])
 def test_what_has_no_inventory_in_its_place_is_no_manifest(data: bytes) -> None:
     with pytest.raises(ManifestError, match="here is no manifest"):
-        parted(data, "here")
+        split_inventory(data, "here")

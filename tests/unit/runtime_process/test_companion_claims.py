@@ -43,15 +43,15 @@ class InThisProcess:
     def send_request(self, kind: Kind, body: dict[str, Any], **_: object) -> dict[str, Any]:
         if kind is Kind.OPEN:
             self.session = Session(decode(OpenRequest, body), lambda _directive: None, patience=IMPATIENT)
-            self.session.resume()
+            self.session.resume_claim()
             return {}
         assert self.session is not None
         if kind is Kind.REFRESH:
-            refreshed: dict[str, Any] = encode(self.session.refresh())
+            refreshed: dict[str, Any] = encode(self.session.refresh_head())
             return refreshed
         assert kind is Kind.CLAIM
         self.die("before")
-        begun: dict[str, Any] = encode(self.session.begin(decode(ClaimRequest, body)))
+        begun: dict[str, Any] = encode(self.session.claim_root(decode(ClaimRequest, body)))
         self.die("after")
         return begun
 
@@ -82,8 +82,8 @@ class Root:
         return log
 
     def commit(self, companion: Companion, step: int) -> CommitRecord:
-        assert companion.begun is not None
-        claim, log = companion.begun.claim, self.log()
+        assert companion.claimed_root is not None
+        claim, log = companion.claimed_root.claim, self.log()
         folder = f"{step}/{claim.slot}-{secrets.token_hex(16)}"
         return log.commit(claim, step=step, folder=folder, size_bytes=1, manifest=MANIFEST)
 
@@ -108,7 +108,7 @@ def test_a_restore_of_an_older_commit_is_begun_with_once_however_many_saves_ther
     back = Origin(first.slot)
     begun = companion.claim_root(origin=back)
     assert begun.claim.slot > claim.slot
-    assert (begun.base, companion.begun) == (first, begun)
+    assert (begun.base, companion.claimed_root) == (first, begun)
     assert root.commit(companion, 3).parent == first.slot
     assert companion.claim_root(origin=back) == begun
     assert companion.claim_root() == begun

@@ -53,8 +53,8 @@ def save(session: Session, claim: int, step: int, region: int) -> None:
         structure=Structure(),
         values=(),
     )
-    session.write(write_request(order), region)
-    _, after = session.commit(CommitRequest(folder=order.folder, others=(), duration_millis=1))
+    session.write_share(write_request(order), region)
+    _, after = session.commit_save(CommitRequest(folder=order.folder, others=(), duration_millis=1))
     done(after)
 
 
@@ -69,7 +69,7 @@ def test_what_goes_wrong_after_a_commit_is_said_and_ends_nothing(
     )
     reports = Reports()
     monkeypatch.setattr(session, "reporter", reports)
-    claim = session.begin(ClaimRequest()).claim.slot
+    claim = session.claim_root(ClaimRequest()).claim.slot
 
     def broken(*args: object, **options: object) -> None:
         raise ValueError("an odd name")
@@ -106,7 +106,7 @@ class Root:
 
     def session(self, claim: Claim | None = None) -> Session:
         session = Session(self.opening(claim), lambda directive: None, patience=IMPATIENT)
-        session.resume()
+        session.resume_claim()
         return session
 
     def save(self, session: Session, claim: Claim, step: int) -> None:
@@ -122,7 +122,7 @@ class Root:
 def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(ClaimRequest()).claim
+    claim = session.claim_root(ClaimRequest()).claim
     root.save(session, claim, 10)
     pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
     put_pin(root.store, pin)
@@ -138,13 +138,13 @@ def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int)
 def test_pinned_garbage_of_an_earlier_claim_goes_with_a_later_save_too(region: int) -> None:
     root = Root(region)
     first = root.session()
-    claim = first.begin(ClaimRequest()).claim
+    claim = first.claim_root(ClaimRequest()).claim
     root.save(first, claim, 10)
     pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
     put_pin(root.store, pin)
     root.save(first, claim, 20)
     second = root.session()
-    later = second.begin(ClaimRequest()).claim
+    later = second.claim_root(ClaimRequest()).claim
     root.save(second, later, 30)
     assert root.steps == [10, 30]
     remove_pin(root.store, pin)
@@ -158,7 +158,7 @@ def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
 ) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(ClaimRequest()).claim
+    claim = session.claim_root(ClaimRequest()).claim
     root.save(session, claim, 10)
     deleting = False
 
@@ -187,7 +187,7 @@ def test_a_save_after_a_deletion_without_an_answer_is_committed(
 ) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(ClaimRequest()).claim
+    claim = session.claim_root(ClaimRequest()).claim
     root.save(session, claim, 10)
     unanswered = 4
 
@@ -211,13 +211,13 @@ def test_a_stale_companion_whose_commit_was_deleted_since_does_not_call_it_damag
 ) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(ClaimRequest()).claim
+    claim = session.claim_root(ClaimRequest()).claim
 
     def meanwhile(*args: Any, **options: Any) -> None:
         later = root.session()
         with monkeypatch.context() as patch:
             patch.setattr(module, "verify_objects", verify_objects)
-            root.save(later, later.begin(ClaimRequest()).claim, 20)
+            root.save(later, later.claim_root(ClaimRequest()).claim, 20)
         verify_objects(*args, **options)
 
     monkeypatch.setattr(module, "verify_objects", meanwhile)
@@ -235,13 +235,13 @@ def test_a_companion_of_a_stale_claim_reports_nothing(region: int, monkeypatch: 
     posted: queue.SimpleQueue[Report] = queue.SimpleQueue()
     monkeypatch.setattr(reporter, "post_report", lambda _, body: posted.put(Report.from_json(body)))
     root = Root(region)
-    claim = root.session().begin(ClaimRequest()).claim
-    root.session().begin(ClaimRequest())
+    claim = root.session().claim_root(ClaimRequest()).claim
+    root.session().claim_root(ClaimRequest())
     opening = replace(root.opening(claim), report_target=TARGET)
     session = Session(opening, lambda directive: None, patience=IMPATIENT)
     with pytest.raises(FencedError):
-        session.resume()
-    session.flush(0)
+        session.resume_claim()
+    session.await_last_report(0)
     assert "reporter" not in {thread.name for thread in threading.enumerate()}
     assert posted.empty()
 
@@ -258,10 +258,10 @@ def test_the_first_report_of_a_companion_that_follows_a_lost_one_says_how_the_tr
     monkeypatch.setattr(reporter, "post_report", post)
     root = Root(region)
     first = root.session()
-    claim = first.begin(ClaimRequest()).claim
+    claim = first.claim_root(ClaimRequest()).claim
     root.save(first, claim, 10)
     session = Session(replace(root.opening(claim), report_target=TARGET), lambda directive: None)
-    session.resume()
+    session.resume_claim()
     assert session.reporter is not None
     session.reporter.update_state(TrainerState(phase=ReportPhase.TRAINING, step=12))
     report = posted.get(timeout=30)

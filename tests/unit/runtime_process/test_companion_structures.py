@@ -30,8 +30,8 @@ from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError, CompanionLostError, StorageError
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.persist import SaveJob, persist
-from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper.save.persist import SaveJob, persist_save
+from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.testing.background import done
 from stepkeeper.tier import TierPlace
@@ -40,7 +40,7 @@ ROWS = (
     TensorOrder(fqn='w\n"ü', dtype="float32", global_shape=(4, 8), offsets=(2, 0), sizes=(2, 8), start=0),
     TensorOrder(fqn="s", dtype="int64", global_shape=(), offsets=(), sizes=(), start=64),
 )
-STRUCTURE = Structure.of(ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")})
+STRUCTURE = Structure.build(ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")})
 REQUEST = WriteRequest(
     step=1, claim=0, nonce="0", values=(), structure_key=STRUCTURE.key, structure=STRUCTURE.text
 )
@@ -53,8 +53,8 @@ def session_of(rank: int = 1, world_size: int = 2, **opening: Any) -> Session:
 
 def test_what_was_told_is_what_is_written_in_the_next_saves() -> None:
     session = session_of()
-    first = session._order(REQUEST)
-    again = session._order(replace(REQUEST, step=2, structure=None))
+    first = session._complete_order(REQUEST)
+    again = session._complete_order(replace(REQUEST, step=2, structure=None))
     assert first.structure == STRUCTURE
     assert first == SaveOrder(
         rank=1, world_size=2, step=1, claim=0, nonce="0", structure=STRUCTURE, values=()
@@ -70,14 +70,17 @@ def test_a_structure_has_one_key_in_every_process() -> None:
     assert told.key == STRUCTURE.key
     # What was read is written in the same words.
     assert told.text == STRUCTURE.text
-    assert Structure.of(ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")}).key == STRUCTURE.key
+    assert Structure.build(ROWS, aliases={"v": "s"}, key_paths={"s": ("a", 0, "s")}).key == STRUCTURE.key
     two = {"v": "s", "u": "s"}
-    assert Structure.of(ROWS, aliases=two).key == Structure.of(ROWS, aliases=dict(reversed(two.items()))).key
+    assert (
+        Structure.build(ROWS, aliases=two).key
+        == Structure.build(ROWS, aliases=dict(reversed(two.items()))).key
+    )
 
 
 def test_what_is_alike_in_the_tensors_is_held_once() -> None:
     tensors = tuple(replace(ROWS[0], fqn=str(n), start=64 * n) for n in range(2))
-    one, other = Structure.from_text(Structure.of(tensors).text).tensors
+    one, other = Structure.from_text(Structure.build(tensors).text).tensors
     assert (one.dtype is other.dtype, one.sizes is other.sizes) == (True, True)
 
 
@@ -101,19 +104,19 @@ def test_what_is_alike_in_the_tensors_is_held_once() -> None:
 def test_another_structure_has_another_key_and_only_the_last_is_held(other: Structure) -> None:
     session = session_of()
     assert other.key != STRUCTURE.key
-    session._order(REQUEST)
-    following = session._order(replace(REQUEST, structure_key=other.key, structure=other.text))
+    session._complete_order(REQUEST)
+    following = session._complete_order(replace(REQUEST, structure_key=other.key, structure=other.text))
     assert following.structure == other
     with pytest.raises(CompanionError, match="by a structure that wasn't told"):
-        session._order(replace(REQUEST, structure=None))
+        session._complete_order(replace(REQUEST, structure=None))
 
 
 def test_nothing_is_written_by_a_key_that_what_was_told_does_not_have() -> None:
     session, other = session_of(), replace(STRUCTURE, aliases={})
     with pytest.raises(CompanionError, match="by a structure that wasn't told"):
-        session._order(replace(REQUEST, structure=other.text))
+        session._complete_order(replace(REQUEST, structure=other.text))
     with pytest.raises(CompanionError, match="by a structure that wasn't told"):
-        session._order(replace(REQUEST, structure=None))
+        session._complete_order(replace(REQUEST, structure=None))
 
 
 @dataclass
@@ -139,17 +142,17 @@ class Process:
             if self.fails:
                 self.fails -= 1
                 raise CompanionLostError("gone before it read that")
-            do = self.session.write if kind is Kind.WRITE else self.session.stage
+            do = self.session.write_share if kind is Kind.WRITE else self.session.stage_share
             written = do(body, fds[0])
             if self.fails_late:
                 self.fails_late -= 1
                 raise StorageError("no space left on device")
             return encode(written)
         if kind is Kind.VOID:
-            return self.session.void(decode(VoidRequest, raw))
+            return self.session.void_save(decode(VoidRequest, raw))
         if kind is Kind.UPLOAD:
-            return encode(self.session.upload(decode(UploadRequest, raw)))
-        committed, after = self.session.commit(decode(CommitRequest, raw))
+            return encode(self.session.upload_share(decode(UploadRequest, raw)))
+        committed, after = self.session.commit_save(decode(CommitRequest, raw))
         done(after)
         return encode(committed)
 
@@ -162,9 +165,9 @@ class Trainer:
         self.has_tier = tier is not None
         self.opening = OpenRequest(rank=0, world_size=1, uri=f"memory://{self.name}", tier=tier)
         self.running = Process(self.new_session())
-        self.claim = self.running.session.begin(ClaimRequest()).claim
+        self.claim = self.running.session.claim_root(ClaimRequest()).claim
         self.rank_group, self.region, self.step = SoloRankGroup(), Region(), 0
-        self.snapshots = Snapshots(self.rank_group.ranks)
+        self.snapshots = SnapshotTaker(self.rank_group.ranks)
 
     def new_session(self) -> Session:
         return Session(self.opening, lambda directive: None)
@@ -173,7 +176,7 @@ class Trainer:
         """Another companion process follows this one."""
         self.opening = replace(self.opening, claim=self.claim)
         self.running = Process(self.new_session())
-        self.running.session.resume()
+        self.running.session.resume_claim()
 
     def claim_root(self, *, origin: object) -> Any:
         return SimpleNamespace(claim=self.claim)
@@ -190,11 +193,11 @@ class Trainer:
             name=str(self.step),
             in_flight=InFlight(self.step),
             origin=None,
-            snapshot=self.snapshots.take(state, self.region),
+            snapshot=self.snapshots.take_snapshot(state, self.region),
             region=self.region,
-            transferred=transferred,
+            transfer=transferred,
         )
-        return self.contents(persist(job, cast(Companion, self), self.rank_group))
+        return self.contents(persist_save(job, cast(Companion, self), self.rank_group))
 
     def contents(self, committed: Committed) -> dict[str, bytes]:
         store = MemoryStore(named_bucket(self.name))
@@ -277,12 +280,12 @@ def test_two_ranks_tell_each_their_own(tmp_path: Any) -> None:
     """One whose structure changes between saves, and one whose doesn't."""
     uri = tmp_path.as_uri()
     sessions = [session_of(rank, uri=uri) for rank in (0, 1)]
-    claim = sessions[0].begin(ClaimRequest()).claim.slot
+    claim = sessions[0].claim_root(ClaimRequest()).claim.slot
     row = TensorOrder(fqn="w", dtype="float32", global_shape=(2, 2), offsets=(0, 0), sizes=(1, 2), start=0)
     more = TensorOrder(fqn="b", dtype="float32", global_shape=(2,), offsets=(0,), sizes=(2,), start=8)
     second = replace(row, offsets=(1, 0))
-    usual = {0: Structure.of([row]), 1: Structure.of([second])}
-    longer = usual | {1: Structure.of([second, more])}
+    usual = {0: Structure.build([row]), 1: Structure.build([second])}
+    longer = usual | {1: Structure.build([second, more])}
     region = os.memfd_create("region")
     os.write(region, floats(1, 2, 3, 4))
     found = []
@@ -297,9 +300,9 @@ def test_two_ranks_tell_each_their_own(tmp_path: Any) -> None:
                 structure_key=now[rank].key,
                 structure=now[rank].text if told else None,
             )
-            written.append(sessions[rank].write(body, region))
+            written.append(sessions[rank].write_share(body, region))
         commit = CommitRequest(folder=body.folder, others=(written[0].manifest,), duration_millis=1)
-        committed, after = sessions[0].commit(commit)
+        committed, after = sessions[0].commit_save(commit)
         done(after)
         tensors = merge_tensors(read_manifests(sessions[0]._store, committed.record))
         found.append({fqn: [chunk.offsets for chunk in tensor.chunks] for fqn, tensor in tensors.items()})

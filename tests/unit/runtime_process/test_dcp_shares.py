@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from stepkeeper.checkpoint import SaveOrder, Structure
 from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
-from stepkeeper.checkpoint.packing import packed
-from stepkeeper.checkpoint.structure_cache import inventory_of
-from stepkeeper.checkpoint.writing import manifest_of
+from stepkeeper.checkpoint.packing import pack_order
+from stepkeeper.checkpoint.structure_cache import build_inventory
+from stepkeeper.checkpoint.writing import build_manifest
 from stepkeeper.dcp.shares import Share, WrittenItem, add_storage_places, join_manifests
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
@@ -61,7 +61,7 @@ def order_of(share: Share) -> SaveOrder:
         step=0,
         claim=0,
         nonce="a",
-        structure=Structure.of(share.tensors),
+        structure=Structure.build(share.tensors),
         values=share.values,
     )
 
@@ -87,8 +87,8 @@ def test_each_item_has_its_pieces_also_what_was_cut_and_what_is_empty() -> None:
         n=io.BytesIO(b"value"),
     )
     share = Share(planner.items(), planner.resolve)
-    files = packed(order_of(share), streams=3, least_bytes=64 * 1024)
-    manifest = manifest_of(order_of(share), inventory_of(files), ())
+    files = pack_order(order_of(share), streams=3, least_bytes=64 * 1024)
+    manifest = build_manifest(order_of(share), build_inventory(files), ())
     written = {item.index.fqn: each for item, each in share.locate_items(files, manifest)}
     cut = [piece for piece in written["cut"].pieces if isinstance(piece, ChunkRecord)]
     assert len(cut) > 1

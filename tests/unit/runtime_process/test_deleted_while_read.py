@@ -19,7 +19,7 @@ from stepkeeper.storage.memory import MemoryStore, Operation
 class NoCompanion:
     """This process has claimed nothing."""
 
-    begun = None
+    claimed_root = None
 
 
 NO_COMPANION = cast(Companion, NoCompanion())
@@ -44,7 +44,7 @@ class Root:
 
     def _committed(self, step: int) -> CommitRecord:
         other, own = (write_checkpoint(self.store, *order(rank, step)) for rank in (1, 0))
-        finished = finish_checkpoint(self.store, own, [other.ref()])
+        finished = finish_checkpoint(self.store, own, [other.make_ref()])
         log = Log(self.store)
         log.open()
         return log.commit(
@@ -97,7 +97,7 @@ def order(rank: int, step: int) -> tuple[SaveOrder, memoryview]:
         step=step,
         claim=0,
         nonce=f"{step:032x}",
-        structure=Structure.of([tensor]),
+        structure=Structure.build([tensor]),
         values=(),
     )
     return save, memoryview(bytearray(32))

@@ -44,8 +44,8 @@ def ranks_in(states: list[SaveState]) -> list[Saver]:
         saves = Saver(
             MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
         )
-        saves._last_begun = InFlight(7)
-        saves._last_begun.state = state
+        saves._newest_save = InFlight(7)
+        saves._newest_save.state = state
         ranks.append(saves)
     return ranks
 
@@ -109,7 +109,7 @@ def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pyte
     assert not answer.is_set()
     late.cancel()
     answer.set()
-    assert saves.last_begun is None
+    assert saves.newest_save is None
     assert "another rank gave no answer for 0.1 s" in caplog.text
     saves.close()
 
@@ -136,5 +136,5 @@ def test_a_root_that_was_proven_takes_no_time_where_none_is_left() -> None:
     proof = Proof(threading.Event())
     proof.made = True
     saves._proof = cast(RootProof, proof)
-    assert saves._prove(0.0) == 0.0
+    assert saves._prove_root(0.0) == 0.0
     saves.close()

@@ -2,7 +2,7 @@
 
 import json
 
-from stepkeeper.checkpoint.blocks import BlockTable, Contents, numbers_of, runs_of
+from stepkeeper.checkpoint.blocks import BlockTable, Contents, decode_runs, encode_runs
 from stepkeeper.checkpoint.manifest import (
     BLOCK_BYTES,
     ChunkRecord,
@@ -17,7 +17,7 @@ from stepkeeper.restore.verify import share_of
 
 
 def table_of(*sizes_bytes: int) -> BlockTable:
-    return BlockTable.of(
+    return BlockTable.from_objects(
         ObjectRecord(path=f"__{n}_0.distcp", size_bytes=size, blocks=(0,) * -(-size // BLOCK_BYTES))
         for n, size in enumerate(sizes_bytes)
     )
@@ -30,22 +30,22 @@ def test_blocks_are_numbered_object_by_object() -> None:
         ("__0_0.distcp", 1, 1),
         ("__2_0.distcp", 0, 5),
     ]
-    assert table.covering("__0_0.distcp", BLOCK_BYTES - 1, 2) == range(2)
-    assert table.covering("__0_0.distcp", BLOCK_BYTES, 1) == range(1, 2)
-    assert table.covering("__2_0.distcp", 0, 5) == range(2, 3)
-    assert not table.covering("__0_0.distcp", 7, 0)
+    assert table.find_blocks("__0_0.distcp", BLOCK_BYTES - 1, 2) == range(2)
+    assert table.find_blocks("__0_0.distcp", BLOCK_BYTES, 1) == range(1, 2)
+    assert table.find_blocks("__2_0.distcp", 0, 5) == range(2, 3)
+    assert not table.find_blocks("__0_0.distcp", 7, 0)
 
 
 def test_runs_say_the_same_numbers_shortly() -> None:
-    assert runs_of([3, 1, 2, 7]) == [[1, 4], [7, 8]]
-    assert runs_of([]) == []
-    assert list(numbers_of([[1, 4], [7, 8]])) == [1, 2, 3, 7]
+    assert encode_runs([3, 1, 2, 7]) == [[1, 4], [7, 8]]
+    assert encode_runs([]) == []
+    assert list(decode_runs([[1, 4], [7, 8]])) == [1, 2, 3, 7]
 
 
 def test_what_all_need_is_read_once_and_by_all_alike() -> None:
     table = table_of(12 * BLOCK_BYTES)
     needs = [list(range(12))] * 4
-    sharing = Sharing.of([runs_of(each) for each in needs], table)
+    sharing = Sharing.of([encode_runs(each) for each in needs], table)
     duties = [sharing.assign_duties(rank, needs[rank], table, range(12)) for rank in range(4)]
     assert [len(each.reads) for each in duties] == [3] * 4
     assert sorted(number for each in duties for number in each.reads) == list(range(12))
@@ -58,7 +58,7 @@ def test_what_all_need_is_read_once_and_by_all_alike() -> None:
 def test_who_has_most_to_read_alone_reads_least_of_what_several_need() -> None:
     table = table_of(10 * BLOCK_BYTES)
     needs = [range(10), range(6, 10)]
-    sharing = Sharing.of([runs_of(each) for each in needs], table)
+    sharing = Sharing.of([encode_runs(each) for each in needs], table)
     assert sharing.alone_bytes == (6 * BLOCK_BYTES, 0)
     first, second = (sharing.assign_duties(rank, needs[rank], table, range(10)) for rank in range(2))
     assert (len(first.reads), len(second.reads)) == (6, 4)
@@ -75,7 +75,7 @@ def test_what_nobody_shares_needs_no_words() -> None:
 
 def test_what_several_need_is_read_by_those_that_have_copies() -> None:
     table = table_of(*[2 * BLOCK_BYTES] * 4)
-    needs, at_hand = [runs_of(range(8))] * 3, [[[0, 2]], [], [[0, 1], [4, 6]]]
+    needs, at_hand = [encode_runs(range(8))] * 3, [[[0, 2]], [], [[0, 1], [4, 6]]]
     sharing = Sharing.decode(json.loads(json.dumps(Sharing.of(needs, table, at_hand).encode())))
     duties = [sharing.assign_duties(rank, range(8), table, range(8)) for rank in range(3)]
     readers = {number: rank for rank, each in enumerate(duties) for number in each.reads}
@@ -133,7 +133,7 @@ def test_tensors_get_whole_one_after_another_whatever_files_they_lie_in() -> Non
             inventory=Inventory(tensors=tuple(tensors)),
         )
 
-    contents = Contents.of([manifest(0), manifest(1)])
+    contents = Contents.from_manifests([manifest(0), manifest(1)])
     assert len(contents.table.blocks) == 4
     assert contents.reading_order == [0, 2, 1, 3]
 
@@ -174,7 +174,7 @@ def test_a_tensor_that_comes_late_in_one_file_is_read_as_a_whole_where_it_comes_
             inventory=Inventory(tensors=tensors),
         )
 
-    contents = Contents.of([manifest(0, ("a0", "a1", "a2", "both")), manifest(1, ("both", "b1"))])
+    contents = Contents.from_manifests([manifest(0, ("a0", "a1", "a2", "both")), manifest(1, ("both", "b1"))])
     assert contents.reading_order == [0, 3, 4, 1, 5, 2]
 
 

@@ -12,7 +12,7 @@ from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.errors import SaveError
 from stepkeeper.save import consistency as same_state
 from stepkeeper.save.consistency import check_same_state
-from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners import PerRank
 from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
@@ -21,7 +21,7 @@ from stepkeeper_planners.saving.fingerprints import digest_layouts, digest_value
 
 
 def summary_of(state: dict[str, object], rank: int, world_size: int) -> StateSummary:
-    return Snapshots(Ranks(rank=rank, world_size=world_size)).take(state, Region()).summary
+    return SnapshotTaker(Ranks(rank=rank, world_size=world_size)).take_snapshot(state, Region()).summary
 
 
 def outcomes(
@@ -171,13 +171,13 @@ def test_layouts_are_digested_once_for_states_built_alike(monkeypatch: pytest.Mo
         return digest_layouts(layouts)
 
     monkeypatch.setattr("stepkeeper.save.snapshot.plan.digest_layouts", counted)
-    snapshots, region = Snapshots(Ranks(rank=0, world_size=2)), Region()
+    snapshots, region = SnapshotTaker(Ranks(rank=0, world_size=2)), Region()
     states: list[dict[str, object]] = [
         {"w": torch.zeros(3), "step": 1},
         {"w": torch.ones(3), "step": 2},
         {"w": torch.ones(4), "step": 2},
     ]
-    digests = [snapshots.take(state, region).summary.digests() for state in states]
+    digests = [snapshots.take_snapshot(state, region).summary.compute_digests() for state in states]
     assert made == [1, 1], "of the third one the layouts are others"
-    alone = [summary_of(state, 0, 2).digests() for state in states]
+    alone = [summary_of(state, 0, 2).compute_digests() for state in states]
     assert digests == alone

@@ -21,7 +21,7 @@ from stepkeeper.errors import (
 )
 from stepkeeper.log import CommitRecord
 from stepkeeper.log.records import ManifestRef
-from stepkeeper.save.persist import SaveJob, _own_or_shared
+from stepkeeper.save.persist import SaveJob, _choose_error
 
 STATE = {"step": 1}
 RECORD = CommitRecord(
@@ -47,7 +47,7 @@ class Ends(list[BaseException | None]):
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     found = Ends()
-    monkeypatch.setattr("stepkeeper.save.pipeline.persist", found)
+    monkeypatch.setattr("stepkeeper.save.pipeline.persist_save", found)
     monkeypatch.setattr("stepkeeper.coordination.root_check.RootProof.make", lambda _proof: None)
     return found
 
@@ -74,7 +74,7 @@ def test_what_was_handled_does_not_end_the_training(
 ) -> None:
     ends += [error("no space")]
     manager.save_async(1, STATE)
-    begun = manager._saves.last_begun
+    begun = manager._saves.newest_save
     assert begun is not None
     with pytest.raises(error, match="no space"):
         begun.result()
@@ -87,7 +87,7 @@ def test_a_failure_that_nobody_asked_for_is_raised_whatever_others_were_heard(
     ends += [SaveError("no space"), SaveError("no answer")]
     with pytest.raises(SaveError, match="no space"):
         manager.save(1, STATE)
-    heard = manager._saves.last_begun
+    heard = manager._saves.newest_save
     manager.save_async(2, STATE)
     assert heard is not None
     with pytest.raises(SaveError, match="no space"):
@@ -114,7 +114,7 @@ def test_of_several_ranks_one_that_asks_does_not_go_on_alone(manager: Checkpoint
     vars(manager._saves._pipeline)["_rank_group"] = SimpleNamespace(world_size=2)
     ends += [SaveError("no space"), SaveError("no answer"), None]
     manager.save_async(1, STATE)
-    begun = manager._saves.last_begun
+    begun = manager._saves.newest_save
     assert begun is not None
     with pytest.raises(SaveError, match="no space"):
         begun.result()
@@ -135,15 +135,15 @@ def test_what_the_next_save_mends_is_one_error_in_all_ranks(
     own: StepkeeperError, shared: StepkeeperError
 ) -> None:
     """So that all of them count alike how often it came."""
-    assert _own_or_shared(own, shared) is shared
-    assert _own_or_shared(SaveError("mine"), shared) is not shared
+    assert _choose_error(own, shared) is shared
+    assert _choose_error(SaveError("mine"), shared) is not shared
 
 
 def test_who_keeps_a_save_for_its_report_keeps_nothing_else(tmp_path: Path, ends: Ends) -> None:
     ends += [None]
     manager = CheckpointManager(str(tmp_path), 1)
     manager.save_async(1, STATE)
-    begun = manager._saves.last_begun
+    begun = manager._saves.newest_save
     assert begun is not None
     begun.result()
     manager.close()

@@ -22,10 +22,10 @@ from stepkeeper.errors import (
     StorageError,
 )
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.persist import SaveJob, persist
+from stepkeeper.save.persist import SaveJob, persist_save
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
-from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper.training.step_controller import checked_step
 from stepkeeper_planners.geometry.layout import Ranks
@@ -80,14 +80,14 @@ def a_job() -> SaveJob:
     region = Region()
     transferred: Future[None] = Future()
     transferred.set_result(None)
-    snapshot = Snapshots(Ranks(rank=0, world_size=1)).take({"step": 7}, region)
+    snapshot = SnapshotTaker(Ranks(rank=0, world_size=1)).take_snapshot({"step": 7}, region)
     return SaveJob(
         name="save/0",
         in_flight=InFlight(7),
         origin=None,
         snapshot=snapshot,
         region=region,
-        transferred=transferred,
+        transfer=transferred,
     )
 
 
@@ -109,7 +109,7 @@ def test_a_lost_companion_is_one_for_all_ranks_or_for_none(
 ) -> None:
     rank_group = FirstOfTwo(other("of rank 1"))
     with pytest.raises(raised) as caught:
-        persist(a_job(), cast(Companion, FailingCompanion(own("of rank 0"))), rank_group)
+        persist_save(a_job(), cast(Companion, FailingCompanion(own("of rank 0"))), rank_group)
     assert type(caught.value) is raised
     said = rank_group.said["save/0/outcome"]["error"]
     assert said["kind"] == shared.__name__
@@ -126,7 +126,7 @@ def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
     companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
     saves = Saver(MemoryStore(), companion, Alone(), Progress(lambda _state: None), max_pending=1)
     saves.start_save(SaveRequest(step=7, state={"step": 7}))
-    assert saves.wait(10)
+    assert saves.wait_until_idle(10)
     with pytest.raises(PeerLostError, match="rank 1 is lost"):
         saves.raise_failure()
     saves.close()
@@ -136,13 +136,13 @@ def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -
     companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
     saves = Saver(MemoryStore(), companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
     saves.start_save(SaveRequest(step=7, state={"step": 7}))
-    assert saves.wait(10)
+    assert saves.wait_until_idle(10)
     saves.raise_failure()
     with pytest.raises(SaveError, match="gone"):
         saves.raise_failure(newest=True)
     for step in (8, 9):
         saves.start_save(SaveRequest(step=step, state={"step": step}))
-        assert saves.wait(10)
+        assert saves.wait_until_idle(10)
         with pytest.raises(SaveError, match="gone"):
             saves.raise_failure()
     saves.close()
@@ -156,7 +156,7 @@ def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
     companion = cast(Companion, FailingCompanion(StorageError("full")))
     saves = Saver(MemoryStore(), companion, SoloRankGroup(), progress, max_pending=1)
     begun = saves.start_save(SaveRequest(step=7, state={"step": 7}))
-    assert saves.wait(10)
+    assert saves.wait_until_idle(10)
     progress.set_error = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
     begun = saves.start_save(SaveRequest(step=8, state={"step": 8}))
     with pytest.raises(StorageError, match="full"):
@@ -181,9 +181,12 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
     companion = cast(Companion, FailingCompanion(AssertionError("the companion was asked")))
     store = MemoryStore(hook=refuse)
     saves = Saver(store, companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
-    for use in (saves.await_and_prove, lambda: saves.start_save(SaveRequest(step=7, state={"step": 7}))):
+    for use in (
+        saves.await_saves_and_prove_root,
+        lambda: saves.start_save(SaveRequest(step=7, state={"step": 7})),
+    ):
         with pytest.raises(StorageError, match=r"\.stepkeeper/probes/.* not allowed"):
             use()
     saves.save_for_notice(SaveRequest(step=7, state={"step": 7}), 1.0)
-    assert saves.last_begun is None
+    assert saves.newest_save is None
     saves.close()

@@ -75,7 +75,7 @@ class Moves:
         self._changed = threading.Condition()
 
     def move(self, snapshot: Snapshot, region: Region) -> None:
-        step = int(region.places(snapshot.plan.orders)[0][0])
+        step = int(region.view_orders(snapshot.plan.orders)[0][0])
         try:
             if step in self.by_step:
                 self.by_step[step](snapshot)
@@ -97,7 +97,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
     def transfer(snapshot: Snapshot, region: Region) -> None:
         found.move(snapshot, region)
 
-    monkeypatch.setattr(Snapshot, "transfer", transfer)
+    monkeypatch.setattr(Snapshot, "move_copies", transfer)
     return found
 
 
@@ -276,11 +276,11 @@ def test_the_wait_for_the_save_before_is_no_part_of_moving_or_writing(
     times = iter([0.0, 1.0, 3.0, 10.0, 30.0, 100.0])
     monkeypatch.setattr(save_report, "time", SimpleNamespace(monotonic=lambda: next(times)))
     clock = SaveClock()
-    clock.released()
-    clock.transferred()
-    clock.reached(SaveState.WRITING)
-    clock.reached(SaveState.COMMITTING)
-    report = clock.report(7, size_bytes=1)
+    clock.mark_released()
+    clock.mark_transferred()
+    clock.mark_state(SaveState.WRITING)
+    clock.mark_state(SaveState.COMMITTING)
+    report = clock.build_report(7, size_bytes=1)
     parts = (report.stall_s, report.transfer_s, report.queue_s, report.persist_s, report.commit_s)
     assert parts == (1, 2, 7, 20, 70)
     assert report.duration_s == sum(parts)

@@ -18,8 +18,8 @@ from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import CompanionLostError, StorageError
 from stepkeeper.log import ManifestRef
 from stepkeeper.save.in_flight import InFlight
-from stepkeeper.save.persist import SaveJob, _decide, _Place, persist
-from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
+from stepkeeper.save.persist import SaveJob, _commit_or_void, _Place, persist_save
+from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
 
 
 class Lost:
@@ -64,7 +64,7 @@ def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
         origin=None,
         snapshot=snapshot,
         region=region,
-        transferred=transferred,
+        transfer=transferred,
     )
 
 
@@ -72,7 +72,7 @@ def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
     """What rank 0 asks its companion for after these votes, and what it tells the others."""
     asked = Asked()
     place = _Place(claim=0, nonce="a" * 32)
-    outcome = _decide(
+    outcome = _commit_or_void(
         job_of(cast(Snapshot, None), cast(Region, None)), cast(CompanionProcess, asked), place, list(votes)
     )
     return asked.kinds, outcome
@@ -103,8 +103,8 @@ def test_no_rank_waits_for_one_whose_companion_does_not_start() -> None:
 
     def save(rank_group: StoreRankGroup) -> None:
         region = Region()
-        snapshot = Snapshots(rank_group.ranks).take({"w": torch.zeros(3)}, region)
-        persist(
+        snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.zeros(3)}, region)
+        persist_save(
             job_of(snapshot, region), cast(Companion, Lost() if rank_group.rank == 0 else Found()), rank_group
         )
 
@@ -147,9 +147,9 @@ class Tiered:
 def test_the_last_save_goes_straight_to_the_root(is_last: bool, ways: list[Kind]) -> None:
     """A notice's has seconds, and its pod's disk goes with the pod."""
     rank_group, region, companion = SoloRankGroup(), Region(), Tiered()
-    snapshot = Snapshots(rank_group.ranks).take({"w": torch.ones(2)}, region)
+    snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.ones(2)}, region)
     job = replace(job_of(snapshot, region), is_last=is_last)
     with pytest.raises(StorageError):
-        persist(job, cast(Companion, companion), rank_group)
+        persist_save(job, cast(Companion, companion), rank_group)
     assert companion.kinds == [*ways, Kind.COMMIT]
     region.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepkeeper.checkpoint.reread import still_bad
+from stepkeeper.checkpoint.reread import reread_bad_bytes
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import BadBytes, BadItem, BadNodeError, StorageError, TornCheckpointError
@@ -67,7 +67,7 @@ def test_a_block_is_right_or_wrong_by_its_own_bytes(data: bytes | None, wrong: s
     if data is not None:
         store.put_if_absent("1/0-a/x", data)
     bad = BadBytes(path="1/0-a/x", offset_bytes=2, length_bytes=4, crc32c=crc32c(b"2345"), block=0)
-    found = still_bad(store, bad)
+    found = reread_bad_bytes(store, bad)
     assert found is None if wrong is None else wrong in str(found)
 
 
@@ -75,7 +75,7 @@ def test_a_whole_object_with_bytes_behind_its_end_is_wrong() -> None:
     store = MemoryStore()
     store.put_if_absent("1/0-a/manifest.0.json", b"{}{}")
     bad = BadBytes(path="1/0-a/manifest.0.json", length_bytes=2, crc32c=crc32c(b"{}"))
-    assert still_bad(store, bad) == "4 bytes are there, not 2"
+    assert reread_bad_bytes(store, bad) == "4 bytes are there, not 2"
 
 
 @pytest.mark.parametrize("there", [b"0123", b"01x3"])

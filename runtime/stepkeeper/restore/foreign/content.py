@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from stepkeeper.checkpoint.reread import read_there
+from stepkeeper.checkpoint.reread import read_if_present
 from stepkeeper.errors import BadItem, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
 from stepkeeper.restore.foreign.archive import HeldArchive, find_broken_record
@@ -142,7 +142,7 @@ class ForeignContent:
     def _bytes(self, place: _Place, item: BadItem) -> bytes:
         path = f"{self._folder}/{place.path}"
         data = self._patience.retry(
-            lambda: read_there(self._store, path, place.offset_bytes, place.length_bytes)
+            lambda: read_if_present(self._store, path, place.offset_bytes, place.length_bytes)
         )
         if data is None:
             raise self._torn(item, f"{place.path} is missing")
@@ -164,7 +164,7 @@ def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATI
 
     """
     path = f"{folder}/{METADATA}"
-    data = patience.retry(lambda: read_there(store, path))
+    data = patience.retry(lambda: read_if_present(store, path))
     item = BadItem(folder=folder, name=METADATA)
     if data is None:
         raise TornCheckpointError(f"{store.uri}/{path} is missing", item)

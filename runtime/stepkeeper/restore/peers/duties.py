@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from stepkeeper.checkpoint.blocks import BlockTable, Runs, numbers_of, runs_of
+from stepkeeper.checkpoint.blocks import BlockTable, Runs, decode_runs, encode_runs
 
 __all__ = ["Duties", "Group", "Sharing"]
 
@@ -68,7 +68,7 @@ class Sharing:
             elif ranks:
                 blocks_of.setdefault((ranks, readers or ranks), []).extend(range(first, end))
         groups = tuple(
-            Group(ranks=ranks, blocks=runs_of(blocks), readers=readers)
+            Group(ranks=ranks, blocks=encode_runs(blocks), readers=readers)
             for (ranks, readers), blocks in sorted(blocks_of.items())
         )
         return cls(groups=groups, alone_bytes=tuple(alone_bytes))
@@ -89,7 +89,7 @@ class Sharing:
             order: The order of all blocks, the same on all ranks.
 
         """
-        group_of = {number: group for group in self.groups for number in numbers_of(group.blocks)}
+        group_of = {number: group for group in self.groups for number in decode_runs(group.blocks)}
         arrays = {group.readers: np.array(group.readers) for group in self.groups}
         loads = np.array(self.alone_bytes, dtype=np.int64)
         reads: dict[int, tuple[int, ...]] = {}
@@ -127,13 +127,13 @@ class Sharing:
 
 
 def _encode_group(group: Group) -> dict[str, Any]:
-    said: dict[str, Any] = {"ranks": runs_of(group.ranks), "blocks": group.blocks}
-    return said if group.readers == group.ranks else said | {"readers": runs_of(group.readers)}
+    said: dict[str, Any] = {"ranks": encode_runs(group.ranks), "blocks": group.blocks}
+    return said if group.readers == group.ranks else said | {"readers": encode_runs(group.readers)}
 
 
 def _decode_group(said: Mapping[str, Any]) -> Group:
-    ranks = tuple(numbers_of(said["ranks"]))
-    readers = tuple(numbers_of(said["readers"])) if "readers" in said else ranks
+    ranks = tuple(decode_runs(said["ranks"]))
+    readers = tuple(decode_runs(said["readers"])) if "readers" in said else ranks
     return Group(ranks=ranks, blocks=said["blocks"], readers=readers)
 
 

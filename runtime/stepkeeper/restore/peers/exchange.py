@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from stepkeeper.checkpoint.blocks import Contents, runs_of
+from stepkeeper.checkpoint.blocks import Contents, encode_runs
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
 from stepkeeper.errors import PeerLostError, TornCheckpointError
@@ -101,11 +101,11 @@ class Exchange:
         filling: Filling,
         at_hand: Collection[int],
     ) -> Duties:
-        order = contents.in_reading_order(needs)
+        order = contents.sort_for_reading(needs)
         alone = Duties(reads=dict.fromkeys(order, ()), receives={})
         if self.links is None:
             return alone
-        own = {"runs": runs_of(needs), "at_hand": runs_of(at_hand)}
+        own = {"runs": encode_runs(needs), "at_hand": encode_runs(at_hand)}
         by_rank = self._rank_group.gather(f"{name}/needs", own, _TIMEOUT_S)
         runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
         said = Sharing.of(runs, contents.table, copied).encode() if by_rank else None

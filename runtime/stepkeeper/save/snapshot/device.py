@@ -1,4 +1,4 @@
-"""Copies of XLA tensors on their devices, and what is done where these have no room for them.
+"""Copy XLA tensors on their devices, and do with less where these have no room.
 
 torch_xla is imported only where tensors of it exist.
 """
@@ -19,28 +19,30 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DeviceCopies",
-    "batches",
+    "batch_pieces",
     "compile_moves",
-    "cuts_of",
-    "describe_cut",
-    "moved",
-    "to_copy",
+    "describe_clone",
+    "move_tensors",
+    "plan_clones",
+    "select_copied",
 ]
 
 _log: Final = logger(__name__)
 _PIECE_BYTES: Final = 16 * 1024 * 1024
-"""Moved together; torch_xla holds the GIL meanwhile. Larger ones are faulted into memory anew each time and take twice
-as long; each one more is a little more to compile, once."""
+"""Pieces are moved together up to this size; torch_xla holds the GIL meanwhile. Larger pieces are faulted into
+memory
+anew each time and take twice as long. Smaller pieces cost compile time, once.
+"""
 
 _WAITED_PIECE_BYTES: Final = 64 * 1024 * 1024
-"""The same where training waits all along: each piece is a program of its own there."""
+"""The size of pieces where the training waits anyway. Each piece is a program of its own there."""
 
 _SMALLEST_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _LONGEST_TRANSFER_S: Final = 3600.0
 
 
-def cuts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
-    """How each of the XLA tensors is copied. Nothing is pending on them."""
+def plan_clones(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
+    """Plan how each of the XLA tensors is copied. No computation may be pending on them."""
     mine = {fqn: tensor for fqn, tensor in tensors.items() if tensor.device.type == "xla"}
     if not mine:
         return {}
@@ -49,116 +51,133 @@ def cuts_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, "ClonePlan"]:
     return {fqn: xla_pieces.plan_clone(fqn, tensor, _PIECE_BYTES) for fqn, tensor in mine.items()}
 
 
-def describe_cut(fqn: str, tensor: torch.Tensor, cut: "ClonePlan", ranks: Ranks) -> TensorLayout:
-    """Where the parts of such a copy lie."""
+def describe_clone(fqn: str, tensor: torch.Tensor, clone: "ClonePlan", ranks: Ranks) -> TensorLayout:
+    """Describe where the parts of such a copy lie."""
     from stepkeeper_planners.adapters import xla_pieces
 
-    return xla_pieces.describe_clone(fqn, tensor, cut, ranks)
+    return xla_pieces.describe_clone(fqn, tensor, clone, ranks)
 
 
-def to_copy(cuts: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
-    """The XLA tensors that are copied, of which this rank writes those that are `needed`."""
-    if not cuts:
+def select_copied(clones: Mapping[str, "ClonePlan"], needed: Container[str]) -> list[str]:
+    """Select the XLA tensors that are copied on the devices: those that this rank writes, which are `needed`.
+
+    A program that runs on the devices of several processes must be the same in all of them, so there all are
+    copied.
+    """
+    if not clones:
         return []
     from stepkeeper_planners.adapters import xla_pieces
 
     # A program that runs on the devices of several processes must be the same in all of them.
     everything = xla_pieces.is_multi_process_program()
-    return [fqn for fqn in cuts if everything or fqn in needed]
+    return [fqn for fqn in clones if everything or fqn in needed]
 
 
 class DeviceCopies:
-    """Makes copies on the devices, as many as there is room for.
+    """Make copies on the devices, as many as there is room for.
 
-    How much room there is, torch_xla doesn't say where a program uses several devices: without a `budget_bytes` it is
-    found out. All is copied, and half as much from then on each time that the devices refuse.
+    Without a `budget_bytes` the object finds out how much room there is, because torch_xla doesn't say it where a
+    program
+    uses several devices. It copies everything, and half as much from then on each time that the devices refuse.
     """
 
     def __init__(self, budget_bytes: int | None) -> None:
         self._learns: Final = budget_bytes is None
         self._limit_bytes: int | None = budget_bytes
-        self._n_out = 0
+        self._n_unreleased = 0
         self._changed: Final = threading.Condition()
 
     @property
     def limit_bytes(self) -> int | None:
-        """What may be used on this process's devices together; None: no end to it was met yet."""
+        """Bytes that copies may take on this process's devices together; None: no limit was met yet."""
         return self._limit_bytes
 
-    def make(
+    def make_copies(
         self,
         tensors: Mapping[str, torch.Tensor],
-        cuts: Mapping[str, "ClonePlan"],
+        clones: Mapping[str, "ClonePlan"],
         fqns: Sequence[str],
         *,
         timeout_s: float | None = None,
     ) -> tuple[list["DevicePiece"], list[str]]:
-        """Copies of those tensors of which the devices can have one, on their way; and the other ones' names.
+        """Start the copies of those tensors that the devices have room for.
 
-        They count against the budget until `left` is told of them: where there is one, earlier ones are waited for.
+        The copies count against the budget until `release_copies` is called. Where there is a budget, this waits for
+        earlier copies.
+
+        Returns:
+            The copies' pieces, and the names of the tensors that are not copied.
 
         Raises:
-            SaveError: they don't fit the budget that was given, or several processes would have to find out alike how
-                many do.
-            TimeoutError: earlier ones are still there after `timeout_s`. Without it, a SaveError after an hour.
-            RuntimeError: the devices failed.
+            SaveError: The copies don't fit the given budget, or several processes would have to find out alike how
+                many fit.
+            TimeoutError: Earlier copies are still there after `timeout_s`. Without a `timeout_s`, a SaveError after
+                an hour.
+            RuntimeError: The devices failed.
 
         """
         while True:
             if self._limit_bytes is not None:
                 self._wait_for_room(timeout_s)
-            chosen, rest = _within(self._limit_bytes, cuts, fqns)
+            chosen, rest = _choose_within(self._limit_bytes, clones, fqns)
             try:
-                made = self._dispatched(tensors, cuts, chosen)
+                made = self._dispatch_copies(tensors, clones, chosen)
             except RuntimeError as error:
                 if not chosen or not _is_out_of_memory(error):
                     raise
-                self._refuse_to_guess(error, _device_bytes(cuts, chosen))
-                self._lower(_device_bytes(cuts, chosen))
+                self._check_may_learn(error, _sum_device_bytes(clones, chosen))
+                self._lower_limit(_sum_device_bytes(clones, chosen))
             else:
                 with self._changed:
-                    self._n_out += bool(chosen)
+                    self._n_unreleased += bool(chosen)
                 return made, rest
 
-    def left(self) -> None:
-        """The copies of one call of `make` are on the devices no more."""
+    def release_copies(self) -> None:
+        """Note that the copies of one call of `make_copies` are gone from the devices."""
         with self._changed:
-            self._n_out -= 1
+            self._n_unreleased -= 1
             self._changed.notify_all()
 
-    def refused(self, error: RuntimeError, cuts: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> None:
-        """The copies of these were not made after all: if for lack of room, fewer are tried from now on.
+    def handle_refusal(
+        self, error: RuntimeError, clones: Mapping[str, "ClonePlan"], fqns: Iterable[str]
+    ) -> None:
+        """Take over an error of copies that were started: if the devices had no room, try fewer from now on.
 
         Raises:
-            DevicesFullError: it is for that, and the next save will do with less.
-            SaveError: it is for that, and the budget was given, or would have to be found out by several processes.
+            DevicesFullError: The devices had no room, and the next save will do with less.
+            SaveError: The devices had no room, and the budget was given, or several processes would have to find it
+                out alike.
 
         """
         if not _is_out_of_memory(error):
             return
-        self._refuse_to_guess(error, _device_bytes(cuts, fqns))
-        self._lower(_device_bytes(cuts, fqns))
+        self._check_may_learn(error, _sum_device_bytes(clones, fqns))
+        self._lower_limit(_sum_device_bytes(clones, fqns))
         raise DevicesFullError(
             f"the devices had no room for a copy of the state, and the save came to nothing ({error}); from the next "
             f"one on {self._limit_bytes} bytes of it are copied there"
         ) from error
 
     def _wait_for_room(self, timeout_s: float | None) -> None:
-        """Copies leave by themselves, and what the devices have no room for would wait for their transfer anyway."""
+        """Wait until earlier copies are gone. What doesn't fit beside them would have to wait for their transfer
+        anyway.
+        """
         limit_s = _LONGEST_TRANSFER_S if timeout_s is None else timeout_s
         with self._changed:
-            if not self._changed.wait_for(lambda: self._n_out == 0, limit_s):
+            if not self._changed.wait_for(lambda: self._n_unreleased == 0, limit_s):
                 still = f"copies of an earlier save are still on the devices after {limit_s:.1f} s"
                 raise SaveError(still) if timeout_s is None else TimeoutError(still)
 
-    def _dispatched(
-        self, tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+    def _dispatch_copies(
+        self, tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
     ) -> list["DevicePiece"]:
         if not fqns:
             return []
         from stepkeeper_planners.adapters import xla, xla_pieces
 
-        pieces = [piece for fqn in fqns for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], cuts[fqn])]
+        pieces = [
+            piece for fqn in fqns for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], clones[fqn])
+        ]
         try:
             # Otherwise a refusal would come up in whatever the training asks of the devices next.
             xla.start_pending([piece.tensor for piece in pieces], until_running=True)
@@ -167,11 +186,11 @@ class DeviceCopies:
             raise
         return pieces
 
-    def _refuse_to_guess(self, error: RuntimeError, tried_bytes: int) -> None:
-        """Nothing, unless how much is copied was given, or other processes of one program would have to guess alike.
+    def _check_may_learn(self, error: RuntimeError, tried_bytes: int) -> None:
+        """Raise the error of full devices, unless this process may find out the budget by itself.
 
         Raises:
-            SaveError: one of these.
+            SaveError: The budget was given, or other processes of one program would have to guess alike.
 
         """
         from stepkeeper_planners.adapters import xla_pieces
@@ -188,7 +207,7 @@ class DeviceCopies:
                 "waits"
             ) from error
 
-    def _lower(self, tried_bytes: int) -> None:
+    def _lower_limit(self, tried_bytes: int) -> None:
         half = tried_bytes // 2
         self._limit_bytes = half if half >= _SMALLEST_LIMIT_BYTES else 0
         _log.warning(
@@ -199,48 +218,55 @@ class DeviceCopies:
         )
 
 
-def moved(
-    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+def move_tensors(
+    tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> Iterator[list[tuple[str, list["HostPart"]]]]:
-    """The elements of these tensors on the host, a piece at a time: without copies on the devices but of that piece."""
+    """Move these tensors to the host piece by piece, with a copy on the devices of one piece at a time.
+
+    Yields:
+        Names, each with parts of its elements on the host.
+
+    """
     if not fqns:
         return
     from stepkeeper_planners.adapters import xla_pieces
 
-    small = [fqn for fqn in fqns if cuts[fqn].n_pieces == 1]
-    for batch in batches([xla_pieces.piece_without_copy(fqn, tensors[fqn], cuts[fqn]) for fqn in small]):
+    small = [fqn for fqn in fqns if clones[fqn].n_pieces == 1]
+    for batch in batch_pieces(
+        [xla_pieces.piece_without_copy(fqn, tensors[fqn], clones[fqn]) for fqn in small]
+    ):
         yield [(piece.fqn, parts) for piece, parts in xla_pieces.move_to_host(batch)]
-    for piece in _one_by_one(tensors, cuts, fqns):
+    for piece in _copy_piece_by_piece(tensors, clones, fqns):
         xla_pieces.wait_until_computed([piece])
         yield [(each.fqn, parts) for each, parts in xla_pieces.move_to_host([piece])]
 
 
 def compile_moves(
-    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+    tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> None:
-    """`moved` with these arguments compiles nothing any more."""
-    for _ in _one_by_one(tensors, cuts, fqns):
+    """Compile the programs that `move_tensors` needs for these arguments."""
+    for _ in _copy_piece_by_piece(tensors, clones, fqns):
         pass
 
 
-def _one_by_one(
-    tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+def _copy_piece_by_piece(
+    tensors: Mapping[str, torch.Tensor], clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> Iterator["DevicePiece"]:
-    """The pieces of large tensors, each copied when its turn comes."""
-    large = [fqn for fqn in fqns if cuts[fqn].n_pieces > 1]
+    """Copy the pieces of large tensors, each when its turn comes."""
+    large = [fqn for fqn in fqns if clones[fqn].n_pieces > 1]
     if not large:
         return
     from stepkeeper_planners.adapters import xla, xla_pieces
 
     for fqn in large:
-        cut = xla_pieces.with_fewer_pieces(cuts[fqn], _WAITED_PIECE_BYTES)
-        for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], cut):
+        clone = xla_pieces.with_fewer_pieces(clones[fqn], _WAITED_PIECE_BYTES)
+        for piece in xla_pieces.clone_in_pieces(fqn, tensors[fqn], clone):
             xla.start_pending([piece.tensor])
             yield piece
 
 
-def batches(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"]]:
-    """What is moved together: what is large by itself."""
+def batch_pieces(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"]]:
+    """Group pieces that are moved together; a large one is moved by itself."""
     batch: list[DevicePiece] = []
     size_bytes = 0
     for piece in pieces:
@@ -253,22 +279,25 @@ def batches(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"]]:
         yield batch
 
 
-def _within(
-    limit_bytes: int | None, cuts: Mapping[str, "ClonePlan"], fqns: Sequence[str]
+def _choose_within(
+    limit_bytes: int | None, clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Those that a copy is made of, and the others. Large ones first: it is these that take long to move."""
+    """Choose the tensors to copy within the limit, and return them and the others. Large ones take longest to move,
+    so they
+    go first.
+    """
     if limit_bytes is None:
         return list(fqns), []
     chosen, left_bytes = set[str](), limit_bytes
-    for fqn in sorted(fqns, key=lambda fqn: (-cuts[fqn].device_bytes, fqn)):
-        if 0 < cuts[fqn].device_bytes <= left_bytes:
+    for fqn in sorted(fqns, key=lambda fqn: (-clones[fqn].device_bytes, fqn)):
+        if 0 < clones[fqn].device_bytes <= left_bytes:
             chosen.add(fqn)
-            left_bytes -= cuts[fqn].device_bytes
+            left_bytes -= clones[fqn].device_bytes
     return [fqn for fqn in fqns if fqn in chosen], [fqn for fqn in fqns if fqn not in chosen]
 
 
-def _device_bytes(cuts: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> int:
-    return sum(cuts[fqn].device_bytes for fqn in fqns)
+def _sum_device_bytes(clones: Mapping[str, "ClonePlan"], fqns: Iterable[str]) -> int:
+    return sum(clones[fqn].device_bytes for fqn in fqns)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
