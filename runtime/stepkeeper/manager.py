@@ -39,8 +39,8 @@ from stepkeeper.training.environment import (
     read_environment,
     root_uri,
 )
-from stepkeeper.training.shutdown import Leaving
-from stepkeeper.training.step_controller import Stepping, checked_step
+from stepkeeper.training.shutdown import Shutdown
+from stepkeeper.training.step_controller import StepController, validate_step
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["CheckpointManager"]
@@ -125,7 +125,7 @@ class CheckpointManager(TorchXlaApi):
         self._restorer = Restorer(self._store, self._rank_group, reopen=reopen, near=near)
         self._latest = LatestRestore(self._restorer, self._companion)
         self._events = Events()
-        self._saves = Saver(
+        self._saver = Saver(
             self._store,
             self._companion,
             self._rank_group,
@@ -134,21 +134,21 @@ class CheckpointManager(TorchXlaApi):
             device_budget_bytes=device_budget_bytes,
             events=self._events,
         )
-        self._stepping = Stepping(
+        self._controller = StepController(
             given.policy,
             self._rank_group,
-            self._saves,
+            self._saver,
             progress=self._progress,
             companion=self._companion,
             environment=environment,
             saves_on_notice=chkpt_on_preemption,
         )
-        self._leaving = Leaving(
-            self._stepping, self._saves, self._progress, self._companion, self._rank_group
+        self._shutdown = Shutdown(
+            self._controller, self._saver, self._progress, self._companion, self._rank_group
         )
         if environment is not None:
             # It is told and reports from here on; elsewhere that begins with the training.
-            self._stepping.start()
+            self._controller.start()
             self._companion.ensure_process()
 
     @classmethod
@@ -201,7 +201,7 @@ class CheckpointManager(TorchXlaApi):
     @property
     def in_flight(self) -> InFlight | None:
         """The newest save, until it has ended: `result()` waits for its commit."""
-        return self._saves.in_flight
+        return self._saver.in_flight
 
     def restore_latest(
         self,
@@ -225,21 +225,21 @@ class CheckpointManager(TorchXlaApi):
 
         """
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        self._stepping.start()
-        self._saves.await_and_prove()
-        self._leaving.raise_failure()
+        self._controller.start()
+        self._saver.await_and_prove()
+        self._shutdown.raise_failure()
         self._progress.set_phase(ReportPhase.RESTORING)
-        with self._leaving.fenced_said():
+        with self._shutdown.record_fencing():
             record = self._latest.restore(state, rules=rules)
-        self._saves.restored_latest(record)
+        self._saver.restored_latest(record)
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
-            self._saves.prepare(state)
+            self._saver.prepare(state)
         self._events.restored(record)
         self._progress.record_restore(
             None if record is None else ReportedRestore(sequence=record.slot, step=record.step)
         )
-        self._stepping.decisions.save_begun()
+        self._controller.decider.on_save_started()
         if record is None:
             return None
         return RestoreResult(sequence=record.slot, step=record.step, uri=record_uri(self._store, record))
@@ -259,17 +259,17 @@ class CheckpointManager(TorchXlaApi):
             UnsupportedValueError: something in `state` can't be saved; it names the key.
 
         """
-        self._leaving.check_open()
-        step = checked_step(step)
+        self._shutdown.check_open()
+        step = validate_step(step)
         request = SaveRequest(step=step, state=state, metrics=metrics)
-        self._stepping.finished(request)
-        if self._stepping.reached(step):
-            self._stepping.stop(request)
+        self._controller.on_step_finished(request)
+        if self._controller.should_stop_at(step):
+            self._controller.save_and_stop(request)
             return StepOutcome(step=step, stop=True)
-        self._leaving.raise_failure()
-        if not self._stepping.due(step):
+        self._shutdown.raise_failure()
+        if not self._controller.is_save_due(step):
             return StepOutcome(step=step)
-        return StepOutcome(step=step, in_flight=self._stepping.start_save(request))
+        return StepOutcome(step=step, in_flight=self._controller.start_save(request))
 
     def metadata(self, step: int) -> CheckpointInfo:
         """What the commit of `step` holds: names, dtypes and shapes, read from its manifests.
@@ -293,7 +293,7 @@ class CheckpointManager(TorchXlaApi):
 
         """
         # A commit that comes meanwhile may delete what is being read. It can't where training waits for this call.
-        self._saves.wait()
+        self._saver.wait()
         return verify_step(self._restorer, self._companion, step)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -303,19 +303,19 @@ class CheckpointManager(TorchXlaApi):
             StepkeeperError: a save in the background failed since the last call.
 
         """
-        ended = self._saves.wait(timeout_s)
-        self._leaving.raise_failure(newest=True)
+        ended = self._saver.wait(timeout_s)
+        self._shutdown.raise_failure(newest=True)
         return ended
 
     def health(self) -> Health:
         """How checkpointing is doing in this process, from memory alone."""
-        notice = self._stepping.notices.notice
-        in_flight = self._saves.in_flight
+        notice = self._controller.notices.notice
+        in_flight = self._saver.in_flight
         return Health(
             claim=None if self._companion.begun is None else self._companion.begun.claim.slot,
-            committed_step=None if self._saves.committed is None else self._saves.committed.step,
+            committed_step=None if self._saver.committed is None else self._saver.committed.step,
             in_flight_step=None if in_flight is None else in_flight.step,
-            error=self._saves.error,
+            error=self._saver.error,
             complaint=self._companion.complaint,
             companion_pid=self._companion.pid,
             notice=None if notice is None else notice.source,
@@ -330,11 +330,11 @@ class CheckpointManager(TorchXlaApi):
 
     def request_stop(self) -> None:
         """All ranks will stop at one of the next steps, as if they had been sent SIGTERM."""
-        self._stepping.notices.record_notice("call")
+        self._controller.notices.record_notice("call")
 
     def exit_if_stopped(self) -> None:
         """Nothing; or, if `step` has said stop, the end of this process with code 75. Leaving the block does it too."""
-        self._leaving.exit_if_stopped()
+        self._shutdown.exit_if_stopped()
 
     def close(self) -> None:
         """Training is done: saves in flight are committed, all ranks have come here, the operator was told.
@@ -344,7 +344,7 @@ class CheckpointManager(TorchXlaApi):
             PeerLostError: a rank didn't come.
 
         """
-        self._leaving.close()
+        self._shutdown.close()
 
     def __enter__(self) -> Self:
         return self
@@ -352,11 +352,11 @@ class CheckpointManager(TorchXlaApi):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leaving.leave(error)
+        self._shutdown.leave_block(error)
 
     def _direct(self, directive: Directive) -> None:
         """In the thread that listens to the companion, which is there before what follows its directives."""
-        self._stepping.follow(directive)
+        self._controller.follow_directive(directive)
 
 
 def _weakly(direct: Callable[[Directive], None]) -> Callable[[Directive], None]:

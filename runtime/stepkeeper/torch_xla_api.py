@@ -15,8 +15,8 @@ from stepkeeper.save.hooks import Events
 from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.storage import Store
-from stepkeeper.training.shutdown import Leaving
-from stepkeeper.training.step_controller import Stepping, checked_step
+from stepkeeper.training.shutdown import Shutdown
+from stepkeeper.training.step_controller import StepController, validate_step
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["TorchXlaApi", "TorchXlaArguments"]
@@ -94,10 +94,10 @@ class TorchXlaApi:
     _companion: Companion
     _events: Events
     _arguments: TorchXlaArguments
-    _leaving: Leaving
+    _shutdown: Shutdown
     _restorer: Restorer
-    _saves: Saver
-    _stepping: Stepping
+    _saver: Saver
+    _controller: StepController
     _store: Store
 
     @property
@@ -136,7 +136,7 @@ class TorchXlaApi:
             All ranks call this with the same step.
 
         """
-        return self._stepping.should_save(step)
+        return self._controller.should_save(step)
 
     def reached_preemption(self, step: int) -> bool:
         """Return True from the step on that all ranks agreed to stop at.
@@ -151,9 +151,9 @@ class TorchXlaApi:
             All ranks call this with the same step.
 
         """
-        if not self._stepping.saves_on_notice:
+        if not self._controller.saves_on_notice:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
-        return self._stepping.reached(step)
+        return self._controller.should_stop_at(step)
 
     def save(
         self,
@@ -183,7 +183,7 @@ class TorchXlaApi:
         """
         if not self.save_async(step, state_dict, force, metrics=metrics):
             return False
-        self._saves.await_this()
+        self._saver.await_this()
         return True
 
     def save_async(
@@ -216,15 +216,15 @@ class TorchXlaApi:
             All ranks call this with the same arguments.
 
         """
-        self._leaving.check_open()
-        step = checked_step(step)
-        if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
-            self._leaving.raise_failure()
+        self._shutdown.check_open()
+        step = validate_step(step)
+        if not (self._controller.should_stop_at(step) and self._controller.saves_on_notice):
+            self._shutdown.raise_failure()
         request = SaveRequest(step=step, state=state_dict, metrics=metrics)
-        self._stepping.finished(request)
+        self._controller.on_step_finished(request)
         if not (self.should_save(step) or force):
             return False
-        self._stepping.start_save(request)
+        self._controller.start_save(request)
         return True
 
     def restore(
@@ -265,11 +265,11 @@ class TorchXlaApi:
 
         """
         # The cleanup after a save's commit may delete the commit that is being read.
-        self._saves.wait()
-        self._leaving.raise_failure()
+        self._saver.wait()
+        self._shutdown.raise_failure()
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
         record = restore_step(self._restorer, self._companion, step, state_dict, rules=rules)
-        self._saves.restored(record, whole=items is None and not exclude)
+        self._saver.restored(record, whole=items is None and not exclude)
         self._events.restored(record)
 
     def all_steps(self) -> list[int]:
@@ -283,5 +283,5 @@ class TorchXlaApi:
             StepkeeperError: One of the saves failed.
 
         """
-        self._saves.wait()
-        self._leaving.raise_failure(newest=True)
+        self._saver.wait()
+        self._shutdown.raise_failure(newest=True)

@@ -327,7 +327,7 @@ def test_an_error_in_the_background_raises_at_the_next_call(uri: str) -> None:
     # A file where the next step's folder has to be.
     Path(uri.removeprefix("file://"), "2").write_text("")
     manager.save_async(2, state)
-    assert manager._saves.wait()
+    assert manager._saver.wait()
     with pytest.raises(SaveError, match="in the background failed"):
         manager.step(3, state)
     assert manager.step(3, state).in_flight is not None

@@ -12,10 +12,10 @@ from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import ClosedError, FencedError, PeerLostError, StepkeeperError
 from stepkeeper.save.saver import Saver
-from stepkeeper.training.step_controller import Stepping
+from stepkeeper.training.step_controller import StepController
 from stepkeeper.training.termination import format_traceback, process_exit_code
 
-__all__ = ["Leaving"]
+__all__ = ["Shutdown"]
 
 _MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
@@ -25,19 +25,19 @@ _HOOKS_S: Final = 60.0
 """Of the last saves, where training is done."""
 
 
-class Leaving:
+class Shutdown:
     """The end of a manager, which comes once."""
 
     def __init__(
         self,
-        stepping: Stepping,
-        saves: Saver,
+        controller: StepController,
+        saver: Saver,
         progress: Progress,
         companion: Companion,
         rank_group: RankGroup,
     ) -> None:
-        self._stepping = stepping
-        self._saves = saves
+        self._controller = controller
+        self._saver = saver
         self._progress = progress
         self._companion = companion
         self._rank_group = rank_group
@@ -51,23 +51,23 @@ class Leaving:
     def raise_failure(self, *, newest: bool = False) -> None:
         """Nothing, if the manager is open and no save failed in the background since the last call."""
         self.check_open()
-        with self.fenced_said():
-            self._saves.raise_failure(newest=newest)
+        with self.record_fencing():
+            self._saver.raise_failure(newest=newest)
 
     @contextmanager
-    def fenced_said(self) -> Iterator[None]:
+    def record_fencing(self) -> Iterator[None]:
         """A FencedError from within is the last word already, whatever the program makes of it."""
         try:
             yield
         except FencedError as error:
-            self._stepping.process_exit.write_termination_message(
-                ExitCode.FENCED, self._saves.newest, str(error)
+            self._controller.process_exit.write_termination_message(
+                ExitCode.FENCED, self._saver.newest, str(error)
             )
             raise
 
     def exit_if_stopped(self) -> None:
         """Nothing; or the end of this process with code 75, if it was to stop and has."""
-        if self._stepping.stopped:
+        if self._controller.stopped:
             self._end(ExitCode.SAVED, None)
             sys.exit(ExitCode.SAVED)
 
@@ -75,10 +75,10 @@ class Leaving:
         """Training is done: saves in flight are committed, all ranks have come here, the operator was told."""
         if self.closed:
             return
-        self._saves.wait()
+        self._saver.wait()
         # They may still ask the manager.
-        left_s = self._stepping.process_exit.grace_left_s()
-        self._saves.finish_telling(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
+        left_s = self._controller.process_exit.grace_left_s()
+        self._saver.finish_telling(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
         self.raise_failure(newest=True)
         if self._rank_group.world_size > 1:
             met = self._rank_group.gather("done", {}, _MEET_S)
@@ -86,7 +86,7 @@ class Leaving:
         self._progress.set_phase(ReportPhase.DONE)
         self._end(ExitCode.DONE, None)
 
-    def leave(self, error: BaseException | None) -> None:
+    def leave_block(self, error: BaseException | None) -> None:
         """The manager's block is left with `error`, or without one: the process ends as that says."""
         if self.closed:
             return
@@ -109,10 +109,10 @@ class Leaving:
 
     def _leave_in_order(self, *, chosen: bool) -> None:
         """Training is done; or not, where ranks agreed to stop, or where exit code 0 was `chosen` after a notice."""
-        stepping = self._stepping
-        if stepping.agreed_to_stop or (chosen and stepping.notices.read_notice() is not None):
-            self._saves.await_last(stepping.process_exit.grace_left_s())
-            stepping.stopped = True
+        controller = self._controller
+        if controller.agreed_to_stop or (chosen and controller.notices.read_notice() is not None):
+            self._saver.await_last(controller.process_exit.grace_left_s())
+            controller.stopped = True
         self.exit_if_stopped()
         self.close()
 
@@ -120,8 +120,8 @@ class Leaving:
         """The process is about to end with `error`: a save in flight is given a little time, peers none."""
         text = format_traceback(error)
         if not isinstance(error, PeerLostError):
-            self._saves.wait(
-                self._stepping.process_exit.save_timeout_s(alone=self._rank_group.world_size == 1)
+            self._saver.wait(
+                self._controller.process_exit.save_timeout_s(alone=self._rank_group.world_size == 1)
             )
         if text is not None:
             self._progress.set_error(text)
@@ -132,15 +132,17 @@ class Leaving:
         if self.closed:
             return
         self.closed = True
-        stepping = self._stepping
-        stepping.process_exit.write_termination_message(code, self._saves.newest, error or self._saves.error)
+        controller = self._controller
+        controller.process_exit.write_termination_message(
+            code, self._saver.newest, error or self._saver.error
+        )
         self._rank_group.abort()
-        stepping.close()
+        controller.close()
         self._progress.send_latest_step()
-        ends_s = time.monotonic() + stepping.process_exit.closing_timeout_s()
+        ends_s = time.monotonic() + controller.process_exit.closing_timeout_s()
         self._companion.close(ends_s - time.monotonic())
-        self._saves.close()
+        self._saver.close()
         if code != ExitCode.PEER_LOST:
             self._rank_group.leave(min(_READ_S, ends_s - time.monotonic()))
         if code != ExitCode.DONE:
-            self._saves.finish_telling(ends_s - time.monotonic())
+            self._saver.finish_telling(ends_s - time.monotonic())

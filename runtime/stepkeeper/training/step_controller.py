@@ -17,15 +17,15 @@ from stepkeeper.save.saver import Saver
 from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.preemption import Notice, NoticeWatcher
-from stepkeeper.training.save_decision import Decisions, Seen
+from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 from stepkeeper.training.termination import ProcessExit
 
-__all__ = ["Stepping", "checked_step"]
+__all__ = ["StepController", "validate_step"]
 
 _log: Final = logger(__name__)
 
 
-def checked_step(step: SupportsIndex) -> int:
+def validate_step(step: SupportsIndex) -> int:
     """The step as a number that logs and reports hold, whatever library it is of. Raises TypeError, ValueError."""
     number = operator.index(step)
     if number < 0:
@@ -33,14 +33,14 @@ def checked_step(step: SupportsIndex) -> int:
     return number
 
 
-class Stepping:
+class StepController:
     """The policy, the notices and the operator's wishes, as the train loop meets them."""
 
     def __init__(
         self,
         policy: SavePolicy,
         rank_group: RankGroup,
-        saves: Saver,
+        saver: Saver,
         *,
         progress: Progress,
         companion: Companion,
@@ -50,7 +50,7 @@ class Stepping:
         """Raises ValueError where `policy` saves on preemption, and `saves_on_notice` says not to."""
         if OnPreemption() in parts_of(policy) and not saves_on_notice:
             raise ValueError("OnPreemption() and chkpt_on_preemption=False contradict each other")
-        self._saves = saves
+        self._saver = saver
         self._progress = progress
         self._companion = companion
         self.saves_on_notice: Final = saves_on_notice
@@ -58,9 +58,9 @@ class Stepping:
         self._started = self._closed = False
         self._disruption_history = DisruptionHistory()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
-        self.decisions: Final = Decisions(policy, rank_group, self._seen)
+        self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions)
         trigger = None if environment is None else environment.places.notice_file
-        self.notices: Final = NoticeWatcher(trigger, progress.send_latest_step, self._noticed)
+        self.notices: Final = NoticeWatcher(trigger, progress.send_latest_step, self._on_notice)
         self.process_exit: Final = ProcessExit(environment, companion, progress, self.notices)
 
     def start(self) -> None:
@@ -72,7 +72,7 @@ class Stepping:
             return
         if not self._started:
             self._started = True
-            self.decisions.start()
+            self.decider.start()
             self.notices.start(signals=self.saves_on_notice)
             if self.notices.misses_sigterm:
                 _log.warning(
@@ -85,78 +85,78 @@ class Stepping:
     @property
     def agreed_to_stop(self) -> bool:
         """All ranks agreed on a step to stop at, and this one has come to it."""
-        return self.saves_on_notice and self.decisions.stop_step is not None
+        return self.saves_on_notice and self.decider.stop_step is not None
 
-    def reached(self, step: int) -> bool:
+    def should_stop_at(self, step: int) -> bool:
         """True from the step on that all ranks agreed to stop at. Whether that is heeded or not, it is heard."""
         self.start()
-        return self.decisions.stops(step)
+        return self.decider.should_stop_at(step)
 
-    def finished(self, request: SaveRequest) -> None:
+    def on_step_finished(self, request: SaveRequest) -> None:
         """Take note of a finished step, and make ready to save its state."""
         self.start()
         self._progress.record_step(request.step, request.metrics)
         # What a save needs compiled is compiled now: the first one may be a notice's.
-        self._saves.prepare(request.state)
+        self._saver.prepare(request.state)
 
-    def due(self, step: int) -> bool:
-        """True if the policy, or somebody's wish, has `step` saved. Ask `reached` first."""
-        return self.decisions.due(step)
+    def is_save_due(self, step: int) -> bool:
+        """True if the policy, or somebody's wish, has `step` saved. Ask `should_stop_at` first."""
+        return self.decider.is_save_due(step)
 
     def should_save(self, step: int) -> bool:
         """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
-        stopping = self.reached(step)
-        last = self._saves.last_begun
-        saved = last is not None and last.step >= (self.decisions.stop_step or 0)
-        return self.decisions.due(step, stopping=stopping and not saved)
+        stopping = self.should_stop_at(step)
+        last = self._saver.last_begun
+        saved = last is not None and last.step >= (self.decider.stop_step or 0)
+        return self.decider.is_save_due(step, stopping=stopping and not saved)
 
     def start_save(self, request: SaveRequest) -> InFlight:
         """Start a save, and the policy's clock anew."""
-        self.decisions.save_begun()
-        return self._saves.start_save(request)
+        self.decider.on_save_started()
+        return self._saver.start_save(request)
 
     def close(self) -> None:
         """Nothing is heard or watched any more."""
         self._closed = True
-        self.decisions.close()
+        self.decider.close()
         self.notices.close()
 
-    def stop(self, request: SaveRequest) -> None:
+    def save_and_stop(self, request: SaveRequest) -> None:
         """Make the one save of a notice, within what the grace period leaves; once."""
         if self.stopped:
             return
         self.notices.record_notice("peer")
         self._progress.set_phase(ReportPhase.SAVING)
         if self.process_exit.saves_before_stop:
-            self._saves.save_for_notice(request, self.process_exit.grace_left_s())
-        self._saves.await_last(self.process_exit.grace_left_s())
+            self._saver.save_for_notice(request, self.process_exit.grace_left_s())
+        self._saver.await_last(self.process_exit.grace_left_s())
         self.stopped = True
 
-    def follow(self, directive: Directive) -> None:
+    def follow_directive(self, directive: Directive) -> None:
         """What the operator asks for is under way. Called in the thread that listens to the companion."""
         if directive.stop:
             self.notices.record_notice("directive")
         if directive.checkpoint_now is not None:
-            self.decisions.wish_save(directive.checkpoint_now)
+            self.decider.request_save(directive.checkpoint_now)
         if directive.dump_stacks:
             faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
 
-    def _seen(self) -> Seen:
+    def _read_conditions(self) -> SaveConditions:
         """What the policy of rank 0 goes by."""
         begun = self._companion.begun
         past = None if begun is None else begun.past
-        return Seen(
-            saving=self._saves.in_flight is not None,
-            cost=self._saves.cost,
+        return SaveConditions(
+            saving=self._saver.in_flight is not None,
+            cost=self._saver.cost,
             disruptions=Disruptions()
             if begun is None or past is None
             else self._disruption_history.count_until_now(begun.claim.slot, past),
         )
 
-    def _noticed(self, notice: Notice) -> None:
+    def _on_notice(self, notice: Notice) -> None:
         """In the thread where the notice came up."""
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
-        self.decisions.wish_stop()
+        self.decider.request_stop()
         # Should the process be killed before it has stopped, this says why.
-        self.process_exit.write_termination_message(ExitCode.SAVED, self._saves.newest, None)
+        self.process_exit.write_termination_message(ExitCode.SAVED, self._saver.newest, None)
         self._progress.record_notice(notice.source)
