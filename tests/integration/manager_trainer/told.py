@@ -102,7 +102,7 @@ def stuck_save(manager: CheckpointManager, state: dict[str, Any]) -> None:
 def stacks(manager: CheckpointManager, state: dict[str, Any]) -> None:
     """Asked for where there is no file behind sys.stderr, as in a notebook."""
     sys.stderr = io.StringIO()
-    manager._direct(Directive(dump_stacks=True))
+    manager._parts.follow_directive(Directive(dump_stacks=True))
     sys.stderr = sys.__stderr__
     manager.save(2, state, force=True)
 

@@ -100,7 +100,7 @@ def train(order: Order) -> None:
         if order.rank == 0:
             # What comes after a commit has come to an end then.
             with suppress(StepkeeperError):
-                manager._companion.read_latest()
+                manager._parts.companion.read_latest()
         # That the companion is gone may come out in the very next save, which is the one that it costs.
         if _goes_on(order, store) and not _save(manager, order.number, order.steps[-1] + 1):
             _save(manager, order.number, order.steps[-1] + 2)

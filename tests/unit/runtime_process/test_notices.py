@@ -239,7 +239,7 @@ def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main
     manager.should_save(2)
     assert signal.getsignal(signal.SIGTERM) != before
     os.kill(os.getpid(), signal.SIGTERM)
-    assert manager._controller.notices.read_notice() is not None
+    assert manager._parts.controller.notices.read_notice() is not None
     assert manager.health().notice == "sigterm"
     manager.close()
 
