@@ -1,4 +1,4 @@
-"""How a process leaves its manager: because training is done, because it was told to stop, or by an exception."""
+"""End a manager in order: because training is done, because the process was told to stop, or by an exception."""
 
 import sys
 import time
@@ -19,14 +19,14 @@ __all__ = ["Shutdown"]
 
 _MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
-"""The other ranks have so long to hear what rank 0 said last."""
+"""Seconds that the other ranks have to read rank 0's last message."""
 
 _HOOKS_S: Final = 60.0
-"""Of the last saves, where training is done."""
+"""Seconds that the hooks of the last saves may take when training is done."""
 
 
 class Shutdown:
-    """The end of a manager, which comes once."""
+    """End a manager, once, and with it the process where that was asked for."""
 
     def __init__(
         self,
@@ -44,19 +44,35 @@ class Shutdown:
         self.closed = False
 
     def check_open(self) -> None:
-        """Raises ClosedError, or nothing."""
+        """Check that the manager isn't closed.
+
+        Raises:
+            ClosedError: It is closed.
+
+        """
         if self.closed:
             raise ClosedError("this manager is closed; construct another one")
 
     def raise_failure(self, *, newest: bool = False) -> None:
-        """Nothing, if the manager is open and no save failed in the background since the last call."""
+        """Raise the error of a save that failed in the background since the last call, if there is one.
+
+        Args:
+            newest: True if no later save can make the failure good.
+
+        Raises:
+            ClosedError: The manager is closed.
+            FencedError: A save failed because another claim owns the root.
+            PeerLostError: A save failed because another rank is lost.
+            SaveError: A save failed for another reason.
+
+        """
         self.check_open()
         with self.record_fencing():
             self._saver.raise_failure(newest=newest)
 
     @contextmanager
     def record_fencing(self) -> Iterator[None]:
-        """A FencedError from within is the last word already, whatever the program makes of it."""
+        """Write the termination message for a FencedError raised within, whatever the program does with the error."""
         try:
             yield
         except FencedError as error:
@@ -66,17 +82,26 @@ class Shutdown:
             raise
 
     def exit_if_stopped(self) -> None:
-        """Nothing; or the end of this process with code 75, if it was to stop and has."""
+        """End this process with exit code 75 if it was told to stop and has saved for that; else do nothing."""
         if self._controller.stopped:
             self._end(ExitCode.SAVED, None)
             sys.exit(ExitCode.SAVED)
 
     def close(self) -> None:
-        """Training is done: saves in flight are committed, all ranks have come here, the operator was told."""
+        """Finish the training: commit the saves in flight, wait for all ranks, and report to the operator.
+
+        Raises:
+            StepkeeperError: A save in the background failed.
+            PeerLostError: A rank did not come.
+
+        Ranks:
+            All ranks call this.
+
+        """
         if self.closed:
             return
         self._saver.wait()
-        # They may still ask the manager.
+        # Hooks may still call the manager.
         left_s = self._controller.process_exit.grace_left_s()
         self._saver.finish_telling(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
         self.raise_failure(newest=True)
@@ -87,7 +112,16 @@ class Shutdown:
         self._end(ExitCode.DONE, None)
 
     def leave_block(self, error: BaseException | None) -> None:
-        """The manager's block is left with `error`, or without one: the process ends as that says."""
+        """End the manager, and the process if need be, when the manager's block is left.
+
+        Args:
+            error: The exception that leaves the block, if any.
+
+        Raises:
+            SystemExit: The process was told to stop and has, or another claim owns the root, or a rank is lost.
+            StepkeeperError: A save in the background failed.
+
+        """
         if self.closed:
             return
         failure = error
@@ -108,7 +142,13 @@ class Shutdown:
             raise failure
 
     def _leave_in_order(self, *, chosen: bool) -> None:
-        """Training is done; or not, where ranks agreed to stop, or where exit code 0 was `chosen` after a notice."""
+        """Exit with code 75 if ranks agreed to stop; else finish the training.
+
+        Args:
+            chosen: True if the program asked for exit code 0. After a notice that means a stop, not that training is
+                done.
+
+        """
         controller = self._controller
         if controller.agreed_to_stop or (chosen and controller.notices.read_notice() is not None):
             self._saver.await_last(controller.process_exit.grace_left_s())
@@ -117,7 +157,7 @@ class Shutdown:
         self.close()
 
     def _end_with(self, error: BaseException) -> None:
-        """The process is about to end with `error`: a save in flight is given a little time, peers none."""
+        """End the manager because of `error`: give a save in flight a little time, and other ranks none."""
         text = format_traceback(error)
         if not isinstance(error, PeerLostError):
             self._saver.wait(
@@ -128,7 +168,7 @@ class Shutdown:
         self._end(process_exit_code(error), text)
 
     def _end(self, code: int, error: str | None) -> None:
-        """The last word is written, the last report sent, everything of ours that runs has ended."""
+        """Write the termination message, send the last report, and end everything of this manager that runs."""
         if self.closed:
             return
         self.closed = True

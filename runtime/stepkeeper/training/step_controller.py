@@ -1,4 +1,4 @@
-"""What happens after each step: nothing, a save, or one last save and the stop of all ranks."""
+"""Carry out what is to be done after each step: nothing, a save, or one last save and the stop of all ranks."""
 
 import faulthandler
 import operator
@@ -26,7 +26,13 @@ _log: Final = logger(__name__)
 
 
 def validate_step(step: SupportsIndex) -> int:
-    """The step as a number that logs and reports hold, whatever library it is of. Raises TypeError, ValueError."""
+    """Convert a step of any library's integer type to an int.
+
+    Raises:
+        TypeError: `step` is no whole number.
+        ValueError: `step` is negative.
+
+    """
     number = operator.index(step)
     if number < 0:
         raise ValueError(f"a step is a number of at least 0, not {number}")
@@ -34,7 +40,7 @@ def validate_step(step: SupportsIndex) -> int:
 
 
 class StepController:
-    """The policy, the notices and the operator's wishes, as the train loop meets them."""
+    """Bring together the save policy, notices and the operator's directives for the train loop."""
 
     def __init__(
         self,
@@ -47,7 +53,21 @@ class StepController:
         environment: Environment | None,
         saves_on_notice: bool,
     ) -> None:
-        """Raises ValueError where `policy` saves on preemption, and `saves_on_notice` says not to."""
+        """Construct the controller; it listens to nothing before `start`.
+
+        Args:
+            policy: The policy that decides which steps are saved.
+            rank_group: The ranks that save together.
+            saver: Makes the saves.
+            progress: Told of each step, for reports.
+            companion: The companion, which knows of earlier disruptions once it has claimed the root.
+            environment: What the operator told this process; None without an operator.
+            saves_on_notice: True if a notice makes all ranks save one step and stop.
+
+        Raises:
+            ValueError: `policy` saves on preemption, but `saves_on_notice` is False.
+
+        """
         if OnPreemption() in parts_of(policy) and not saves_on_notice:
             raise ValueError("OnPreemption() and chkpt_on_preemption=False contradict each other")
         self._saver = saver
@@ -64,9 +84,14 @@ class StepController:
         self.process_exit: Final = ProcessExit(environment, companion, progress, self.notices)
 
     def start(self) -> None:
-        """This process trains: notices and the wishes of other ranks are heard from now on. Ranks: all.
+        """Start to listen to notices and to the requests of other ranks, because this process trains.
 
-        A manager that only looks at a root has no thread, and leaves SIGTERM to others.
+        Called again, it makes up for SIGTERM if the first call came in another thread than the main one. A manager
+        that only looks at a root never calls this: it has no thread, and leaves SIGTERM to others.
+
+        Ranks:
+            All ranks call this.
+
         """
         if self._closed:
             return
@@ -84,45 +109,52 @@ class StepController:
 
     @property
     def agreed_to_stop(self) -> bool:
-        """All ranks agreed on a step to stop at, and this one has come to it."""
+        """True if all ranks agreed on a step to stop at, and this rank has reached it."""
         return self.saves_on_notice and self.decider.stop_step is not None
 
     def should_stop_at(self, step: int) -> bool:
-        """True from the step on that all ranks agreed to stop at. Whether that is heeded or not, it is heard."""
+        """Return True from the step on that all ranks agreed to stop at.
+
+        Requests are agreed on here even if the caller doesn't stop.
+
+        Ranks:
+            All ranks call this after each step.
+
+        """
         self.start()
         return self.decider.should_stop_at(step)
 
     def on_step_finished(self, request: SaveRequest) -> None:
-        """Take note of a finished step, and make ready to save its state."""
+        """Record a finished step for reports, and prepare to save its state."""
         self.start()
         self._progress.record_step(request.step, request.metrics)
         # What a save needs compiled is compiled now: the first one may be a notice's.
         self._saver.prepare(request.state)
 
     def is_save_due(self, step: int) -> bool:
-        """True if the policy, or somebody's wish, has `step` saved. Ask `should_stop_at` first."""
+        """Return True if the policy or a request asks to save `step`. Call `should_stop_at` for the same step first."""
         return self.decider.is_save_due(step)
 
     def should_save(self, step: int) -> bool:
-        """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
+        """Return True if the policy, a request or the agreed stop asks to save `step`."""
         stopping = self.should_stop_at(step)
         last = self._saver.last_begun
         saved = last is not None and last.step >= (self.decider.stop_step or 0)
         return self.decider.is_save_due(step, stopping=stopping and not saved)
 
     def start_save(self, request: SaveRequest) -> InFlight:
-        """Start a save, and the policy's clock anew."""
+        """Start a save and restart the policy's clock."""
         self.decider.on_save_started()
         return self._saver.start_save(request)
 
     def close(self) -> None:
-        """Nothing is heard or watched any more."""
+        """Stop listening to notices and requests."""
         self._closed = True
         self.decider.close()
         self.notices.close()
 
     def save_and_stop(self, request: SaveRequest) -> None:
-        """Make the one save of a notice, within what the grace period leaves; once."""
+        """Save the step because of a notice, within what is left of the grace period. A second call does nothing."""
         if self.stopped:
             return
         self.notices.record_notice("peer")
@@ -133,7 +165,7 @@ class StepController:
         self.stopped = True
 
     def follow_directive(self, directive: Directive) -> None:
-        """What the operator asks for is under way. Called in the thread that listens to the companion."""
+        """Start what the operator asks for. Runs in the thread that listens to the companion."""
         if directive.stop:
             self.notices.record_notice("directive")
         if directive.checkpoint_now is not None:
@@ -142,7 +174,7 @@ class StepController:
             faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
 
     def _read_conditions(self) -> SaveConditions:
-        """What the policy of rank 0 goes by."""
+        """Return the state of the saves, by which rank 0's policy decides."""
         begun = self._companion.begun
         past = None if begun is None else begun.past
         return SaveConditions(
@@ -154,7 +186,7 @@ class StepController:
         )
 
     def _on_notice(self, notice: Notice) -> None:
-        """In the thread where the notice came up."""
+        """Request the stop of all ranks. Runs in the thread where the notice came up."""
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
         self.decider.request_stop()
         # Should the process be killed before it has stopped, this says why.
