@@ -25,7 +25,7 @@ PLANNERS = (
 )
 STATES = ("sharded", "hybrid", "replicated", "spiral")
 LIMIT_S, LIMIT_BYTES = 5.0, 10**9
-"""What ours may take for the largest size, in each process."""
+"""Limits for our planner at the largest size, in each process."""
 
 
 def main() -> int:
@@ -92,7 +92,7 @@ def _grow(planner: str, state: str, world_size: int, limit_s: float) -> list[dic
 
 
 def growth(rows: Sequence[dict[str, Any]]) -> float | None:
-    """The exponent: 1 where twice as many chunks take twice as long. Fitted to all but the smallest size."""
+    """Fit the exponent to all but the smallest size: 1 where twice as many chunks take twice as long."""
     points = [(math.log(row["n_chunks"]), math.log(row["plan_s"])) for row in rows[1:] if "plan_s" in row]
     if len(points) < 2:
         return None

@@ -24,7 +24,12 @@ class Kubectl:
     _closed: bool = False
 
     def run(self, *words: str, stdin: str | None = None) -> str:
-        """What kubectl answered. Raises KubectlError."""
+        """Run kubectl and return its output.
+
+        Raises:
+            KubectlError: It failed.
+
+        """
         done = subprocess.run(
             self._command(words),
             input=stdin,

@@ -98,7 +98,7 @@ def _show(story: Story, kubectl: Kubectl, name: str) -> int:
 
 
 def _attempts(described: str) -> str:
-    """The attempts in what `kubectl describe` printed."""
+    """Return the attempts from the output of `kubectl describe`."""
     lines = described.splitlines()
     start = next((i for i, line in enumerate(lines) if line.strip() == "Attempts:"), len(lines))
     depth = len(lines[start]) - len(lines[start].lstrip()) if start < len(lines) else 0

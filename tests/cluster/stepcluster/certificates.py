@@ -54,7 +54,7 @@ class Authority:
 
 
 def create_authority(folder: Path, cluster: str) -> Authority:
-    """A new authority, its certificate and a key for service account tokens are in `folder`."""
+    """Create an authority, and write its certificate and a key for service account tokens to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -96,7 +96,7 @@ def issue_all(authority: Authority, layout: Layout, nodes: Sequence[str]) -> Non
 
 
 def write_kubeconfig(layout: Layout, folder: Path, user: str) -> str:
-    """The text of a kubeconfig with everything in it, so that it works wherever it is copied to."""
+    """Return the text of a kubeconfig with everything in it, so that it works wherever it is copied to."""
 
     def embedded(file_name: str) -> str:
         return base64.b64encode((folder / file_name).read_bytes()).decode()

@@ -15,7 +15,7 @@ GRACE_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What a cluster left on the machine besides processes."""
+    """The groups and mounts that a cluster left on the machine; processes are found apart."""
 
     groups: tuple[str, ...]
     mounts: tuple[Path, ...]
@@ -25,7 +25,7 @@ class Leftovers:
 def plan(
     *, cluster: str, others: Iterable[str], groups: Iterable[str], mounts: Iterable[Path], folder: Path
 ) -> Leftovers:
-    """What is this cluster's, out of all groups and mount points of the machine.
+    """Select this cluster's leftovers from all groups and mount points of the machine.
 
     Cluster `a` must not take groups of cluster `a-b` for its own: its own are those that no longer name claims.
     """
@@ -41,7 +41,7 @@ def plan(
 
 
 def mount_points(mountinfo: str) -> list[Path]:
-    """The mount points in the text of /proc/self/mountinfo."""
+    """Return the mount points in the text of /proc/self/mountinfo."""
     return [Path(line.split()[4].encode().decode("unicode_escape")) for line in mountinfo.splitlines()]
 
 

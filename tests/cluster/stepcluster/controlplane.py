@@ -50,7 +50,7 @@ def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
 
 
 def start_api_server(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """The API server says that it is ready.
+    """Start the API server and wait until it is ready.
 
     Raises:
         StartError: It doesn't in time.
@@ -60,7 +60,7 @@ def start_api_server(launcher: Launcher, binaries: Binaries, layout: Layout) -> 
 
 
 def api_is_ready(layout: Layout) -> bool:
-    """Whether the API server answers /readyz with 200."""
+    """Return True if the API server answers /readyz with 200."""
     trust = ssl.create_default_context(cafile=str(layout.certificates / "ca.crt"))
     trust.load_cert_chain(layout.certificates / "admin.crt", layout.certificates / "admin.key")
     try:

@@ -39,7 +39,7 @@ class Pods:
 def plan(
     seed: int, nodes: Sequence[str], *, n_faults: int = 1, within_s: float = 60.0, with_pods: bool = False
 ) -> list[Planned]:
-    """Which faults come when; the same arguments give the same plan."""
+    """Plan which faults come when. The same arguments give the same plan."""
     chance = random.Random(seed)
     kinds = [*NODE_KINDS, *CLUSTER_KINDS, *(POD_KINDS if with_pods else ())]
     times = sorted(round(chance.uniform(0, within_s), 1) for _ in range(n_faults))

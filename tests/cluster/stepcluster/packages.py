@@ -28,7 +28,7 @@ PACKAGE_OF = {
 
 
 def cni_folder(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
-    """The folder with the plugins `ptp` and `host-local`, if there is one."""
+    """Return the folder with the plugins `ptp` and `host-local`, if there is one."""
     return next(
         (folder for folder in CNI_FOLDERS if exists(folder / "ptp") and exists(folder / "host-local")), None
     )
