@@ -68,7 +68,7 @@ def beyond_limits(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _grow(planner: str, state: str, world_size: int, limit_s: float) -> list[dict[str, Any]]:
-    """One row for each size, up to the first that takes too long."""
+    """Measure one row for each size, up to the first that takes too long."""
     rows = []
     for n_chunks in SIZES:
         command = [
@@ -123,7 +123,7 @@ def _print_case(planner: str, state: str, rows: Sequence[dict[str, Any]]) -> Non
 
 
 def _print_all_ranks(results: Sequence[dict[str, Any]], world_size: int) -> None:
-    """Every rank plans at the same time as the others; here is what that is together."""
+    """Print what all ranks take together when they plan at the same time."""
     for state in STATES:
         rows = [
             r for r in results if (r["planner"], r["state"]) == ("ours, one rank", state) and "plan_s" in r

@@ -131,7 +131,7 @@ def measure(case: Case, sizes: Sequence[int] = SIZES) -> Measured:
 
 
 def report(sizes: Sequence[int] = SIZES) -> Iterator[str]:
-    """One line for each case and size, and one for how it grows."""
+    """Print one line for each case and size, and one for how it grows."""
     for case in CASES:
         measured = measure(case, sizes)
         yield f"load plan: {case.name}"

@@ -49,7 +49,7 @@ def replicated_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
 
 
 def spiral_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
-    """One tensor in rings of four chunks, each ring turning: no straight line parts any of them from the rest."""
+    """Lay out one tensor in rings of four chunks, each ring turning: no straight line parts one from the rest."""
     n_rings = max(1, n_chunks // 4)
     side = 2 * n_rings + 1
     spans = [((n_rings, 1), (n_rings, 1))]

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _nothing_due() -> dict[str, Any]:
-    """`CheckpointManager.step` where no step is to be saved, of a state of 10,000 tensors."""
+    """Measure `CheckpointManager.step` where no step is due, with a state of 10,000 tensors."""
     state = {f"layers.{n}.weight": torch.ones(4) for n in range(10_000)}
     taken_s = []
     with TemporaryDirectory() as folder, CheckpointManager(folder, 10**9) as manager:

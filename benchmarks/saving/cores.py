@@ -7,7 +7,7 @@ __all__ = ["cpu_s_of", "pin", "tasks"]
 
 
 def tasks(pid: int | None) -> set[int]:
-    """All threads of a process that there are; those to come do as the one that starts them."""
+    """Return the ids of all threads of a process; a later thread inherits its core from the one that starts it."""
     return {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()}
 
 

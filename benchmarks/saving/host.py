@@ -37,7 +37,7 @@ class Way(ABC):
         """Start a save; when this returns, the state may change again."""
 
     def finish(self) -> None:
-        """Nothing, if `begin` did all."""
+        """Wait until the bytes are durable; nothing to do if `begin` did all."""
         return
 
     def others_bytes(self) -> int:
@@ -49,7 +49,7 @@ class Way(ABC):
         return ()
 
     def close(self) -> None:
-        """Nothing of it runs any more."""
+        """End everything that this way runs."""
         return
 
 

@@ -64,7 +64,7 @@ def forget_peak() -> None:
 
 
 def resident_bytes() -> int:
-    """All that this process has in memory now."""
+    """Return the bytes that this process has in memory now."""
     return _status("self")["VmRSS"]
 
 

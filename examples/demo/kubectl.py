@@ -70,7 +70,7 @@ class Kubectl:
         return self._closed
 
     def close(self) -> None:
-        """No stream of lines runs any more, and none begins."""
+        """Stop all streams of lines, and start no more."""
         with self._lock:
             self._closed = True
             for stream in self._streams:

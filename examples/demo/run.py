@@ -55,7 +55,7 @@ def _play(cluster: Cluster) -> int:
 
 
 def _acts(cluster: Cluster, spec: dict[str, Any]) -> list[Act]:
-    """One disruption with notice and one without, both midway between two saves."""
+    """Bring about one disruption with notice and one without, both midway between two saves."""
     total_steps = spec["totalSteps"]
     interval = spec["checkpoint"]["interval"]["steps"]
     # A save that is under way at a power cut may yet commit, and then there would be nothing to lose.

@@ -139,7 +139,7 @@ class Cluster:
         return name
 
     def down(self) -> None:
-        """Nothing of the cluster is left on the machine."""
+        """End the cluster; nothing of it is left on the machine."""
         lifecycle.stop(self.name)
 
 

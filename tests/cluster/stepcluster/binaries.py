@@ -80,7 +80,7 @@ def find() -> Binaries | None:
 
 
 def ensure() -> Binaries:
-    """Every program is built.
+    """Build every program that isn't built yet.
 
     Raises:
         BuildError: Go is missing or too old and could not be had, or the build failed.
@@ -144,7 +144,7 @@ def _find_go() -> str:
 
 
 def _go_build(argv: Sequence[str], environment: dict[str, str], n_packages: int) -> None:
-    """`go build -v` has ended well; its lines, one for each compiled package, became a sign of life."""
+    """Run `go build -v`; its lines, one for each compiled package, are shown as a sign of life."""
     started = said = time.monotonic()
     others: list[str] = []
     n_compiled = 0

@@ -30,7 +30,7 @@ def create(name: str) -> None:
 
 
 def groups(name: str) -> list[Path]:
-    """All folders of the group, those inside it before itself."""
+    """Return all folders of the group, those inside it before itself."""
     found: list[Path] = []
     for parent in hierarchies():
         for folder, _, _ in os.walk(parent / name, topdown=False):
@@ -71,7 +71,7 @@ def find(name: str, container_id: str) -> list[Path]:
 
 
 def existing(prefix: str, root: Path = ROOT) -> Sequence[str]:
-    """Names of the top groups that begin so."""
+    """Return the names of the top groups that begin so."""
     return sorted(
         {path.name for parent in hierarchies(root) for path in parent.glob(f"{prefix}*") if path.is_dir()}
     )

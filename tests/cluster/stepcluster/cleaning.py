@@ -46,7 +46,7 @@ def mount_points(mountinfo: str) -> list[Path]:
 
 
 def clean(layout: Layout, others: Iterable[str]) -> None:
-    """Nothing of the cluster is left, no process, interface, group, mount or file, but its empty folder.
+    """Remove everything of the cluster, every process, interface, group, mount and file, but its empty folder.
 
     Raises:
         StartError: A process or a group would not go away; it is named.

@@ -31,7 +31,7 @@ AUDIT_POLICY = {
 
 
 def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """etcd and the API server answer; controller manager and scheduler are started.
+    """Start etcd and the API server, wait until they answer, and start controller manager and scheduler.
 
     Raises:
         StartError: One of them doesn't answer in time.
@@ -131,7 +131,7 @@ def scheduler_arguments(layout: Layout) -> list[str]:
 
 
 def proxy_arguments(layout: Layout) -> list[str]:
-    """One proxy for all nodes: they share the cluster's network namespace."""
+    """Return the arguments of the one proxy for all nodes: they share the cluster's network namespace."""
     config = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",

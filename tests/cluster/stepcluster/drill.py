@@ -55,7 +55,7 @@ def _one(chance: random.Random, after_s: float, kind: str, nodes: Sequence[str])
 def carry_out(
     faults: Faults, planned: Sequence[Planned], *, back_after_s: float, pods: Pods | None = None
 ) -> None:
-    """Every fault of the plan has happened, every node is back, and every pod that was stopped goes on.
+    """Bring about every fault of the plan, then bring back every node and let every stopped pod go on.
 
     Raises:
         FaultError: A fault's target was not there when its time came.

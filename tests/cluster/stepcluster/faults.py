@@ -40,7 +40,7 @@ class Faults:
             self.power_on(known.name, fresh=True)
 
     def power_cut(self, node: str) -> None:
-        """Everything on the node ended in one moment; nobody was told."""
+        """End everything on the node in one moment, without notice."""
         self.parts.runner.power_off(self.parts.node(node).name)
 
     def power_on(self, node: str, *, fresh: bool = False) -> None:
@@ -56,7 +56,7 @@ class Faults:
         self.parts.wait_ready(known)
 
     def power_on_all(self) -> None:
-        """Every node is Ready: one that was off is a new machine."""
+        """Make every node Ready: one that was off comes back as a new machine."""
         for name in (node.name for node in self.parts.record.nodes):
             if not self.parts.runner.is_on(name):
                 self.power_on(name, fresh=True)
@@ -70,7 +70,7 @@ class Faults:
         container: str = "",
         process: str = "",
     ) -> int:
-        """One process of a container got the signal: the first, or the one with `process` in its command line."""
+        """Send the signal to one process of a container: the first, or the one with `process` in its command line."""
         target = containers.find(self.parts, pod, namespace=namespace, container=container)
         return containers.send(target, number, process=process)
 
@@ -108,7 +108,7 @@ class Faults:
             containers.send(containers.locate(self.parts, pod, ""), signal.SIGKILL)
 
     def stop_operator(self) -> None:
-        """No operator runs until `start_operator`."""
+        """Stop the operator until `start_operator`."""
         namespace, deployment = self._operator()
         self._kubectl("-n", namespace, "scale", deployment, "--replicas=0")
         self._kubectl(

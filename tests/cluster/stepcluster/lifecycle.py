@@ -59,7 +59,7 @@ def start(name: str, *, n_tpu_nodes: int = 2, torch_folder: Path | None = None) 
 
 
 def stop(name: str) -> None:
-    """Nothing of the cluster is left on the machine, whether it ran or had crashed.
+    """Remove everything of the cluster from the machine, whether it runs or has crashed.
 
     Raises:
         NoClusterError: There is no such cluster.
@@ -150,7 +150,7 @@ def _apply(parts: Parts, manifests: Iterable[Mapping[str, object]]) -> None:
 
 
 def _wait_serving(parts: Parts) -> None:
-    """Names resolve, JobSet's webhooks answer and pods can be made."""
+    """Wait until names resolve, JobSet's webhooks answer and pods can be made."""
 
     def jobset_answers() -> bool:
         try:

@@ -73,7 +73,7 @@ def run(
 def wait_until(
     is_true: Callable[[], bool], what: str, *, timeout_s: float, log: Path | None = None, poll_s: float = 0.1
 ) -> None:
-    """`is_true()` has returned True.
+    """Wait until `is_true()` returns True.
 
     Raises:
         StartError: It didn't within `timeout_s`; the message has the tail of `log`.

@@ -21,7 +21,7 @@ def remember(folder: Path, archive: Path) -> None:
 
 
 def import_missing(folder: Path, run: Callable[[Sequence[str]], object]) -> None:
-    """Every archive that the node is to have is in its containerd."""
+    """Import every archive that the node is to have and its containerd lacks."""
     imported = _read(folder / IMPORTED)
     for archive in _read(folder / KNOWN):
         if archive not in imported:

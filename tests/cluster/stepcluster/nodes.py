@@ -102,12 +102,12 @@ class NodeRunner:
         return first_process(NODE_MARK, str(self.layout.node_folder(node))) is not None
 
     def power_off(self, node: str) -> None:
-        """Every process of the node and its containers was killed at once; what it had stored stays."""
+        """Kill every process of the node and its containers at once; what the node has stored stays."""
         os.kill(self.namespaces(node).pid, 9)
         self.wait_off(node, timeout_s=15)
 
     def wait_off(self, node: str, *, timeout_s: float) -> None:
-        """No process of the node is left.
+        """Wait until no process of the node is left.
 
         Raises:
             StartError: Some are, after `timeout_s`.

@@ -55,7 +55,7 @@ class Launcher:
         return log
 
     def kill(self, name: str) -> None:
-        """No program of this name is running any more, and its ports are free."""
+        """Kill the program of this name, and wait until it has ended and its ports are free."""
         kill_marked(PROGRAM_MARK, name, within=str(self.folder), wait_s=_END_S)
         wait_until(
             lambda: not any(marked(PROGRAM_MARK, name, within=str(self.folder))),
@@ -124,7 +124,7 @@ def marked(mark: str, value: str, *, within: str = "") -> Iterator[int]:
 
 
 def kill_marked(mark: str, value: str, *, within: str = "", wait_s: float = 0.0) -> None:
-    """Every marked process was sent SIGKILL, and has ended if that took less than `wait_s`.
+    """Send SIGKILL to every marked process, and wait up to `wait_s` for their end.
 
     A dying process loses its environment, and so its mark, before it closes its sockets: only the handle says the end.
     """

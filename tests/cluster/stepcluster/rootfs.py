@@ -99,7 +99,7 @@ def python_entries() -> Iterator[Entry]:
 
 
 def shared_libraries(programs: Iterable[Path]) -> set[Path]:
-    """Every library that the dynamic linker would load for `programs`, the linker itself, and what wheels expect."""
+    """Return the libraries that the dynamic linker would load for `programs`, the linker, and what wheels expect."""
     found: set[Path] = set()
     for program in programs:
         found |= parse_ldd(run(["sh", "-c", 'ldd "$1" 2>/dev/null || true', "sh", program]))

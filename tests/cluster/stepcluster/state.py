@@ -77,7 +77,7 @@ def is_running(name: str) -> bool:
 
 
 def names() -> list[str]:
-    """Every cluster that has a folder, running or crashed."""
+    """Return the names of all clusters that have a folder, running or crashed."""
     root = state_root()
     return sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
 
