@@ -1,4 +1,4 @@
-"""What runs in a pod is the wheel, with what its image promises and nothing else."""
+"""Test that a pod runs the wheel, with what its image promises and nothing else."""
 
 import json
 import sys

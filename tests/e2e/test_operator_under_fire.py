@@ -1,4 +1,4 @@
-"""What once made the operator charge the wrong cause, start two gangs or stand still, done to it on a real cluster."""
+"""Do to the operator, on a real cluster, what once made it charge the wrong cause, start two gangs or stand still."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""What goes wrong with a store under a running job: it is said, earlier steps stay, and the next save works again.
+"""Test faults of a store under a running job: they are reported, earlier steps stay, and the next save works again.
 
 One manager with its companion process lives through all faults of a back end. Folders are on a small tmpfs in a mount
 namespace of their own, and the job's user is nobody; a bucket is an emulator behind a proxy.

@@ -1,4 +1,4 @@
-"""What a user of 4 devices sees, through torch_xla's planners and through ours: the same code for both."""
+"""Do as a user of 4 devices does, through torch_xla's planners and through ours: the same code for both."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What a root goes through, by the shipped companion sessions, and what must be true of it after the worst."""
+"""Put a root through its operations, with the shipped companion sessions, and check what must hold after the worst."""
 
 import os
 import struct

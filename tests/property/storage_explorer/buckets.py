@@ -1,4 +1,4 @@
-"""What the memory back end makes of each question, each content and each answer with a number."""
+"""Number each question, content and answer of the memory back end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

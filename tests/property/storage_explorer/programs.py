@@ -1,4 +1,4 @@
-"""What processes do with a root, each in the words of the shipped code, and what they were told."""
+"""Define what processes do with a root, each by the shipped code, and what they were answered."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain

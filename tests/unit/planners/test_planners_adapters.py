@@ -1,4 +1,4 @@
-"""Which tensors are described how, and which are refused, each with its name and what to do."""
+"""Test how each kind of tensor is described, and which are refused, each with its name and what to do."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, cast

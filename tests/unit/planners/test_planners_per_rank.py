@@ -1,4 +1,4 @@
-"""What each rank has of its own: stored beside the state, given back, made anew for another number of ranks."""
+"""Test each rank's own values: stored beside the state, restored, made anew for another number of ranks."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who writes what, and what is read: plans from layouts alone."""
+"""Test plans from layouts alone: which rank writes what, and what is read."""
 
 from collections.abc import Sequence
 

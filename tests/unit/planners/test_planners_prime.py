@@ -1,4 +1,4 @@
-"""What a load needs an optimizer to have, against what a real step leaves; and all that has to stay as it was."""
+"""Compare a primed optimizer with one after a real step, and test that everything else stays as it was."""
 
 import copy
 import random

@@ -1,4 +1,4 @@
-"""What the pages say of links, commands and targets is there."""
+"""Test that the links, commands and targets that the pages name are there."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""How often a training is disrupted, as its root's log has it, and what the policy makes of that."""
+"""Test how often a training was disrupted, by its root's log, and what the policy makes of that."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a companion answers first: a save never waits for what comes after the commits before it."""
+"""Test the order of a companion's answers: a save never waits for what comes after the commits before it."""
 
 import errno
 import os

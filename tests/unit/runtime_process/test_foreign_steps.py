@@ -1,4 +1,4 @@
-"""Which of another writer's steps is gone on from, and what of it is bad bytes and what isn't."""
+"""Test which of another writer's steps is restored, and which of its faults are bad bytes."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""What the manager of a job is constructed with: by the job, by its template, and by the training code."""
+"""Test what a job's manager is constructed with: by the job, by its template, and by the training code."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What counts as a notice, with real signals to this process."""
+"""Test what counts as a notice, with real signals to this process."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""What the companion is told of the trainer."""
+"""Test what the companion is told of the trainer."""
 
 import logging
 from decimal import Decimal

@@ -1,4 +1,4 @@
-"""What a registry holds of a manager's saves: while they are exported, and after."""
+"""Test a registry's metrics of a manager's saves: while they are exported, and after."""
 
 from typing import cast
 

@@ -1,4 +1,4 @@
-"""What goes into a state comes from one commit, and from what this rank itself knows of the store."""
+"""Test that what goes into a state comes from one commit, and from what this rank itself knows of the store."""
 
 from collections.abc import Sequence
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What goes over a connection between two ranks arrives as it was sent, or not at all; and only between such."""
+"""Test that data between two ranks arrives as it was sent or not at all, and only between ranks of one restore."""
 
 import socket
 from collections.abc import Iterator

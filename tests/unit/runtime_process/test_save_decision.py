@@ -1,4 +1,4 @@
-"""What is to be done after a step, however often it is asked."""
+"""Test what is decided after a step, however often that is asked."""
 
 import threading
 from collections.abc import Callable, Mapping

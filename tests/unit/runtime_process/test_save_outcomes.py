@@ -1,4 +1,4 @@
-"""What a save that came to nothing is called in each rank."""
+"""Test how each rank reports a save that came to nothing."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""When a step is to be saved."""
+"""Test which steps a policy saves."""
 
 from collections.abc import Callable
 
