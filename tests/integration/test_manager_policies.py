@@ -44,7 +44,7 @@ def open_manager(uri: str, policy: SavePolicy | int = 10**6, **options: Any) -> 
 
 
 def saved_steps(uri: str, policy: SavePolicy, n_steps: int, error: BaseException | None = None) -> list[int]:
-    """Of a training of so many steps, which `error` ends behind them."""
+    """Return the saved steps of a training of so many steps, which `error` ends behind them."""
     state = new_state()
     train(state, 0)
     manager = open_manager(uri, policy)

@@ -25,7 +25,7 @@ _N_COLUMNS: Final = 64
 
 
 def saved_bytes(step: int, rank: int) -> bytes:
-    """What `rank` saves at `step`: its row of `model.w`."""
+    """Return what `rank` saves at `step`: its row of `model.w`."""
     return struct.pack(
         f"<{_N_COLUMNS}f", *(1000 * step + 100 * rank + column for column in range(_N_COLUMNS))
     )

@@ -23,7 +23,7 @@ TWO = Ranks(rank=1, world_size=2)
 
 
 class Loader:
-    """What a data loader with a state looks like."""
+    """A data loader with a state."""
 
     def __init__(self, place: int) -> None:
         self.place = place

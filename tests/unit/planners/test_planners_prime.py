@@ -214,7 +214,7 @@ def test_wrapper_that_is_no_optimizer() -> None:
 
 
 def test_state_loads() -> None:
-    """What it is for: a checkpoint's numbers get into a new optimizer, and training goes on as in the first."""
+    """Load a checkpoint's numbers into a new optimizer, which is what priming is for, and train on as in the first."""
     first = parameters()
     optimizer = KINDS["adamw-groups"](first)
     give_gradients(first, 1)

@@ -39,7 +39,7 @@ def _named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class AsItIs(StreamTransformExtension):
-    """What a compression is to those who read it, and nothing more."""
+    """The least of a compression that a reader uses."""
 
     @staticmethod
     @override

@@ -48,7 +48,7 @@ def signals_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that was never told to stop."""
+    """Watch signals as in a process that was never told to stop."""
     monkeypatch.setattr(preemption, "signal_watcher", SignalWatcher())
 
 

@@ -14,7 +14,7 @@ PARTS = ("transfer", "queue", "persist", "commit", "duration")
 
 
 def manager_with(events: Events) -> CheckpointManager:
-    """As far as metrics go: hooks are all that they use of a manager."""
+    """Make a manager, as far as metrics go: hooks are all that they use of it."""
     return cast(CheckpointManager, events)
 
 

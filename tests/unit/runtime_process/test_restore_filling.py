@@ -19,7 +19,7 @@ from stepkeeper.restore.placing import Places
 
 
 class Place:
-    """Of one tensor of four bytes."""
+    """The place of one tensor of four bytes."""
 
     def __init__(self) -> None:
         self.memory = np.zeros(4, dtype=np.uint8)

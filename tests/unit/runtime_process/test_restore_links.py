@@ -124,7 +124,7 @@ def test_a_call_that_is_given_up_is_no_lost_rank() -> None:
 
 
 class Heard:
-    """What came to one of them."""
+    """Record what came to one of them."""
 
     def __init__(self, links: Links) -> None:
         self.data = bytearray()

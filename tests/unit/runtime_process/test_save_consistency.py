@@ -27,7 +27,7 @@ def summary_of(state: dict[str, object], rank: int, world_size: int) -> StateSum
 def outcomes(
     summaries: Sequence[StateSummary | None], steps: Sequence[int] | None = None
 ) -> list[BaseException | None]:
-    """What the check of each rank raised; a rank without a summary had no snapshot."""
+    """Return what the check of each rank raised; a rank without a summary had no snapshot."""
     store = HashStore()
     steps = steps or [7] * len(summaries)
 

@@ -35,7 +35,7 @@ RECORD = CommitRecord(
 
 
 class Ends(list[BaseException | None]):
-    """How one save after the other ends."""
+    """Decide how one save after the other ends."""
 
     def __call__(self, job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:  # persist's
         end = self.pop(0)
