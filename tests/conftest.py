@@ -1,4 +1,4 @@
-"""What every test shares: the table of where the time went."""
+"""Print, after the tests of any folder, where the time went."""
 
 import os
 import signal

@@ -11,12 +11,12 @@ HYBRID_SHARDS = 64
 
 
 def sharded_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
-    """As fully sharded data parallel has it: each tensor in as many parts as there are ranks."""
+    """Lay out a state of fully sharded data parallel: each tensor in as many parts as there are ranks."""
     return _sharded(n_chunks, world_size, world_size)
 
 
 def hybrid_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
-    """As hybrid sharded data parallel has it: each tensor in parts, each part on one rank of every replica."""
+    """Lay out a state of hybrid sharded data parallel: each tensor in parts, each part on one rank of every replica."""
     return _sharded(n_chunks, world_size, min(HYBRID_SHARDS, world_size))
 
 
@@ -40,7 +40,7 @@ def _sharded(n_chunks: int, world_size: int, n_shards: int) -> list[TensorLayout
 
 
 def replicated_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
-    """As data parallel has it: every rank holds every tensor. One is as large as half of all others."""
+    """Lay out a state of data parallel: every rank holds every tensor. One is as large as half of all others."""
     ranks = Ranks(rank=0, world_size=world_size)
     layouts = [
         whole_tensor(f"layers.{n}.weight", "float32", (64 + n % 7, 1000), ranks) for n in range(n_chunks)
@@ -49,7 +49,7 @@ def replicated_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
 
 
 def spiral_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
-    """One tensor in rings of four chunks, each ring turning: no straight line parts any of them from the rest."""
+    """Lay out one tensor in rings of four chunks, each ring turning: no straight line parts one from the rest."""
     n_rings = max(1, n_chunks // 4)
     side = 2 * n_rings + 1
     spans = [((n_rings, 1), (n_rings, 1))]
@@ -68,13 +68,13 @@ def spiral_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
 
 
 def plan_one_rank(layouts: list[TensorLayout], rank: int, world_size: int) -> int:
-    """The number of pieces that the rank writes."""
+    """Plan the save in one rank, and return the number of pieces that it writes."""
     fingerprint(digest_names(layouts))
     return len(plan_save(layouts, {}, Ranks(rank=rank, world_size=world_size)).tensors)
 
 
 def plan_coordinator(layouts: list[TensorLayout], world_size: int) -> int:
-    """What the coordinator has to do: the same, and the metadata of all. The number of chunks in it."""
+    """Plan the coordinator's part, the metadata of all ranks included, and return the number of chunks in it."""
     fingerprint(digest_names(layouts))
     assignment = assign(layouts, world_size)
     boxes = assignment.list_boxes()

@@ -1,6 +1,6 @@
-"""What saves of 100,000 chunks on 1,024 ranks take of rank 0's train thread: the first one, and those after it.
+"""Measure rank 0's train thread in saves of 100,000 chunks on 1,024 ranks: the first save, and those after it.
 
-And what a step takes that isn't saved.
+A step that isn't saved is measured too.
 """
 
 import json
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _nothing_due() -> dict[str, Any]:
-    """`CheckpointManager.step` where no step is to be saved, of a state of 10,000 tensors."""
+    """Measure `CheckpointManager.step` where no step is due, with a state of 10,000 tensors."""
     state = {f"layers.{n}.weight": torch.ones(4) for n in range(10_000)}
     taken_s = []
     with TemporaryDirectory() as folder, CheckpointManager(folder, 10**9) as manager:

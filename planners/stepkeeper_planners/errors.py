@@ -7,7 +7,7 @@ from typing import Final
 from typing_extensions import override
 
 _LISTED: Final = 12
-"""How many names a message shows; longer lists are cut."""
+"""Most names that a message shows; longer lists are cut."""
 
 
 class PlannerError(Exception):

@@ -1,87 +1,18 @@
 """Provide the methods of torch_xla's CheckpointManager, so that code written for it runs unchanged."""
 
-import operator
-import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Self, SupportsIndex
 
 import torch.distributed as dist
 
-from stepkeeper.companion.supervisor import Companion
-from stepkeeper.policy.save import EveryNSteps, SavePolicy
-from stepkeeper.restore import Restorer, list_steps, restore_step
-from stepkeeper.save.hooks import SaveHooks
+from stepkeeper.manager_arguments import TorchXlaArguments
+from stepkeeper.manager_parts import ManagerParts
+from stepkeeper.policy.save import SavePolicy
+from stepkeeper.restore import list_steps, restore_step
 from stepkeeper.save.request import SaveRequest
-from stepkeeper.save.saver import Saver
-from stepkeeper.storage import Store
-from stepkeeper.training.shutdown import Leaving
-from stepkeeper.training.step_controller import Stepping, checked_step
+from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.loading.selection import LoadRules
 
-__all__ = ["TorchXlaApi", "TorchXlaArguments"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchXlaArguments:
-    """The arguments that a manager was constructed with, as Python's own numbers, whatever library they came from."""
-
-    path: str
-    save_interval: int | SavePolicy
-    max_to_keep: int
-    max_pending_async: int
-    process_group: dist.ProcessGroup | None
-    chkpt_on_preemption: bool
-
-    @classmethod
-    def from_values(  # noqa: PLR0917  # the constructor's order
-        cls,
-        path: str | os.PathLike[str],
-        save_interval: SupportsIndex | SavePolicy,
-        max_to_keep: SupportsIndex,
-        max_pending_async: SupportsIndex,
-        process_group: dist.ProcessGroup | None,
-        chkpt_on_preemption: bool,
-    ) -> Self:
-        """Convert and check the constructor's arguments, in its order.
-
-        Raises:
-            TypeError: A number isn't whole, or `save_interval` is neither a number nor a policy.
-            ValueError: `max_pending_async` is less than 1.
-
-        """
-        given = cls(
-            path=os.fspath(path),
-            save_interval=_interval(save_interval),
-            max_to_keep=operator.index(max_to_keep),
-            max_pending_async=operator.index(max_pending_async),
-            process_group=process_group,
-            chkpt_on_preemption=chkpt_on_preemption,
-        )
-        if given.max_pending_async < 1:
-            raise ValueError(f"max_pending_async is at least 1, not {given.max_pending_async}")
-        return given
-
-    @property
-    def policy(self) -> SavePolicy:
-        """The save policy: `save_interval` itself, or EveryNSteps of that number.
-
-        Raises:
-            ValueError: `save_interval` is less than one step.
-
-        """
-        interval = self.save_interval
-        return EveryNSteps(interval) if isinstance(interval, int) else interval
-
-
-def _interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:
-    if isinstance(given, SupportsIndex):
-        return operator.index(given)
-    if not callable(getattr(given, "due", None)):
-        raise TypeError(
-            f"save_interval is a number of steps or a policy of stepkeeper.policy.save, not {given!r}"
-        )
-    return given
+__all__ = ["TorchXlaApi"]
 
 
 class TorchXlaApi:
@@ -91,14 +22,8 @@ class TorchXlaApi:
     have taken effect already.
     """
 
-    _companion: Companion
-    _save_hooks: SaveHooks
     _arguments: TorchXlaArguments
-    _leaving: Leaving
-    _restorer: Restorer
-    _saves: Saver
-    _stepping: Stepping
-    _store: Store
+    _parts: ManagerParts
 
     @property
     def base_path(self) -> str:
@@ -136,7 +61,7 @@ class TorchXlaApi:
             All ranks call this with the same step.
 
         """
-        return self._stepping.should_save(step)
+        return self._parts.controller.should_save(step)
 
     def reached_preemption(self, step: int) -> bool:
         """Return True from the step on that all ranks agreed to stop at.
@@ -151,9 +76,9 @@ class TorchXlaApi:
             All ranks call this with the same step.
 
         """
-        if not self._stepping.saves_on_notice:
+        if not self._parts.controller.saves_on_notice:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
-        return self._stepping.reached(step)
+        return self._parts.controller.should_stop_at(step)
 
     def save(
         self,
@@ -183,7 +108,7 @@ class TorchXlaApi:
         """
         if not self.save_async(step, state_dict, force, metrics=metrics):
             return False
-        self._saves.await_commit()
+        self._parts.saver.await_commit()
         return True
 
     def save_async(
@@ -216,15 +141,15 @@ class TorchXlaApi:
             All ranks call this with the same arguments.
 
         """
-        self._leaving.check_open()
-        step = checked_step(step)
-        if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
-            self._leaving.raise_failure()
+        self._parts.shutdown.check_open()
+        step = validate_step(step)
+        if not (self._parts.controller.should_stop_at(step) and self._parts.controller.saves_on_notice):
+            self._parts.shutdown.raise_failure()
         request = SaveRequest(step=step, state=state_dict, metrics=metrics)
-        self._stepping.finished(request)
+        self._parts.controller.on_step_finished(request)
         if not (self.should_save(step) or force):
             return False
-        self._stepping.start_save(request)
+        self._parts.controller.start_save(request)
         return True
 
     def restore(
@@ -265,16 +190,16 @@ class TorchXlaApi:
 
         """
         # The cleanup after a save's commit may delete the commit that is being read.
-        self._saves.wait_until_idle()
-        self._leaving.raise_failure()
+        self._parts.saver.wait_until_idle()
+        self._parts.shutdown.raise_failure()
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        record = restore_step(self._restorer, self._companion, step, state_dict, rules=rules)
-        self._saves.mark_restored(record, whole=items is None and not exclude)
-        self._save_hooks.log_restore(record)
+        record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
+        self._parts.saver.mark_restored(record, whole=items is None and not exclude)
+        self._parts.save_hooks.log_restore(record)
 
     def all_steps(self) -> list[int]:
         """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""
-        return list_steps(self._store)
+        return list_steps(self._parts.store)
 
     def join(self) -> None:
         """Wait until no save is in flight.
@@ -283,5 +208,5 @@ class TorchXlaApi:
             StepkeeperError: One of the saves failed.
 
         """
-        self._saves.wait_until_idle()
-        self._leaving.raise_failure(newest=True)
+        self._parts.saver.wait_until_idle()
+        self._parts.shutdown.raise_failure(newest=True)

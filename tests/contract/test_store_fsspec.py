@@ -1,4 +1,4 @@
-"""What fsspec has a file system for does what every store has to do, or is refused before anything is put."""
+"""Test that stores on fsspec's file systems do what every store has to do, or are refused before anything is put."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What several of these tests share: a script run as all ranks of a small world."""
+"""Share a fixture: a script that runs as all ranks of a small world."""
 
 import os
 import subprocess

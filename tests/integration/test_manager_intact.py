@@ -178,7 +178,7 @@ def test_memory_of_saves_is_there_before_the_first_of_them(tmp_path: Path) -> No
 
 
 def mapped_bytes() -> int:
-    """How much of the memory of snapshots this process has pages of, also of managers that nobody has closed."""
+    """Return how much of the memory of snapshots this process has pages of, also of managers that nobody has closed."""
     gc.collect()
     parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
     sizes = (

@@ -56,7 +56,7 @@ def entries(root: Path) -> Iterator[Any]:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """What isn't ours."""
+    """Return the other writer's files."""
     found = (path for path in root.glob("*/*") if path.is_file())
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 

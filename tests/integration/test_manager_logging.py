@@ -1,4 +1,4 @@
-"""What a manager's process logs: each record says of which step, start and rank it is."""
+"""Test what a manager's process logs: each record names its step, start and rank."""
 
 import logging
 import os

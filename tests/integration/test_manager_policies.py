@@ -44,7 +44,7 @@ def open_manager(uri: str, policy: SavePolicy | int = 10**6, **options: Any) -> 
 
 
 def saved_steps(uri: str, policy: SavePolicy, n_steps: int, error: BaseException | None = None) -> list[int]:
-    """Of a training of so many steps, which `error` ends behind them."""
+    """Return the saved steps of a training of so many steps, which `error` ends behind them."""
     state = new_state()
     train(state, 0)
     manager = open_manager(uri, policy)
@@ -109,8 +109,8 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
         # A file where the next step's folder has to be.
         Path(uri.removeprefix("file://"), "2").write_text("")
         manager.step(2, state)
-        manager._saves.wait_until_idle()
-        assert manager._saves.cost is not None
+        manager._parts.saver.wait_until_idle()
+        assert manager._parts.saver.cost is not None
         remove()
         with pytest.raises(SaveError, match="in the background failed"):
             manager.save(3, state)
@@ -201,7 +201,7 @@ def save_once(manager: CheckpointManager, state: dict[str, Any]) -> None:
     try:
         manager.save(20, state, force=True)
     except OtherJobsRootError:
-        manager._leaving._end(1, None)
+        manager._parts.shutdown._end(1, None)
         raise
 
 
@@ -219,7 +219,7 @@ def test_how_often_the_job_was_restarted_is_told_to_the_policy(uri: str, tmp_pat
     policy = save.AnyOf((save.EveryNSteps(7), save.Auto()))
     manager = open_manager(uri, policy, environment=environment)
     manager.save(7, {"w": torch.zeros(3)})
-    seen, later = manager._stepping._seen(), manager._stepping._seen()
+    seen, later = manager._parts.controller._read_conditions(), manager._parts.controller._read_conditions()
     assert seen.disruptions.count == 2
     assert 7200 <= seen.disruptions.over_s < later.disruptions.over_s < 7300
     assert seen.cost is not None

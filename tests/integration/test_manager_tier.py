@@ -35,7 +35,7 @@ def disk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As long as this file is there, companions write no data to a root."""
+    """Keep companions from writing data to a root as long as this file is there."""
     file = tmp_path / "hold"
     monkeypatch.setenv("STEPKEEPER_TEST_HOLD", str(file))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "held"), os.environ.get("PYTHONPATH", "")]))

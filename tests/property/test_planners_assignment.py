@@ -1,4 +1,4 @@
-"""Who writes what: every element once, the same on every rank, and as even as the layout allows."""
+"""Test which rank writes what: every element once, the same on every rank, and as even as the layout allows."""
 
 from collections.abc import Sequence
 from itertools import combinations

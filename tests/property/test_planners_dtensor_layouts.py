@@ -25,7 +25,7 @@ SHAPES = st.lists(st.integers(1, 11), min_size=1, max_size=3).map(tuple)
 
 @st.composite
 def meshes(draw: st.DrawFn) -> RankMesh:
-    """Of up to 3 dimensions, in any order, some ranks left out."""
+    """Draw meshes of up to 3 dimensions, in any order, some ranks left out."""
     shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     ranks = draw(st.permutations(range(prod(shape) + 2)))[: prod(shape)]
     return RankMesh(shape=shape, ranks=tuple(ranks))

@@ -174,7 +174,7 @@ def test_eight_times_the_boxes_are_eight_times_the_work_and_a_logarithm(
 def test_parting_alone_is_no_more_work_than_that(
     tiling: Callable[[int], tuple[tuple[int, ...], list[Box]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where straight lines part one box at a time from the rest, that is left to the search of the rest."""
+    """Check the work where straight lines part one box at a time from the rest: the search of the rest takes over."""
     n_sorted: list[int] = []
 
     def count(items: Iterable[object], **options: Any) -> list[Any]:

@@ -71,7 +71,7 @@ DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.complex128]
 
 
 class Objects:
-    """What was written, and how often each byte of it was read."""
+    """The written objects, and how often each byte of them was read."""
 
     def __init__(self) -> None:
         self.data: dict[str, bytearray] = {}
@@ -221,7 +221,7 @@ def asked(
 
 
 def deliver(table: BlockTable, places: list[Places], contents: Contents, network: Network) -> None:
-    """As the ranks do it, at the same time."""
+    """Deliver as the ranks do, at the same time."""
     needs = [encode_runs(each.by_block) for each in places]
     sharing = Sharing.of(needs, table)
     duties = [

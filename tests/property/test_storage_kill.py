@@ -135,7 +135,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (saving, saving_again, deleting, collecti
 
 
 def ended(act: Callable[[int], None]) -> tuple[int, list[int]]:
-    """How a fork that did that, given a pipe, has ended, and the numbers that it wrote."""
+    """Do that in a fork, given a pipe, and return how it ended and the numbers that it wrote."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -59,7 +59,7 @@ class Told(Behind):
 
 @final
 class Machine:
-    """Where a scenario runs: a disk whose operations are recorded."""
+    """The machine of a scenario: a disk whose operations are recorded."""
 
     def __init__(self, disk: Path, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -128,7 +128,7 @@ def meeting_an_entry(machine: Machine) -> None:
 
 
 def meeting_an_object(machine: Machine) -> None:
-    """Of two tries of one write the first was killed when all was written but nothing synced."""
+    """Write an object whose first write was killed when all was written but nothing synced."""
     machine.start().save(10)
     machine.now()
     path = f"20/0-{'c' * 32}/__0_0.distcp"
@@ -215,7 +215,7 @@ def is_commit(path: str, data: bytes) -> bool:
 
 @pytest.fixture
 def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a disk is put together again: no power is cut while that is looked at."""
+    """Return the folder where a disk is put together again. No power is cut meanwhile: fsync does nothing."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return tmp_path / "replayed"
 

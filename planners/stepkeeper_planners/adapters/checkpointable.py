@@ -22,9 +22,9 @@ _ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 class _Checkpointable(Protocol):
     global_shape: tuple[int, ...]
     global_offsets: tuple[tuple[int, ...], ...]
-    """Where each local shard starts in the global tensor."""
+    """Start of each local shard in the global tensor."""
     local_offsets: tuple[tuple[int, ...], ...]
-    """Where each local shard starts in the local tensor, which may hold padding too."""
+    """Start of each local shard in the local tensor, which may hold padding too."""
     local_sizes: tuple[tuple[int, ...], ...]
 
 

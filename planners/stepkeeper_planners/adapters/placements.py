@@ -35,7 +35,7 @@ Placements = tuple[DimShard | None, ...]
 """For each mesh dimension, what it shards; None if it holds copies."""
 
 _SHOWN: Final = 16
-"""How many ranks of a mesh a message shows."""
+"""Most ranks of a mesh that a message shows."""
 
 Span = tuple[int, int]
 """Offset and size along one dimension."""

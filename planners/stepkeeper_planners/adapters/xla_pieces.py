@@ -60,13 +60,13 @@ class ClonePlan:
 
     dim: int
     bounds: tuple[int, ...]
-    """Where the pieces begin along `dim`, counted in each device's tile, and where the last one ends."""
+    """Starts of the pieces along `dim`, counted in each device's tile, and the end of the last one."""
 
     device_bytes: int
     """The memory of the copy on this process's devices."""
 
     moved_bytes: int
-    """How much of it is moved to this host."""
+    """Number of bytes of it that are moved to this host."""
 
     @property
     def n_pieces(self) -> int:
@@ -84,7 +84,7 @@ class DevicePiece:
     """The shape of the whole tensor."""
 
     size_bytes: int
-    """How much of it is moved to this host."""
+    """Number of bytes of it that are moved to this host."""
 
     dim: int = 0
     start: int = 0

@@ -37,7 +37,7 @@ class CheckpointFiles(Protocol):
 
     @property
     def block_bytes(self) -> int:
-        """How many bytes are fetched at least for any read. They are kept for the next read."""
+        """Fewest bytes that are fetched for any read. They are kept for the next read."""
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
         """Return where the elements of a chunk begin in its file, if that is known without reading it.

@@ -36,7 +36,7 @@ class CheckpointTensor:
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
     locations: tuple[Location, ...]
-    """Where the chunk of each box lies."""
+    """Place of the chunk of each box."""
 
     @property
     def n_bytes(self) -> int:
@@ -61,7 +61,7 @@ class CheckpointReader:
     files: CheckpointFiles
     tensors: dict[str, CheckpointTensor]
     values: dict[str, Location]
-    """Where each value lies that is not a tensor."""
+    """Place of each value that is not a tensor."""
     paths: dict[str, KeyPath]
     """The keys that lead to each name, if the checkpoint has them, with the marks that `nesting` left there."""
 

@@ -23,7 +23,7 @@ from stepkeeper_planners.state.tree import flatten_state
 __all__ = ["write_checkpoint"]
 
 _MOST_TIMES: Final = 16
-"""How many times the source's size a result may have. Tensors that are views of one buffer stay below that."""
+"""Largest size of a result, as a multiple of the source's size. Tensors that are views of one buffer stay below it."""
 
 
 def write_checkpoint(

@@ -14,7 +14,7 @@ from stepkeeper_planners.formats.rename_exchange import exchange_paths
 __all__ = ["new_file", "new_folder"]
 
 _MOST_KEPT: Final = 200
-"""How many bytes of a name are kept in the temporary names beside it."""
+"""Most bytes of a name that are kept in the temporary names beside it."""
 
 
 @contextmanager

@@ -11,10 +11,10 @@ Progress = Callable[[int, int], None]
 """Called with the bytes of tensors that are done, and with those of all tensors."""
 
 BUFFER_BYTES: Final = 16 << 20
-"""How much is read and written at a time."""
+"""Number of bytes that are read and written at a time."""
 
 _MOST_SHOWN: Final = 300
-"""How many characters of a name a message shows."""
+"""Most characters of a name that a message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ _MOMENTS: Final = re.compile(r"(^|\.)state\.\d+\.")
 """Matches the flat names of an optimizer's per-parameter state."""
 
 _SENT: Final = 1000
-"""How many names of each kind a rank sends to the others."""
+"""Most names of each kind that a rank sends to the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

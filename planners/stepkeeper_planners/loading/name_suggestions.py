@@ -15,7 +15,7 @@ _WRAPPERS: Final[Mapping[str, str]] = {
 """The names that wrappers insert into a model's names, with the wrapper."""
 
 _COMPARED: Final = 2000
-"""How many names are compared on each side if each is compared with each."""
+"""Most names on each side if each is compared with each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class ValueRead:
     within: Path = ()
     """The keys that lead to it inside the stored value."""
     saved_world_size: int | None = None
-    """How many ranks saved theirs, if it is a `PerRank`."""
+    """Number of ranks that saved theirs, if it is a `PerRank`."""
 
     def build_value(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
         """Build the state's value from the stored values.

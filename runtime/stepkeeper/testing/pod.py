@@ -36,7 +36,7 @@ def pod_identity(**fields: Any) -> Identity:
 
 
 def pod_environ(identity: Identity) -> dict[str, str]:
-    """The variables that the operator sets in the container of that identity."""
+    """Return the environment variables that the operator sets in the container of that identity."""
     return {
         identity.variable(each.name): str(getattr(identity, each.name))
         for each in dataclasses.fields(identity)

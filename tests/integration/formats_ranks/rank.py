@@ -31,7 +31,7 @@ def make_model(filler: int) -> nn.Module:
 
 
 def make_state(filler: int) -> dict[str, Any]:
-    """What the file holds with 7; values too."""
+    """Make the state that the file holds with 7; values too."""
     return {
         "plain": torch.arange(12.0).reshape(3, 4) + filler,
         "scalar": torch.tensor(filler),
@@ -101,7 +101,7 @@ def refused(folder: Path) -> None:
 
 
 def unsendable(folder: Path) -> None:
-    """What the first rank can't send is an error on all; the tensors behind it arrive."""
+    """Check that a tensor that the first rank can't send is an error on all, and that those after it arrive."""
     reader = TorchSaveReader()
     send = reader._read_own
 

@@ -40,7 +40,7 @@ def copies_noted() -> list[list[weakref.ref[torch.Tensor]]]:
 
 
 def left_after_saves(name: str, **options: Any) -> list[int]:
-    """Of two saves that the root has none of, how many copies are on devices when that doesn't change any more."""
+    """Count the copies left on devices after two saves that the root has none of, once that number is stable."""
     noted = copies_noted()
     state = {"w": torch.randn(64, 64).to("xla"), "b": torch.randn(64).to("xla")}
     hold = Path(os.environ["STEPKEEPER_TEST_HOLD"])

@@ -40,7 +40,7 @@ def one_does_not_fit(rank: int, folder: Path) -> None:
 
 
 def one_cannot_ask(rank: int, folder: Path) -> None:
-    """What rank 1 raises is raised in rank 0 as what it is."""
+    """Check that rank 0 raises what rank 1 raised, as the same error."""
     with CheckpointManager((folder / "root").as_uri(), 1, chkpt_on_preemption=False) as manager:
         manager.save(1, {"w": torch.ones(4)}, force=True)
         state: dict[str, Any] = {"w": torch.zeros(4)}
@@ -53,7 +53,7 @@ def one_cannot_ask(rank: int, folder: Path) -> None:
 
 
 def going_back(rank: int, folder: Path) -> None:
-    """What is saved after an older step was restored descends from that, in a process that has saved itself too."""
+    """Check that saves after an older step was restored descend from it, in a process that has saved before."""
     uri = (folder / "root").as_uri()
 
     def parents() -> dict[int, int | None]:

@@ -134,7 +134,7 @@ def verified(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_way(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no rank reaches another one, each reads all that it needs."""
+    """Check that each rank reads all that it needs where no rank reaches another."""
     monkeypatch.setattr("stepkeeper.restore.peers.exchange.addresses_of_host", lambda _: [])
     uri = (folder / "root").as_uri()
     state, into = random_state(1, 32), random_state(2, 32)
@@ -145,7 +145,7 @@ def no_way(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_reads_badly(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rank 1 reads of step 2 is bad, and of what rank 0 reads nothing: both go back to step 1, whole."""
+    """Check that ranks go back to step 1, whole, when rank 1 reads bad bytes of step 2 and rank 0 none of them."""
     uri = (folder / "root").as_uri()
     given: list[int] = []
 

@@ -42,7 +42,7 @@ def open_manager(uri: str, options: dict[str, Any]) -> CheckpointManager:
 
 
 def terminate_a_worker() -> None:
-    """What a data loader does to a worker that it forked."""
+    """Terminate a forked worker, as a data loader does."""
     worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     worker.start()
     worker.terminate()

@@ -66,7 +66,7 @@ def flip(path: Path) -> None:
 
 
 def state_at(step: int) -> dict[str, Any]:
-    """What is under "b" only rank 1 asks for."""
+    """Return the state at a step. Only rank 1 asks for what is under "b"."""
     state: dict[str, Any] = {"a": torch.full((1000,), float(step))}
     if RANK == 1 or step:
         state["b"] = torch.full((2000,), float(step))

@@ -1,4 +1,4 @@
-"""What a save moves from the devices, what it holds of that at once, and that it leaves the training alone."""
+"""Check what a save moves from the devices, what it holds of that at once, and that it leaves the training alone."""
 
 import io
 import sys

@@ -169,7 +169,7 @@ def unsharded() -> None:
 
 
 def sharded_by_the_compiler() -> None:
-    """What the user left unsharded comes out of a step in parts."""
+    """Check tensors that the user left unsharded and that come out of a step in parts."""
     mesh = xs.Mesh(np.arange(4), (2, 2))
     a = torch.ones(8, 8).to("xla")
     xs.mark_sharding(a, mesh, (0, 1))

@@ -1,4 +1,4 @@
-"""What is compiled for saves, and that a step never is again: python compiling.py FOLDER. Says it in a line of JSON."""
+"""Print in a line of JSON what saves compile, and that a step compiles nothing again: python compiling.py FOLDER."""
 
 import json
 import os

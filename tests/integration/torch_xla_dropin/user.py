@@ -83,7 +83,7 @@ def sharded_kinds(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_by_hand(trainer: Trainer) -> dict[str, Any]:
-    """What a storage writer of one's own does with a planner."""
+    """Drive a planner as a user's own storage writer does."""
     planner = xc.SPMDSavePlanner()
     assert issubclass(xc.SPMDSavePlanner, SavePlanner)
     seen: dict[str, Any] = {"before": planner.is_coordinator}
@@ -136,7 +136,7 @@ def saved_and_loaded(first: Trainer, second: Trainer, folder: Path) -> dict[str,
 
 
 def load_by_hand(trainer: Trainer, folder: Path) -> dict[str, Any]:
-    """What a storage reader of one's own does with a planner."""
+    """Drive a planner as a user's own storage reader does."""
     planner, reader = xc.SPMDLoadPlanner(), FileSystemReader(folder)
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, is_coordinator=True)

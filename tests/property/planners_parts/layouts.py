@@ -27,7 +27,7 @@ def rows(fqn: str, *pieces: tuple[int, int, tuple[int, ...]]) -> TensorLayout:
 def on_mesh(
     fqn: str, dtype: str, shape: tuple[int, ...], mesh: tuple[int, ...], dims: Sequence[int | None]
 ) -> TensorLayout:
-    """As DTensor lays it: by each axis of the mesh in turn a dimension is cut in parts rounded up, or nothing is."""
+    """Lay out a tensor as DTensor does: each mesh axis in turn cuts a dimension in parts rounded up, or nothing."""
     holders: dict[Box, list[Owner]] = {}
     for rank, place in enumerate(product(*map(range, mesh))):
         offsets, sizes = [0] * len(shape), list(shape)

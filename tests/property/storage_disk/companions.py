@@ -1,4 +1,4 @@
-"""What a root goes through, by the shipped companion sessions, and what must be true of it after the worst."""
+"""Put a root through its operations, with the shipped companion sessions, and check what must hold after the worst."""
 
 import os
 import struct
@@ -25,7 +25,7 @@ _N_COLUMNS: Final = 64
 
 
 def saved_bytes(step: int, rank: int) -> bytes:
-    """What `rank` saves at `step`: its row of `model.w`."""
+    """Return what `rank` saves at `step`: its row of `model.w`."""
     return struct.pack(
         f"<{_N_COLUMNS}f", *(1000 * step + 100 * rank + column for column in range(_N_COLUMNS))
     )

@@ -1,4 +1,4 @@
-"""What processes do with a root, each in the words of the shipped code, and what they were told."""
+"""Define what processes do with a root, each by the shipped code, and what they were answered."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -189,7 +189,7 @@ def _session(process: Process, last: int, claim: Claim | None = None, *, start: 
 
 
 def _restore(process: Process, session: Session, base: CommitRecord) -> None:
-    """As every start does. Data that is gone is condemned, which only a stale start ever has to try."""
+    """Restore as every start does. Data that is gone is condemned, which only a stale start ever has to try."""
     try:
         _read(process, base)
     except TornCheckpointError as torn:
@@ -243,7 +243,7 @@ def _until_answered(work: Callable[[], T]) -> T:
 
 @final
 class _Later:
-    """What comes after commits: done at once; or, a job at a time, whenever the schedule says so."""
+    """Do the work after commits: at once, or a job at a time whenever the schedule says so."""
 
     def __init__(self, process: Process, session: Session, *, lags: bool = False) -> None:
         self._process = process
@@ -257,7 +257,7 @@ class _Later:
             self.end()
 
     def go_on(self) -> None:
-        """As far as it gets before the next request is there."""
+        """Go on as far as possible before the next request is there."""
         while self._lags and self._process.choose(2) and next(self._jobs, self) is not self:
             pass
 
@@ -300,7 +300,7 @@ def _save(process: Process, session: Session, claim: Claim, step: int, later: _L
 
 
 def _learn(process: Process, session: Session, folder: str) -> None:
-    """What became of a dead process's save is known for good."""
+    """Learn for good what became of a dead process's save."""
     _until_answered(lambda: session.void_save(VoidRequest(folder=folder, reason="its companion was lost")))
     record = session._log.state.commit_in(folder)
     if record is None:

@@ -84,7 +84,7 @@ def committed(store: Store, n_ranks: int, dimension: int) -> CommitRecord:
 
 
 class Counted:
-    """How often each block was asked for."""
+    """Count how often each block is asked for."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.uri = store, store.uri

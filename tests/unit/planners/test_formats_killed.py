@@ -41,7 +41,7 @@ def replace_file(folder: Path) -> None:
 
 
 def ended(act: Callable[[], None], before_step: int, folder: Path) -> int:
-    """How a fork has ended that does so, and is killed before it takes this step in the folder."""
+    """Do that in a fork that is killed before it takes this step in the folder, and return how it ended."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -69,7 +69,7 @@ def ended(act: Callable[[], None], before_step: int, folder: Path) -> int:
 def killed_everywhere(
     act: Callable[[Path], None], make_old: Callable[[Path], None], tmp_path: Path
 ) -> list[Path]:
-    """What each kill leaves: one folder for each step, and for the end."""
+    """Return what each kill leaves: one folder for each step, and for the end."""
     left: list[Path] = []
     code: int = -signal.SIGKILL
     while code == -signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""Which tensors are described how, and which are refused, each with its name and what to do."""
+"""Test how each kind of tensor is described, and which are refused, each with its name and what to do."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -23,7 +23,7 @@ RANKS = Ranks(rank=1, world_size=4)
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """Of 2 x 2 ranks, the others of which are pretended."""
+    """Make a mesh of 2 x 2 ranks, three of which are pretended."""
     dist.init_process_group("fake", store=FakeStore(), rank=RANKS.rank, world_size=RANKS.world_size)
     yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     dist.destroy_process_group()

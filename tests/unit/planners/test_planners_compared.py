@@ -1,4 +1,4 @@
-"""Which tensors are compared between ranks by content."""
+"""Test which tensors ranks compare by content."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What subclasses of torch's planners override is called of ours too: the same class body, on the one and the other."""
+"""Test that what subclasses of torch's planners override is called of ours too: one class body, on either."""
 
 import io
 import pickle

@@ -34,7 +34,7 @@ def rows(fqn: str, *parts: tuple[int, int, tuple[int, ...]], n_rows: int = 4) ->
 
 
 def united(base: Group, *others: Group) -> MergedState | None:
-    """As the planners of these groups of ranks find it together."""
+    """Merge as the planners of these groups of ranks do together."""
     digests, flats, layouts = [], [], []
     for _, tensors, values in (base, *others):
         digests.append(digest_names(tensors, values={n: digest_value(n, v) for n, v in values.items()}))

@@ -11,7 +11,7 @@ SLICES = ((0, 1), (2, 3))
 
 
 def on_slices(fqn: str, n_rows: int, *holders: tuple[int, ...]) -> TensorLayout:
-    """As many chunks as there are holders."""
+    """Make as many chunks as there are holders."""
     size = n_rows // len(holders)
     chunks = tuple(
         Chunk(

@@ -97,7 +97,7 @@ def test_a_field_that_a_newer_torch_has_is_kept() -> None:
 
 
 def test_members_of_an_enum_by_name() -> None:
-    """As Python 3.11.0 to 3.11.3 wrote them."""
+    """Read members as Python 3.11.0 to 3.11.3 wrote them."""
     properties = stock.TensorProperties()
     pickler = pickle.Pickler(buffer := io.BytesIO(), 2)
     kind = stock._MEM_FORMAT_ENCODING

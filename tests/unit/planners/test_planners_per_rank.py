@@ -1,4 +1,4 @@
-"""What each rank has of its own: stored beside the state, given back, made anew for another number of ranks."""
+"""Test each rank's own values: stored beside the state, restored, made anew for another number of ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ TWO = Ranks(rank=1, world_size=2)
 
 
 class Loader:
-    """What a data loader with a state looks like."""
+    """A data loader with a state."""
 
     def __init__(self, place: int) -> None:
         self.place = place

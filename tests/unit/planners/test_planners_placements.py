@@ -1,4 +1,4 @@
-"""What a mesh and placements say, where they say nothing, and that thousands of tensors share it."""
+"""Test the text of a mesh and placements, where there is none, and that thousands of tensors share it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a state holds several times is written several times: where that never comes to an end it is refused."""
+"""Test that what a state holds several times is written several times, and refused where that has no end."""
 
 import io
 from typing import Any

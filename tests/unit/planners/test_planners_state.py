@@ -22,7 +22,7 @@ from stepkeeper_planners.state.values import decode_value, encode_value
 
 
 class Counter:
-    """What a user's own object with a state looks like."""
+    """A user's own object with a state."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -63,7 +63,7 @@ def derive(flat: FlatState, value_bytes: Mapping[str, int]) -> Derived:
 def same(
     again: LookUpResult[Derived], state: dict[str, Any], *, large_value_bytes: int | None = None
 ) -> bool:
-    """Whether it is what a first look at the state gives."""
+    """Return True if it is what a first look at the state gives."""
     fresh = flatten_state(state)
     flat = again.flat
     assert [*flat.tensors] == [*fresh.tensors]

@@ -1,4 +1,4 @@
-"""What stays, by the policy alone."""
+"""Test which commits a policy keeps."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -83,7 +83,7 @@ def staging(root: Root, tier: LocalTier) -> LocalStaging:
 
 
 def copies(folder: Path) -> list[Path]:
-    """Of objects, in all saves that are on that disk."""
+    """Return the copies of objects, in all saves that are on that disk."""
     return sorted(path for path in folder.glob("*/*/*/*") if path.is_file())
 
 

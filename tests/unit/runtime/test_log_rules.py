@@ -1,4 +1,4 @@
-"""Who may append what: claims, owners, bases, HEAD and lines."""
+"""Test which process may append what to the log: claims, owners, bases, HEAD and lines."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Who reads a commit keeps its data; who comes too late learns it."""
+"""Test that a reader's pin keeps a commit's data, and that a reader who comes too late learns it."""
 
 import logging
 from collections.abc import Callable

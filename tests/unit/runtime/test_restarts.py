@@ -1,4 +1,4 @@
-"""How often a training is disrupted, as its root's log has it, and what the policy makes of that."""
+"""Test how often a training was disrupted, by its root's log, and what the policy makes of that."""
 
 import os
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def test_a_first_start_has_no_past_and_learns_from_each_hour(
 def test_restarts_twenty_times_a_day_make_saves_come_sooner(
     root: SmallRoot, begin: Callable[[SmallRoot], None]
 ) -> None:
-    """Whether an operator counts or nobody does. The root is ten days old, and was calm at first."""
+    """Test this with an operator that counts and without. The root is ten days old, and was calm at first."""
     for attempt in range(21):
         if begin is by_hand:
             by_hand(root)

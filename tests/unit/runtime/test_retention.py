@@ -1,4 +1,4 @@
-"""What may be deleted, as a function of the log and the policy."""
+"""Test which commits may be deleted, as a function of the log and the policy."""
 
 from collections.abc import Sequence
 

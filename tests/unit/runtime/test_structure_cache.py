@@ -37,7 +37,7 @@ class State:
     last_rank_aliases: dict[str, str] = field(default_factory=dict)
 
     def structure(self, rank: int, world_size: int) -> tuple[Structure, int]:
-        """What this rank writes, and how many bytes of tensors that is."""
+        """Return what this rank writes, and how many bytes of tensors that is."""
         tensors, start = [], 0
         for fqn, rows in self.rows.items():
             axis = 1 if self.split_by_columns else 0

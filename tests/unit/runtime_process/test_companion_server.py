@@ -1,4 +1,4 @@
-"""What a companion answers first: a save never waits for what comes after the commits before it."""
+"""Test the order of a companion's answers: a save never waits for what comes after the commits before it."""
 
 import errno
 import os
@@ -103,7 +103,7 @@ class Trainer:
         self.body(self.commit(step))
 
     def body(self, number: int) -> dict[str, Any]:
-        """Of the answer, which comes if the server gets its turns."""
+        """Return the answer's body; it comes if the server gets its turns."""
         while number not in self.answers.by_id:
             self.server.run_once()
         body: dict[str, Any] = self.answers.by_id[number]["body"]

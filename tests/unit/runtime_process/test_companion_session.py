@@ -1,4 +1,4 @@
-"""What a companion does for a trainer, without the processes around it."""
+"""Test what a companion does for a trainer, without the processes around it."""
 
 import os
 import queue

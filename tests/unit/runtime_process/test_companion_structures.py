@@ -1,4 +1,4 @@
-"""What saves have in common is told once, and nothing is ever written by what another save had."""
+"""Test that a structure is sent once, and that nothing is ever written by another save's structure."""
 
 import os
 import secrets

@@ -1,4 +1,4 @@
-"""What a rank's items become, and what `.metadata` says of them."""
+"""Test what a rank's items become, and what `.metadata` says of them."""
 
 import io
 from typing import Any

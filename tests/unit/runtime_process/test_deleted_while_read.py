@@ -63,13 +63,13 @@ class Root:
             raise StorageError("no permission")
 
     def release(self) -> None:
-        """As retention does first."""
+        """Do what retention does first."""
         log = Log(self.store)
         log.open()
         log.delete(self.claim, lambda _: [self.commit.slot])
 
     def sweep(self, but: str = "") -> None:
-        """As retention does then."""
+        """Do what retention does then."""
         gone = [path for path in self.store.bucket.objects if path.startswith(f"{self.commit.folder}/")]
         for path in gone:
             if path != f"{self.commit.folder}/{but}":

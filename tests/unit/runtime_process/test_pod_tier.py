@@ -1,4 +1,4 @@
-"""What the manager of a job is constructed with: by the job, by its template, and by the training code."""
+"""Test what a job's manager is constructed with: by the job, by its template, and by the training code."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPaths:
 
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a manager is constructed with, without becoming one."""
+    """Return the arguments that a manager is constructed with, without constructing it."""
     found: dict[str, Any] = {}
 
     def note(_: CheckpointManager, __: str, policy: SavePolicy, **given: object) -> None:

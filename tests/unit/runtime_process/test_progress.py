@@ -1,4 +1,4 @@
-"""What the companion is told of the trainer."""
+"""Test what the companion is told of the trainer."""
 
 import logging
 from decimal import Decimal
@@ -48,7 +48,7 @@ def test_a_report_is_not_refused_for_too_many_metrics() -> None:
 
 
 class Unreadable(float):
-    """As a tensor on a device can be, whose buffer is gone."""
+    """A tensor that can't be read, like one on a device whose buffer is gone."""
 
     @override
     def __str__(self) -> str:

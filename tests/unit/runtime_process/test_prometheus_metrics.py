@@ -1,4 +1,4 @@
-"""What a registry holds of a manager's saves: while they are exported, and after."""
+"""Test a registry's metrics of a manager's saves: while they are exported, and after."""
 
 from typing import cast
 
@@ -14,7 +14,7 @@ PARTS = ("transfer", "queue", "persist", "commit", "duration")
 
 
 def manager_with(save_hooks: SaveHooks) -> CheckpointManager:
-    """As far as metrics go: hooks are all that they use of a manager."""
+    """Make a manager, as far as metrics go: hooks are all that they use of it."""
     return cast(CheckpointManager, save_hooks)
 
 

@@ -1,4 +1,4 @@
-"""What goes into a state comes from one commit, and from what this rank itself knows of the store."""
+"""Test that what goes into a state comes from one commit, and from what this rank itself knows of the store."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -19,7 +19,7 @@ from stepkeeper.restore.placing import Places
 
 
 class Place:
-    """Of one tensor of four bytes."""
+    """The place of one tensor of four bytes."""
 
     def __init__(self) -> None:
         self.memory = np.zeros(4, dtype=np.uint8)

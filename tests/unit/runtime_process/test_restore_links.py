@@ -1,4 +1,4 @@
-"""What goes over a connection between two ranks arrives as it was sent, or not at all; and only between such."""
+"""Test that data between two ranks arrives as it was sent or not at all, and only between ranks of one restore."""
 
 import socket
 from collections.abc import Iterator
@@ -124,7 +124,7 @@ def test_a_call_that_is_given_up_is_no_lost_rank() -> None:
 
 
 class Heard:
-    """What came to one of them."""
+    """Record what came to one of them."""
 
     def __init__(self, links: Links) -> None:
         self.data = bytearray()

@@ -35,7 +35,7 @@ RECORD = CommitRecord(
 
 
 class Ends(list[BaseException | None]):
-    """How one save after the other ends."""
+    """Decide how one save after the other ends."""
 
     def __call__(self, job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:  # persist's
         end = self.pop(0)
@@ -74,7 +74,7 @@ def test_what_was_handled_does_not_end_the_training(
 ) -> None:
     ends += [error("no space")]
     manager.save_async(1, STATE)
-    begun = manager._saves.newest_save
+    begun = manager._parts.saver.newest_save
     assert begun is not None
     with pytest.raises(error, match="no space"):
         begun.result()
@@ -87,7 +87,7 @@ def test_a_failure_that_nobody_asked_for_is_raised_whatever_others_were_heard(
     ends += [SaveError("no space"), SaveError("no answer")]
     with pytest.raises(SaveError, match="no space"):
         manager.save(1, STATE)
-    heard = manager._saves.newest_save
+    heard = manager._parts.saver.newest_save
     manager.save_async(2, STATE)
     assert heard is not None
     with pytest.raises(SaveError, match="no space"):
@@ -111,10 +111,10 @@ def test_that_the_root_or_the_peers_are_lost_stays_true(
 
 
 def test_of_several_ranks_one_that_asks_does_not_go_on_alone(manager: CheckpointManager, ends: Ends) -> None:
-    vars(manager._saves._pipeline)["_rank_group"] = SimpleNamespace(world_size=2)
+    vars(manager._parts.saver._pipeline)["_rank_group"] = SimpleNamespace(world_size=2)
     ends += [SaveError("no space"), SaveError("no answer"), None]
     manager.save_async(1, STATE)
-    begun = manager._saves.newest_save
+    begun = manager._parts.saver.newest_save
     assert begun is not None
     with pytest.raises(SaveError, match="no space"):
         begun.result()
@@ -143,11 +143,11 @@ def test_who_keeps_a_save_for_its_report_keeps_nothing_else(tmp_path: Path, ends
     ends += [None]
     manager = CheckpointManager(str(tmp_path), 1)
     manager.save_async(1, STATE)
-    begun = manager._saves.newest_save
+    begun = manager._parts.saver.newest_save
     assert begun is not None
     begun.result()
     manager.close()
-    saver = weakref.ref(manager._saves._pipeline)
+    saver = weakref.ref(manager._parts.saver._pipeline)
     del manager
     gc.collect()
     assert saver() is None

@@ -1,4 +1,4 @@
-"""What a save that came to nothing is called in each rank."""
+"""Test how each rank reports a save that came to nothing."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -27,7 +27,7 @@ from stepkeeper.save.request import SaveRequest
 from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.training.step_controller import checked_step
+from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.geometry.layout import Ranks
 
 
@@ -166,11 +166,11 @@ def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
 
 @pytest.mark.parametrize("step", [np.int64(5), torch.tensor(5), True + 4])
 def test_a_step_is_a_number_of_whatever_library(step: SupportsIndex) -> None:
-    assert type(checked_step(step)) is int
+    assert type(validate_step(step)) is int
     with pytest.raises(ValueError, match="at least 0"):
-        checked_step(-1)
+        validate_step(-1)
     with pytest.raises(TypeError):
-        checked_step(cast(SupportsIndex, 1.5))
+        validate_step(cast(SupportsIndex, 1.5))
 
 
 def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> None:

@@ -1,4 +1,4 @@
-"""When a step is to be saved."""
+"""Test which steps a policy saves."""
 
 from collections.abc import Callable
 
@@ -61,7 +61,7 @@ def test_truth_table(policy: SavePolicy, moment: Moment, due: bool) -> None:
 
 @pytest.mark.parametrize("policy", [EverySeconds(1e-9), Continuous(), Auto(least_s=1e-9)])
 def test_without_clocks_and_saves_only_steps_decide(policy: SavePolicy) -> None:
-    """That is the answer that every rank comes to by itself."""
+    """Check the answer that every rank comes to by itself."""
     assert not policy.due(Moment(step=0))
 
 
@@ -92,7 +92,7 @@ def test_the_last_step_is_saved_whatever_the_interval() -> None:
 
 
 def lost_share(interval_s: float, cost_s: float, between_s: float) -> float:
-    """What a training loses to saves, and to steps done again, which are half an interval's in the mean."""
+    """Compute what a training loses to saves, and to steps done again, which are half an interval's in the mean."""
     return cost_s / interval_s + interval_s / 2 / between_s
 
 

@@ -1,4 +1,4 @@
-"""How much of a state is copied on its devices, when that is given, and when it has to be found out."""
+"""Test how much of a state is copied on its devices: where that is given, and where it has to be found out."""
 
 import threading
 from collections.abc import Sequence

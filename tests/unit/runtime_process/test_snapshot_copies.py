@@ -12,7 +12,7 @@ ONE = Ranks(rank=0, world_size=1)
 
 
 def odd_tensors() -> dict[str, torch.Tensor]:
-    """Of all kinds that a copy could mistake for another."""
+    """Make tensors of all kinds that a copy could mistake for another."""
     return {
         "parameter": torch.nn.Parameter(torch.rand(3, 4)),
         "with a gradient's history": torch.nn.Parameter(torch.rand(3)) * 2,

@@ -33,7 +33,7 @@ RenameFunction = Callable[[str], str | None]
 """Returns a tensor's name in the result for its name in the source; None leaves the tensor out."""
 
 _MOST_NAMES: Final = 64
-"""How many names a tied tensor may have; layers that share weights have fewer."""
+"""Most names that a tied tensor may have; layers that share weights have fewer."""
 _METADATA: Final = {"format": "pt"}
 
 

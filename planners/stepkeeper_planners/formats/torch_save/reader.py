@@ -29,7 +29,7 @@ from stepkeeper_planners.state.values import encode_value
 __all__ = ["TorchSaveReader"]
 
 _BROADCAST_BYTES: Final = 64 << 20
-"""How much of a tensor is sent at a time. A rank that needs nothing of it has memory for one such part."""
+"""Most bytes of a tensor that are sent at a time. A rank that needs nothing of it has memory for one such part."""
 
 
 class TorchSaveReader(StorageReader):

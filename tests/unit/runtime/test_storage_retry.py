@@ -1,4 +1,4 @@
-"""How often a store is asked again: by the pauses, and no longer than a minute more where each try takes long."""
+"""Test how often a store is asked again: by the pauses, and no longer than a minute more where each try takes long."""
 
 import time
 

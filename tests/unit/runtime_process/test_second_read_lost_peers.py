@@ -12,9 +12,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from stepkeeper.coordination.rank_group import RankGroup, SoloRankGroup
 from stepkeeper.errors import TornCheckpointError
 from stepkeeper.log.foreign_steps import ForeignRecord
-from stepkeeper.restore import Restorer
-from stepkeeper.restore import restorer as restoring
-from stepkeeper.restore import second_read as confirming
+from stepkeeper.restore import Restorer, second_read
+from stepkeeper.restore import restorer as restorer_module
 from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.storage import open_store
 
@@ -42,10 +41,10 @@ def test_the_ranks_are_connected_until_all_know_what_is_bad(
 
     def noting(*arguments: Any, **named: Any) -> str:
         asked.append(connected)
-        return confirming.confirm_bad(*arguments, **named)
+        return second_read.confirm_bad(*arguments, **named)
 
-    monkeypatch.setattr(restoring, "exchange_among", watched)
-    monkeypatch.setattr(restoring, "confirm_bad", noting)
+    monkeypatch.setattr(restorer_module, "exchange_among", watched)
+    monkeypatch.setattr(restorer_module, "confirm_bad", noting)
     restorer = Restorer(open_store(tmp_path.as_uri()), SoloRankGroup())
     with pytest.raises(TornCheckpointError, match="another checksum"):
         restorer.restore(ForeignRecord(slot=0, step=1, folder="1"), {"w": torch.zeros(300)})

@@ -1,4 +1,4 @@
-"""What is to be done after a step, however often it is asked."""
+"""Test what is decided after a step, however often that is asked."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -22,45 +22,45 @@ from stepkeeper.policy.save import (
     SaveCost,
     SavePolicy,
 )
-from stepkeeper.training.save_decision import Decisions, Seen
+from stepkeeper.training.save_decision import SaveConditions, SaveDecider
 
 
-def asked(decisions: Decisions, step: int) -> bool:
-    decisions.stops(step)
-    return decisions.due(step)
+def asked(decider: SaveDecider, step: int) -> bool:
+    decider.should_stop_at(step)
+    return decider.is_save_due(step)
 
 
 def test_a_save_that_was_asked_for_is_due_at_its_step_until_it_is_begun() -> None:
-    decisions = Decisions(EveryNSteps(1000), SoloRankGroup())
-    assert not asked(decisions, 1)
-    decisions.wish_save("request-1")
-    assert [asked(decisions, 2), asked(decisions, 2)] == [True, True]
-    decisions.save_begun()
-    decisions.wish_save("request-1")
-    assert [asked(decisions, 2), asked(decisions, 3)] == [False, False]
+    decider = SaveDecider(EveryNSteps(1000), SoloRankGroup())
+    assert not asked(decider, 1)
+    decider.request_save("request-1")
+    assert [asked(decider, 2), asked(decider, 2)] == [True, True]
+    decider.on_save_started()
+    decider.request_save("request-1")
+    assert [asked(decider, 2), asked(decider, 3)] == [False, False]
 
 
 def test_a_save_that_was_asked_for_is_not_due_at_a_later_step() -> None:
-    decisions = Decisions(EveryNSteps(1000), SoloRankGroup())
-    decisions.wish_save("request-1")
-    assert [asked(decisions, 2), asked(decisions, 3)] == [True, False]
+    decider = SaveDecider(EveryNSteps(1000), SoloRankGroup())
+    decider.request_save("request-1")
+    assert [asked(decider, 2), asked(decider, 3)] == [True, False]
 
 
 def test_a_save_may_still_be_asked_for_where_the_stop_is_not_heeded() -> None:
-    decisions = Decisions(EveryNSteps(1000), SoloRankGroup())
-    decisions.wish_stop()
-    assert decisions.stops(4)
-    decisions.wish_save("request-1")
-    assert asked(decisions, 5)
-    assert decisions.stop_step == 4
+    decider = SaveDecider(EveryNSteps(1000), SoloRankGroup())
+    decider.request_stop()
+    assert decider.should_stop_at(4)
+    decider.request_save("request-1")
+    assert asked(decider, 5)
+    assert decider.stop_step == 4
 
 
 def test_rank_0_alone_goes_by_what_it_sees() -> None:
     saving = True
-    decisions = Decisions(Continuous(), SoloRankGroup(), lambda: Seen(saving=saving))
-    assert not asked(decisions, 1)
+    decider = SaveDecider(Continuous(), SoloRankGroup(), lambda: SaveConditions(saving=saving))
+    assert not asked(decider, 1)
     saving = False
-    assert [asked(decisions, 2), asked(decisions, 2), asked(decisions, 3)] == [True] * 3
+    assert [asked(decider, 2), asked(decider, 2), asked(decider, 3)] == [True] * 3
 
 
 def test_the_policy_is_told_all_that_is_known() -> None:
@@ -72,10 +72,10 @@ def test_the_policy_is_told_all_that_is_known() -> None:
             return False
 
     cost, disruptions = SaveCost(stall_s=1.0, duration_s=2.0), Disruptions(count=3, over_s=4.0)
-    decisions = Decisions(
-        Noting(), SoloRankGroup(), lambda: Seen(saving=False, cost=cost, disruptions=disruptions)
+    decider = SaveDecider(
+        Noting(), SoloRankGroup(), lambda: SaveConditions(saving=False, cost=cost, disruptions=disruptions)
     )
-    assert not asked(decisions, 7)
+    assert not asked(decider, 7)
     known_by_all, known_by_one = told
     assert known_by_all == Moment(step=7)
     assert (known_by_one.step, known_by_one.saving) == (7, False)
@@ -84,9 +84,9 @@ def test_the_policy_is_told_all_that_is_known() -> None:
 
 
 def test_the_step_of_a_preemption_is_one_for_the_policy() -> None:
-    stop = Decisions(AnyOf((EveryNSteps(1000), OnPreemption())), SoloRankGroup())
-    assert [stop.due(7, stopping=True), stop.due(7)] == [True, False]
-    assert not Decisions(EveryNSteps(1000), SoloRankGroup()).due(7, stopping=True)
+    stop = SaveDecider(AnyOf((EveryNSteps(1000), OnPreemption())), SoloRankGroup())
+    assert [stop.is_save_due(7, stopping=True), stop.is_save_due(7)] == [True, False]
+    assert not SaveDecider(EveryNSteps(1000), SoloRankGroup()).is_save_due(7, stopping=True)
 
 
 class TalkingRankGroup(StoreRankGroup):
@@ -120,9 +120,9 @@ class Trainings:
         self.lead = lead
         self.moved = threading.Condition()
         self.ranks = [
-            Decisions(policy, TalkingRankGroup(store, rank, world_size)) for rank in range(world_size)
+            SaveDecider(policy, TalkingRankGroup(store, rank, world_size)) for rank in range(world_size)
         ]
-        self.ranks[0]._see = lambda: Seen(saving=False)
+        self.ranks[0]._read_conditions = lambda: SaveConditions(saving=False)
 
     def run(self, enough: Callable[[list[int]], bool]) -> None:
         """Until rank 0 has saved `enough`, and all have stopped at one step."""
@@ -130,25 +130,25 @@ class Trainings:
             running = [pool.submit(self._train, rank, enough) for rank in range(len(self.ranks))]
             for each in running:
                 each.result()
-        for decisions in self.ranks:
-            decisions.close()
+        for decider in self.ranks:
+            decider.close()
 
     def _train(self, rank: int, enough: Callable[[list[int]], bool]) -> None:
-        decisions, saved = self.ranks[rank], self.saved[rank]
-        decisions.start()
+        decider, saved = self.ranks[rank], self.saved[rank]
+        decider.start()
         for step in range(1, 10**6):
             with self.moved:
                 while step > min(self.steps) + self.lead:
                     assert self.moved.wait(60), "a rank is stuck"
                 self.steps[rank] = step
                 self.moved.notify_all()
-            if decisions.stops(step):
+            if decider.should_stop_at(step):
                 return
-            if decisions.due(step):
+            if decider.is_save_due(step):
                 saved.append(step)
-                decisions.save_begun()
+                decider.on_save_started()
                 if rank == 0 and enough(saved):
-                    decisions.wish_stop()
+                    decider.request_stop()
 
 
 @pytest.mark.timeout(120)
@@ -165,9 +165,9 @@ def test_ranks_save_the_same_steps_and_each_for_a_reason(
         assert step % 400 == 0 or step - before >= after_s, f"{step} is saved though {before} was"
 
 
-def agreed_on(decisions: Decisions) -> bool:
+def agreed_on(decider: SaveDecider) -> bool:
     """Waits until this rank knows of a step for a wish."""
-    agreement = decisions._agreement
+    agreement = decider._agreement
     with agreement._changed:
         return agreement._changed.wait_for(lambda: bool(agreement._agreed), 60)
 
@@ -176,45 +176,45 @@ def agreed_on(decisions: Decisions) -> bool:
 def test_a_wish_that_a_save_has_overtaken_is_dropped_in_all_ranks() -> None:
     """Rank 1 is ahead by the step that is saved anyway: what rank 0 wishes before that is agreed on for the next."""
     store, policy, saving = HashStore(), AnyOf((EveryNSteps(100), Continuous())), False
-    behind = Decisions(policy, TalkingRankGroup(store, 0, 2), lambda: Seen(saving=saving))
-    ahead = Decisions(policy, TalkingRankGroup(store, 1, 2))
-    for decisions in (behind, ahead):
-        decisions.start()
+    behind = SaveDecider(policy, TalkingRankGroup(store, 0, 2), lambda: SaveConditions(saving=saving))
+    ahead = SaveDecider(policy, TalkingRankGroup(store, 1, 2))
+    for decider in (behind, ahead):
+        decider.start()
     assert asked(ahead, 100)
-    ahead.save_begun()
+    ahead.on_save_started()
     assert not asked(behind, 99), "it wishes to save the next step that it can"
     assert agreed_on(behind)
     assert agreed_on(ahead)
     assert asked(behind, 100)
-    behind.save_begun()
+    behind.on_save_started()
     saving = True
-    for decisions in (behind, ahead):
-        assert not asked(decisions, 101)
+    for decider in (behind, ahead):
+        assert not asked(decider, 101)
     saving = False
     assert not asked(behind, 102), "it wishes the same again, after another save"
     assert agreed_on(behind)
     assert agreed_on(ahead)
     saving = True
-    for decisions in (ahead, behind):
-        assert [asked(decisions, 102), asked(decisions, 103)] == [False, True]
-        decisions.save_begun()
-        assert not asked(decisions, 104)
-        decisions.close()
+    for decider in (ahead, behind):
+        assert [asked(decider, 102), asked(decider, 103)] == [False, True]
+        decider.on_save_started()
+        assert not asked(decider, 104)
+        decider.close()
 
 
 @pytest.mark.timeout(120)
 def test_what_the_operator_asked_for_is_saved_whatever_was_saved_before() -> None:
     store, policy = HashStore(), EveryNSteps(100)
-    behind, ahead = (Decisions(policy, TalkingRankGroup(store, rank, 2)) for rank in range(2))
-    for decisions in (behind, ahead):
-        decisions.start()
+    behind, ahead = (SaveDecider(policy, TalkingRankGroup(store, rank, 2)) for rank in range(2))
+    for decider in (behind, ahead):
+        decider.start()
     assert asked(ahead, 100)
-    ahead.save_begun()
-    behind.wish_save("policy/0")
+    ahead.on_save_started()
+    behind.request_save("policy/0")
     assert agreed_on(behind)
     assert agreed_on(ahead)
     assert asked(behind, 100)
-    behind.save_begun()
-    for decisions in (behind, ahead):
-        assert asked(decisions, 101)
-        decisions.close()
+    behind.on_save_started()
+    for decider in (behind, ahead):
+        assert asked(decider, 101)
+        decider.close()

@@ -42,7 +42,7 @@ class Clock:
 
 
 class Room:
-    """Where the ranks leave words for each other."""
+    """Keep the messages that the ranks leave for each other."""
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, Any]] = {}
@@ -79,7 +79,7 @@ class RankIn:
 
 @final
 class LateStore(Behind):
-    """As NFS may show things: a put is decided at once by the server, and seen by others after a while."""
+    """Show things late, as NFS may: a put is decided at once by the server, and seen by others after a while."""
 
     def __init__(self, store: Store, clock: Clock, seen_after_s: float) -> None:
         super().__init__(store)
@@ -99,7 +99,7 @@ class LateStore(Behind):
 def outcomes(
     stores: Sequence[Store], hosts: Sequence[str] | None = None, clocks: Sequence[Clock] | None = None
 ) -> list[StepkeeperError | None]:
-    """What `prove_shared` raised in each rank."""
+    """Return what `prove_shared` raised in each rank."""
     room, n_ranks = Room(), len(stores)
     times = clocks or [Clock() for _ in stores]
     names = hosts or [f"host-{rank}" for rank in range(n_ranks)]
@@ -258,7 +258,7 @@ def test_a_proof_whose_object_a_later_claim_collected_is_made_again(operation: s
     asked: list[str] = []
 
     def collect(moment: str, name: str, path: str) -> None:
-        """As another job that begins, saves and collects while the last rank is about to look."""
+        """Collect as another job does that begins and saves while the last rank is about to look."""
         if (moment, name) == ("before", operation):
             asked.append(path)
             if len(asked) == 1:

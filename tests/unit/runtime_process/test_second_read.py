@@ -1,4 +1,4 @@
-"""Who reads again what one rank read bad; and what is read again, byte for byte."""
+"""Test which ranks read again what one rank read bad, and what is read again, byte for byte."""
 
 import pytest
 

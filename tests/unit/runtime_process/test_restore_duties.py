@@ -1,4 +1,4 @@
-"""Who reads what: each block once, by one of those that need it, as many bytes each as can be."""
+"""Test which rank reads what: each block once, by a rank that needs it, and as evenly as can be."""
 
 import json
 

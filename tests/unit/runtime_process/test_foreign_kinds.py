@@ -1,4 +1,4 @@
-"""What another writer stored of a kind that isn't read here: it is named, and no reason to go back to an older step."""
+"""Test other writers' items of kinds that aren't read here: they are named, and no older step is taken."""
 
 import pickle
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def _named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class AsItIs(StreamTransformExtension):
-    """What a compression is to those who read it, and nothing more."""
+    """The least of a compression that a reader uses."""
 
     @staticmethod
     @override

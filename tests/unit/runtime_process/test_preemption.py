@@ -1,4 +1,4 @@
-"""What counts as a notice, with real signals to this process."""
+"""Test what counts as a notice, with real signals to this process."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ def signals_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that was never told to stop."""
+    """Watch signals as in a process that was never told to stop."""
     monkeypatch.setattr(preemption, "signal_watcher", SignalWatcher())
 
 
@@ -239,7 +239,7 @@ def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main
     manager.should_save(2)
     assert signal.getsignal(signal.SIGTERM) != before
     os.kill(os.getpid(), signal.SIGTERM)
-    assert manager._stepping.notices.read_notice() is not None
+    assert manager._parts.controller.notices.read_notice() is not None
     assert manager.health().notice == "sigterm"
     manager.close()
 

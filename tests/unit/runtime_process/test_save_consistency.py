@@ -1,4 +1,4 @@
-"""What ranks that are about to save different states are told, each of them."""
+"""Test the errors of ranks that are about to save different states."""
 
 import copy
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch d
 
 from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.errors import SaveError
-from stepkeeper.save import consistency as same_state
+from stepkeeper.save import consistency
 from stepkeeper.save.consistency import check_same_state
 from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.save.snapshot.summary import StateSummary
@@ -27,7 +27,7 @@ def summary_of(state: dict[str, object], rank: int, world_size: int) -> StateSum
 def outcomes(
     summaries: Sequence[StateSummary | None], steps: Sequence[int] | None = None
 ) -> list[BaseException | None]:
-    """What the check of each rank raised; a rank without a summary had no snapshot."""
+    """Return what the check of each rank raised; a rank without a summary had no snapshot."""
     store = HashStore()
     steps = steps or [7] * len(summaries)
 
@@ -157,7 +157,7 @@ def test_digests_tell_apart_what_is_not_equal_however_large() -> None:
 
 def test_ranks_of_different_releases_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = iter(["release 1", "release 2"])
-    monkeypatch.setattr(same_state, "describe_rules", lambda _: next(rules))
+    monkeypatch.setattr(consistency, "describe_rules", lambda _: next(rules))
     for error in states_outcomes([{"w": 1}, {"w": 1}]):
         assert isinstance(error, SaveError)
         assert "run one release of stepkeeper on all" in str(error)

@@ -1,4 +1,4 @@
-"""Which of another writer's steps is gone on from, and what of it is bad bytes and what isn't."""
+"""Test which of another writer's steps is restored, and which of its faults are bad bytes."""
 
 import logging
 import threading
@@ -197,7 +197,7 @@ def test_as_much_is_read_ahead_as_there_is_memory_for(
 
 
 def failure_of(store: Store, state: dict[str, Any]) -> str | None:
-    """What was read bad, or which value can't be read; None: nothing."""
+    """Return what was read bad, or which value can't be read; None if nothing was."""
     try:
         filled(store, state)
     except TornCheckpointError as error:

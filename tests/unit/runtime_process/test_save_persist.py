@@ -69,7 +69,7 @@ def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
 
 
 def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
-    """What rank 0 asks its companion for after these votes, and what it tells the others."""
+    """Return what rank 0 asks its companion for after these votes, and what it tells the others."""
     asked = Asked()
     place = _Place(claim=0, nonce="a" * 32)
     outcome = _commit_or_void(
