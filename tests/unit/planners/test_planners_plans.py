@@ -11,13 +11,13 @@ from stepkeeper_planners.adapters import describe, fill, local_shards
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
-from stepkeeper_planners.saving.assignment import SavePlan, plan_save
+from stepkeeper_planners.saving.assignment import RankShare, plan_save
 from stepkeeper_planners.state.values import estimate_value_bytes
 
 ALONE = Ranks(rank=0, world_size=1)
 
 
-def plans(layouts: Sequence[TensorLayout], world_size: int) -> list[SavePlan]:
+def plans(layouts: Sequence[TensorLayout], world_size: int) -> list[RankShare]:
     return [
         plan_save(layouts, {"step": 1}, Ranks(rank=rank, world_size=world_size)) for rank in range(world_size)
     ]
