@@ -34,7 +34,7 @@ __all__ = [
     "LARGE_VALUE_BYTES",
     "MIN_SLICE_BYTES",
     "Assignment",
-    "SavePlan",
+    "RankShare",
     "TensorWrite",
     "assign",
     "plan_save",
@@ -83,7 +83,7 @@ class TensorWrite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavePlan:
+class RankShare:
     """All tensor boxes and values that one rank writes."""
 
     tensors: tuple[TensorWrite, ...]
@@ -122,7 +122,7 @@ class Assignment:
         return boxes
 
 
-def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], ranks: Ranks) -> SavePlan:
+def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], ranks: Ranks) -> RankShare:
     """Plan this rank's share of a save: over all ranks each element and each value is written once.
 
     Args:
@@ -137,7 +137,7 @@ def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], r
     """
     assignment = assign(layouts, ranks.world_size, value_bytes=value_bytes)
     writers = assignment.value_writers
-    return SavePlan(
+    return RankShare(
         tensors=assignment.list_writes(ranks.rank),
         values=tuple(sorted(name for name, rank in writers.items() if rank == ranks.rank)),
     )

@@ -15,7 +15,7 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.state.per_rank import PerRank
 from stepkeeper_planners.state.tree import (
     FlatState,
-    flatten,
+    flatten_resolved,
     has_plain_leaves_only,
     is_leaf,
     list_leaves,
@@ -77,7 +77,7 @@ class StructureCache(Generic[T]):
         if self._last is None or not self._last[0].fits(contents):
             self._last = None
             contents.materialize()
-            flat = flatten(tree)
+            flat = flatten_resolved(tree)
             structure = _Structure(contents, flat, self._large_value_bytes)
             self._last = structure, self._derive(flat, structure.value_bytes)
         structure, derived = self._last

@@ -55,7 +55,7 @@ def flatten_state(state: Mapping[str, object]) -> FlatState:
         UnsupportedValueError: a Stateful holds itself, a container stands in the state again and again, a Stateful or
             PerRank is in a tuple, or a parameter is lazy.
     """
-    return flatten(resolve_state(state))
+    return flatten_resolved(resolve_state(state))
 
 
 def resolve_state(state: Mapping[str, object]) -> Any:
@@ -68,7 +68,7 @@ def resolve_state(state: Mapping[str, object]) -> Any:
     return _resolve(state, (), _Seen())
 
 
-def flatten(tree: Any) -> FlatState:
+def flatten_resolved(tree: Any) -> FlatState:
     """Flatten the tree that `resolve_state` returned.
 
     Raises:

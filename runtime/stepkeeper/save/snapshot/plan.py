@@ -13,7 +13,7 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.saving.assignment import SavePlan, TensorWrite, plan_save
+from stepkeeper_planners.saving.assignment import RankShare, TensorWrite, plan_save
 from stepkeeper_planners.saving.fingerprints import digest_layouts, is_integer_tensor_on_host
 from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.tree import FlatState
@@ -150,7 +150,7 @@ def place_values(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[
     return tuple(values), start
 
 
-def _place_tensors(plan: SavePlan) -> tuple[tuple[TensorOrder, ...], int]:
+def _place_tensors(plan: RankShare) -> tuple[tuple[TensorOrder, ...], int]:
     start = 0
     tensors = []
     for write in plan.tensors:
