@@ -6,13 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
+from fork_server import ForkServer
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import ExitCode
@@ -160,11 +160,15 @@ def test_devices_have_their_room_back_while_the_root_is_slow(
 
 @pytest.mark.parametrize("ending", ["killed", "told"])
 def test_a_step_that_only_a_local_disk_has_is_never_restored(
-    root: Path, disk: Path, hold: Path, tmp_path: Path, reads: list[str], ending: str
+    torch_server: ForkServer,
+    root: Path,
+    disk: Path,
+    hold: Path,
+    tmp_path: Path,
+    reads: list[str],
+    ending: str,
 ) -> None:
-    trainer = subprocess.Popen(
-        [sys.executable, str(HERE / "trainer.py"), str(tmp_path), ending], stdout=subprocess.PIPE, text=True
-    )
+    trainer = torch_server.start([HERE / "trainer.py", tmp_path, ending], stdout=subprocess.PIPE)
     assert trainer.stdout is not None
     try:
         assert trainer.stdout.readline() == "staged\n"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch_xla
+import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -212,6 +213,8 @@ def main(folder: Path) -> None:
     for buffer in first.momentum().values():
         buffer.fill_(2.5)
     torch_xla.sync()
+    # torch_xla's planner fails now and then where it comes before the values that it lists.
+    xm.wait_device_ops()
     seen["by hand"] = plan_by_hand(first)
     seen["through torch"] = saved_and_loaded(first, second, folder / "checkpoint")
     seen["read by hand"] = load_by_hand(third, folder / "checkpoint")
