@@ -84,10 +84,8 @@ class BlockTable:
         """Order all blocks so that tensors become whole one after another: few of them are half read at any time.
 
         Each rank wrote its part of a tensor after its parts of the tensors before, so this follows all files side
-        by side.
-        Where a file has the next tensor of another file late, it is read there out of turn. If the state is on
-        other devices
-        than the CPU, a half-read tensor takes host memory for all of it.
+        by side. Where a file has the next tensor of another file late, it is read there out of turn. If the state
+        is on other devices than the CPU, a half-read tensor takes host memory for all of it.
         """
         chunks: dict[str, list[ChunkRecord]] = {}
         for manifest in manifests:

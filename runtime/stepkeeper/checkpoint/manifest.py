@@ -119,9 +119,7 @@ class Inventory:
 
     @cached_property
     def encoded(self) -> bytes:
-        """The inventory as it stands in the manifest's JSON. It is encoded piece by piece, because it may be very
-        long.
-        """
+        """The inventory as JSON in the manifest, encoded piece by piece, because it may be very long."""
         tensors = b",".join(_encode_json(_tensor_to_json(tensor)) for tensor in self.tensors)
         values = b",".join(_encode_json(_value_to_json(value)) for value in self.values)
         return b'"tensors":[%b],"values":[%b]' % (tensors, values)

@@ -42,15 +42,13 @@ __all__ = [
 _STREAMS: Final = 8
 _DIGESTING: Final = threading.Semaphore(2)
 """Checksums need the processor, most of it under the GIL. If all objects were digested at the same time, none would
-be
-on its way to the store meanwhile.
+be on its way to the store meanwhile.
 """
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024
 _LEAST_STREAMED_BYTES: Final = 4 * 1024 * 1024
 """Least size of an object where each upload gets only a part of the line: uploading less takes no longer than a
-request
-takes anyway.
+request takes anyway.
 """
 
 
@@ -144,8 +142,7 @@ def finish_checkpoint(
         own: Rank 0's manifest.
         others: References to the other ranks' manifests, by which these are proven.
         structure: The structure of rank 0's order. It gives `.metadata` the keys that lead to each name in the
-            nested
-            state; None leaves them out.
+            nested state; None leaves them out.
         cache: Keeps the encoded `.metadata` from save to save.
         patience: How long to retry requests to the store.
 
@@ -216,8 +213,8 @@ class _OtherManifest:
 def verify_objects(
     store: Store, finished: FinishedCheckpoint, *, patience: Patience = DEFAULT_PATIENCE
 ) -> None:
-    """Check that the store holds every object with the written size, and the written checksum if the store knows
-    it.
+    """Check that the store holds every object with the written size and, if it knows the checksum, the written
+    checksum.
 
     Raises:
         VerifyError: It doesn't; the error names objects.

@@ -33,8 +33,9 @@ _CONTIGUOUS: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
-    """Merge the chunks of all ranks by tensor, sorted by name and place. A tied tensor appears under each of its
-    names.
+    """Merge the chunks of all ranks by tensor, sorted by name and place.
+
+    A tied tensor appears under each of its names.
 
     Raises:
         ManifestError: Ranks disagree, or chunks overlap or don't cover their tensor.

@@ -30,8 +30,7 @@ __all__ = [
 _log: Final = logger(__name__)
 _PIECE_BYTES: Final = 16 * 1024 * 1024
 """Pieces are moved together up to this size; torch_xla holds the GIL meanwhile. Larger pieces are faulted into
-memory
-anew each time and take twice as long. Smaller pieces cost compile time, once.
+memory anew each time and take twice as long. Smaller pieces cost compile time, once.
 """
 
 _WAITED_PIECE_BYTES: Final = 64 * 1024 * 1024
@@ -77,8 +76,8 @@ class DeviceCopies:
     """Make copies on the devices, as many as there is room for.
 
     Without a `budget_bytes` the object finds out how much room there is, because torch_xla doesn't say it where a
-    program
-    uses several devices. It copies everything, and half as much from then on each time that the devices refuse.
+    program uses several devices. It copies everything, and half as much from then on each time that the devices
+    refuse.
     """
 
     def __init__(self, budget_bytes: int | None) -> None:
@@ -102,8 +101,8 @@ class DeviceCopies:
     ) -> tuple[list["DevicePiece"], list[str]]:
         """Start the copies of those tensors that the devices have room for.
 
-        The copies count against the budget until `release_copies` is called. Where there is a budget, this waits for
-        earlier copies.
+        The copies count against the budget until `release_copies` is called. Where there is a budget, this waits
+        for earlier copies.
 
         Returns:
             The copies' pieces, and the names of the tensors that are not copied.
@@ -159,8 +158,9 @@ class DeviceCopies:
         ) from error
 
     def _wait_for_room(self, timeout_s: float | None) -> None:
-        """Wait until earlier copies are gone. What doesn't fit beside them would have to wait for their transfer
-        anyway.
+        """Wait until earlier copies are gone.
+
+        What doesn't fit beside them would have to wait for their transfer anyway.
         """
         limit_s = _LONGEST_TRANSFER_S if timeout_s is None else timeout_s
         with self._changed:
@@ -282,9 +282,9 @@ def batch_pieces(pieces: Sequence["DevicePiece"]) -> Iterator[list["DevicePiece"
 def _choose_within(
     limit_bytes: int | None, clones: Mapping[str, "ClonePlan"], fqns: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Choose the tensors to copy within the limit, and return them and the others. Large ones take longest to move,
-    so they
-    go first.
+    """Choose the tensors to copy within the limit, and return them and the others.
+
+    Large ones take longest to move, so they are copied first.
     """
     if limit_bytes is None:
         return list(fqns), []

@@ -32,8 +32,9 @@ __all__ = ["Snapshot", "SnapshotTaker"]
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """This rank's share of the state after one step. Host tensors are in the region; copies on devices have yet to
-    move.
+    """This rank's share of the state after one step.
+
+    Host tensors are in the region; copies on devices have yet to move.
     """
 
     plan: SnapshotPlan
@@ -134,10 +135,8 @@ class SnapshotTaker:
         """Take a snapshot of `state`, which may change afterwards without affecting the snapshot.
 
         XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the devices have
-        no room
-        for are moved into the region, and CPU tensors are copied there. Pending computations are started first, by
-        the same
-        program that the loop's own `torch_xla.sync()` would start.
+        no room for are moved into the region, and CPU tensors are copied there. Pending computations are started
+        first, by the same program that the loop's own `torch_xla.sync()` would start.
 
         Raises:
             UnsupportedValueError: A value's type can't be stored; the error names the key.
