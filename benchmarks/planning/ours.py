@@ -3,8 +3,8 @@
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.saving.assignment import assign, plan_save
-from stepkeeper_planners.saving.fingerprints import fingerprint, name_digests
-from stepkeeper_planners.saving.global_metadata import tensor_metadata
+from stepkeeper_planners.saving.fingerprints import digest_names, fingerprint
+from stepkeeper_planners.saving.global_metadata import build_tensor_metadata
 
 HYBRID_SHARDS = 64
 """In how many parts a tensor is cut that is sharded within a group of ranks, and held by every group."""
@@ -69,13 +69,13 @@ def spiral_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
 
 def plan_one_rank(layouts: list[TensorLayout], rank: int, world_size: int) -> int:
     """The number of pieces that the rank writes."""
-    fingerprint(name_digests(layouts))
+    fingerprint(digest_names(layouts))
     return len(plan_save(layouts, {}, Ranks(rank=rank, world_size=world_size)).tensors)
 
 
 def plan_coordinator(layouts: list[TensorLayout], world_size: int) -> int:
     """What the coordinator has to do: the same, and the metadata of all. The number of chunks in it."""
-    fingerprint(name_digests(layouts))
+    fingerprint(digest_names(layouts))
     assignment = assign(layouts, world_size)
-    boxes = assignment.boxes()
-    return sum(len(tensor_metadata(layout, boxes[layout.fqn]).chunks) for layout in layouts)
+    boxes = assignment.list_boxes()
+    return sum(len(build_tensor_metadata(layout, boxes[layout.fqn]).chunks) for layout in layouts)

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
-from stepkeeper_planners.saving.fingerprints import digest_value, fingerprint, name_differences, name_digests
+from stepkeeper_planners.saving.fingerprints import (
+    build_ranks_differ_error,
+    digest_names,
+    digest_value,
+    fingerprint,
+)
 
 NAMES = st.sampled_from("abcdef")
 SCALARS = st.one_of(
@@ -66,10 +71,10 @@ def test_fingerprints_are_equal_exactly_if_states_are(
     one: list[TensorLayout], other: list[TensorLayout]
 ) -> None:
     same = sorted(one, key=lambda t: t.fqn) == sorted(other, key=lambda t: t.fqn)
-    first, second = name_digests(one), name_digests(other)
+    first, second = digest_names(one), digest_names(other)
     assert (fingerprint(first) == fingerprint(second)) == same
     differing = {t.fqn for t in (*one, *other) if (t in one) != (t in other)}
-    assert set(name_differences([((0,), first), ((1,), second)]).ranks) == differing
+    assert set(build_ranks_differ_error([((0,), first), ((1,), second)]).ranks) == differing
 
 
 @given(STATES.filter(bool), st.data())
@@ -78,13 +83,13 @@ def test_a_name_says_how_it_differs(state: list[TensorLayout], data: st.DataObje
     how = data.draw(st.sampled_from(["form", "content", "kind", "gone", "tied"]))
     others = [layout for layout in state if layout != changed]
     theirs = {
-        "form": lambda: name_digests([replace(changed, dtype="bool"), *others]),
-        "content": lambda: name_digests(state, contents={changed.fqn: digest_value("", 1)}),
-        "kind": lambda: name_digests(others, values={changed.fqn: digest_value("", 1)}),
-        "gone": lambda: name_digests(others),
-        "tied": lambda: name_digests(others, aliases={changed.fqn: "first"}),
+        "form": lambda: digest_names([replace(changed, dtype="bool"), *others]),
+        "content": lambda: digest_names(state, contents={changed.fqn: digest_value("", 1)}),
+        "kind": lambda: digest_names(others, values={changed.fqn: digest_value("", 1)}),
+        "gone": lambda: digest_names(others),
+        "tied": lambda: digest_names(others, aliases={changed.fqn: "first"}),
     }[how]()
-    error = name_differences([((0, 2), name_digests(state)), ((1,), theirs)])
+    error = build_ranks_differ_error([((0, 2), digest_names(state)), ((1,), theirs)])
     assert error.ranks == {changed.fqn: (1,)}
     words = {
         "form": "dtype",

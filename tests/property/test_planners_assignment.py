@@ -34,7 +34,7 @@ def states(draw: st.DrawFn) -> tuple[list[TensorLayout], int]:
 
 
 def loads(assignment: Assignment, world_size: int) -> list[int]:
-    return [sum(write.size_bytes for write in assignment.share(rank)) for rank in range(world_size)]
+    return [sum(write.size_bytes for write in assignment.list_writes(rank)) for rank in range(world_size)]
 
 
 def least_heaviest_bytes(bound: Sequence[tuple[frozenset[int], int]], world_size: int) -> int:
@@ -66,7 +66,7 @@ def test_every_element_is_written_once_from_a_shard_that_holds_it(
     }
     boxes: dict[str, list[Box]] = {}
     for rank in range(world_size):
-        for write in assignment.share(rank):
+        for write in assignment.list_writes(rank):
             written[write.fqn][write.box.slices] += 1
             shard = held[write.fqn, Owner(rank=rank, local_index=write.local_index)]
             assert shard.contains(write.box)
@@ -74,7 +74,7 @@ def test_every_element_is_written_once_from_a_shard_that_holds_it(
             boxes.setdefault(write.fqn, []).append(write.box)
     for layout in layouts:
         assert (written[layout.fqn] == 1).all()
-        assert assignment.boxes()[layout.fqn] == sorted(boxes[layout.fqn])
+        assert assignment.list_boxes()[layout.fqn] == sorted(boxes[layout.fqn])
         # Readers find a piece by its name and where it starts.
         assert len({box.offsets for box in boxes[layout.fqn]}) == len(boxes[layout.fqn])
 
@@ -101,12 +101,12 @@ def test_every_rank_finds_the_same_in_any_order(case: tuple[list[TensorLayout], 
     for rank in range(world_size):
         mixed = list(layouts)
         random.shuffle(mixed)
-        shares.append(assign(mixed, world_size, min_slice_bytes=GRAIN_BYTES).share(rank))
+        shares.append(assign(mixed, world_size, min_slice_bytes=GRAIN_BYTES).list_writes(rank))
         ranks = Ranks(rank=rank, world_size=world_size)
         assert plan_save(mixed, {"v": 1}, ranks) == plan_save(layouts, {"v": 1}, ranks)
-        assert plan_save(layouts, {}, ranks).tensors == assign(layouts, world_size).share(rank)
+        assert plan_save(layouts, {}, ranks).tensors == assign(layouts, world_size).list_writes(rank)
     expected = assign(layouts, world_size, min_slice_bytes=GRAIN_BYTES)
-    assert shares == [expected.share(rank) for rank in range(world_size)]
+    assert shares == [expected.list_writes(rank) for rank in range(world_size)]
 
 
 def grain_bytes(layouts: Sequence[TensorLayout], least: int) -> int:
@@ -206,7 +206,7 @@ def groups_of(draw: st.DrawFn, *, nested: bool) -> tuple[list[Group], list[int]]
 def heaviest_of(groups: list[Group], fixed: list[int]) -> int:
     shares = level_shares(groups, fixed)
     written = list(fixed)
-    for group, share in zip(groups, shares.of_groups, strict=True):
+    for group, share in zip(groups, shares.by_group, strict=True):
         assert sum(share.values()) == group.size_bytes
         assert set(share) <= set(group.holders)
         assert min(share.values(), default=0) >= 0

@@ -14,7 +14,7 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry import disjoint
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.geometry.disjoint import Placed, Search, find_overlap, sweep
+from stepkeeper_planners.geometry.disjoint import BoxLike, Search, find_overlap, sweep
 from stepkeeper_planners.geometry.overlaps import OverlapSearch
 
 
@@ -77,7 +77,7 @@ def stairs(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
     return (side + 1, side + 1), boxes
 
 
-def search_tree(boxes: Sequence[Placed]) -> tuple[int, int] | None:
+def search_tree(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
     return OverlapSearch(boxes).found
 
 

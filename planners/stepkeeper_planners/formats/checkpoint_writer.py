@@ -18,7 +18,7 @@ from stepkeeper_planners.errors import PlannerError, SourceError
 from stepkeeper_planners.formats.destination import new_folder
 from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter, printable
 from stepkeeper_planners.saving.planner import SPMDSavePlanner
-from stepkeeper_planners.state.tree import gather_state
+from stepkeeper_planners.state.tree import flatten_state
 
 __all__ = ["write_checkpoint"]
 
@@ -48,7 +48,7 @@ def write_checkpoint(
             f"{dst}: a conversion is one process's work, this is one of {dist.get_world_size()}; "
             "convert in a process of its own, or before init_process_group"
         )
-    flat = gather_state(state)
+    flat = flatten_state(state)
     total_bytes = sum(tensor.numel() * tensor.element_size() for tensor in flat.tensors.values())
     if source.is_file() and total_bytes > _MOST_TIMES * source.stat().st_size:
         largest = max(flat.tensors, key=lambda name: flat.tensors[name].nbytes)

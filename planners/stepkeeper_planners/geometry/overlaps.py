@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.geometry.disjoint import Placed
+from stepkeeper_planners.geometry.disjoint import BoxLike
 
 __all__ = ["OverlapSearch", "find_intersections"]
 
@@ -35,7 +35,7 @@ class OverlapSearch:
     separate most of the boxes.
     """
 
-    def __init__(self, boxes: Sequence[Placed]) -> None:
+    def __init__(self, boxes: Sequence[BoxLike]) -> None:
         self.n_visited = 0
         """The number of visits to boxes, plus the number of pairs that were compared."""
         self.found: tuple[int, int] | None = None
@@ -200,7 +200,7 @@ class _Tree:
         return pairs.covering[rows], pairs.starting[columns]
 
 
-def _corners(boxes: Sequence[Placed]) -> tuple[_Ints, _Ints]:
+def _corners(boxes: Sequence[BoxLike]) -> tuple[_Ints, _Ints]:
     starts = np.array([box.offsets for box in boxes], dtype=np.int64).reshape(len(boxes), -1)
     return starts, starts + np.array([box.sizes for box in boxes], dtype=np.int64).reshape(starts.shape)
 

@@ -13,7 +13,7 @@ from stepkeeper_planners.loading.resharding import PieceRead, plan_tensor_reads
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads, ValueRead
 from stepkeeper_planners.loading.stored_state import StoredState, StoredTensor
-from stepkeeper_planners.state.per_rank import Resize, names_to_read, parse_stored_name
+from stepkeeper_planners.state.per_rank import Resize, list_stored_names, parse_stored_name
 
 
 def compare(
@@ -214,7 +214,7 @@ class _Comparison:
         """Read the `PerRank` values of this world size if there are any, else those of the smallest one."""
         world_size = self._owner.world_size if self._owner.world_size in worlds else min(worlds)
         try:
-            names = names_to_read(fqn, resize, world_size, self._owner)
+            names = list_stored_names(fqn, resize, world_size, self._owner)
         except PerRankError as error:
             self._mismatched[fqn] = str(error).removeprefix(f"{fqn}: ")
             return

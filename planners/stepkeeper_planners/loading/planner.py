@@ -29,7 +29,8 @@ from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import collect_stored_state
 from stepkeeper_planners.process_groups import current_ranks, single_rank
-from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import decode_value
 
 
@@ -120,7 +121,7 @@ class SPMDLoadPlanner(LoadPlanner):
         self.metadata = metadata
         self.is_coordinator = is_coordinator
         self.original_state_dict = state_dict
-        self._flat = gather_state(state_dict)
+        self._flat = flatten_state(state_dict)
         tensors = self._flat.tensors
         self.mappings = dict(self._flat.paths)
         self.sharded_state_dict = adapters.select_sharded(tensors)
@@ -275,7 +276,7 @@ class SPMDLoadPlanner(LoadPlanner):
             read.fqn: read.build_value(self._pending.values, self._flat.resizers.get(read.fqn), self._owner)
             for read in self._reads.values
         }
-        scatter_state(self.original_state_dict, self._flat, values)
+        fill_state(self.original_state_dict, self._flat, values)
         adapters.materialize(self._flat.tensors)
 
     def _lookup_shard(self, fqn: str, boxes: Mapping[int, Box], local_index: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.loading.load_request import Path
 from stepkeeper_planners.loading.resharding import PieceRead
-from stepkeeper_planners.state.per_rank import Resize, value_for
+from stepkeeper_planners.state.per_rank import Resize, resize_value
 
 __all__ = ["StateReads", "ValueRead"]
 
@@ -39,7 +39,9 @@ class ValueRead:
             LoadMismatchError: the stored container lacks the key.
         """
         if self.saved_world_size is not None:
-            return value_for(resize, self.saved_world_size, [read[name] for name in self.stored_names], ranks)
+            return resize_value(
+                resize, self.saved_world_size, [read[name] for name in self.stored_names], ranks
+            )
         value = read[self.stored_names[0]]
         for key in self.within:
             value = self._below(value, key)

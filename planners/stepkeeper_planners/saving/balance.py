@@ -1,9 +1,10 @@
-"""Share out bytes that several ranks hold, so that the heaviest rank writes little more than it must.
+"""Divide bytes that several ranks hold, so that the heaviest rank writes little more than it must.
 
-Each group of bytes is poured on its holders, the innermost group first. Where groups are nested in one another, or
-share no rank, no division has a lighter heaviest rank: so it is with FSDP, HSDP, replicas, and TP beside any of them.
-Groups may cross: with ZeRO-1 beside TP, optimizer states are held by rows of the mesh and parameters by columns.
-Pouring is as good there while the shards are even; the worst that was measured of uneven ones is half a percent more.
+Each group of bytes fills up its least loaded holders (water-filling), the innermost group first. Where groups are
+nested in one another, or share no rank, no division has a lighter heaviest rank. FSDP, HSDP, replicas, and TP beside
+any of them make such groups. Groups cross with ZeRO-1 beside TP: rows of the mesh hold optimizer states, columns hold
+parameters. Water-filling is optimal there too while the shards are even; for uneven shards, the worst case that was
+measured is half a percent above the optimum.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Bytes that these ranks, sorted, all hold: any of them may write any part of them."""
+    """Bytes that the same ranks hold, sorted; any of the ranks may write any part."""
 
     holders: tuple[int, ...]
     size_bytes: int
@@ -20,23 +21,23 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Of each group what each holder writes, and the heaviest load that results."""
+    """The bytes that each holder writes of each group, and the heaviest load that results."""
 
-    of_groups: tuple[dict[int, int], ...]
+    by_group: tuple[dict[int, int], ...]
     heaviest_bytes: int
 
 
 def level_shares(groups: Sequence[Group], fixed_bytes: Sequence[int]) -> Shares:
-    """Divide the groups in whole bytes, on top of `fixed_bytes` that each rank writes anyway."""
+    """Divide the groups in whole bytes, on top of the `fixed_bytes` that each rank writes anyway."""
     loads = list(fixed_bytes)
     shares: list[dict[int, int]] = [{} for _ in groups]
     for index in sorted(range(len(groups)), key=lambda i: (len(groups[i].holders), groups[i].holders)):
-        shares[index] = _poured(groups[index], loads)
-    return Shares(of_groups=tuple(shares), heaviest_bytes=max(loads))
+        shares[index] = _pour(groups[index], loads)
+    return Shares(by_group=tuple(shares), heaviest_bytes=max(loads))
 
 
-def _poured(group: Group, loads: list[int]) -> dict[int, int]:
-    """The group's bytes on its least loaded holders, as water finds its level; they are in `loads` then."""
+def _pour(group: Group, loads: list[int]) -> dict[int, int]:
+    """Fill up the group's least loaded holders to one level. Return the bytes for each, and add them to `loads`."""
     ranks = sorted(group.holders, key=lambda rank: (loads[rank], rank))
     total = group.size_bytes
     n_filled, below = 0, 0

@@ -88,7 +88,7 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
 
 
 def _copied_with_stand_ins(optimizer: Optimizer) -> tuple[list[_Pair], dict[torch.Tensor, torch.Tensor]]:
-    """The optimizer and those inside it, each with a copy; and every parameter with the one that the copies have."""
+    """Pair the optimizer and those inside it with copies; map every parameter to the stand-in that the copies have."""
     inside = _with_those_inside(optimizer)
     has_values = not all(_is_of_torch(each) for each in inside)
     stand_ins: dict[torch.Tensor, torch.Tensor] = {}
@@ -123,9 +123,9 @@ def _with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def _without_weight_decay(*settings: MutableMapping[str, Any]) -> None:
-    """The parameters' own values get neither into the gradients nor back into the parameters.
+    """Set weight decay to 0, which would bring parameters' values into gradients, or back into parameters.
 
-    The learning rate stays: no gradient is there to be multiplied, but some keep the rate in their state.
+    The learning rate is kept: gradients are zeros in any case, and some optimizers keep the rate in their state.
     """
     for each in settings:
         for name, value in each.items():
@@ -135,7 +135,7 @@ def _without_weight_decay(*settings: MutableMapping[str, Any]) -> None:
 
 
 def _is_of_torch(optimizer: Optimizer) -> bool:
-    """None of torch's own keeps anything of the parameters' values that its next step doesn't overwrite."""
+    """Tell whether it is torch's own: these keep nothing of the parameters' values that a step doesn't overwrite."""
     return type(optimizer).__module__.startswith("torch.optim.")
 
 
@@ -158,7 +158,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _copied_state(state: MutableMapping[Any, Any], memo: dict[int, Any]) -> Any:
-    """A state by the stand-ins; the same object for the same state, which a wrapper may share with what it wraps."""
+    """Copy a state, keyed by stand-ins. A wrapper may share a state with what it wraps; their copies share one too."""
     if id(state) not in memo:
         entries = {memo.get(id(key), key): _copied(entry, memo) for key, entry in state.items()}
         memo[id(state)] = defaultdict(dict, entries)
@@ -166,7 +166,7 @@ def _copied_state(state: MutableMapping[Any, Any], memo: dict[int, Any]) -> Any:
 
 
 def _take_step(stand_in: Optimizer) -> None:
-    """The copy has its state, by the class's own step without the profiling and hooks that torch wraps it in."""
+    """Take the copy's step, with the class's own function, without the profiling and hooks that torch wraps it in."""
     step = type(stand_in).step
     step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
     name = type(stand_in).__name__
@@ -184,9 +184,9 @@ def _take_step(stand_in: Optimizer) -> None:
 
 
 def _made(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
-    """The state that the copy made, for the real optimizer, where that had none.
+    """Return the state that the copy made, for the parameters of the real optimizer that have none.
 
-    Tensors of a parameter's shape have its sharding.
+    Tensors of a parameter's shape get the parameter's sharding.
     """
     real, stand_in = pair
     found: list[_Made] = []
@@ -219,10 +219,12 @@ def _tensors(entry: Any) -> list[torch.Tensor]:
 
 
 def _check_copies(made: list[_Made]) -> None:
-    """State that was made from the parameter is the parameter: a step with gradients would have made it from that.
+    """Check that a step with gradients would have started from the same state as this step with zeros.
+
+    That is known of state that is constant, equal to the parameter, or a multiple of the identity matrix.
 
     Raises:
-        PrimeError: it is neither that nor constant, nor a multiple of the identity matrix.
+        PrimeError: a tensor is none of these.
     """
     checks: dict[torch.device, list[tuple[torch.Tensor, str]]] = defaultdict(list)
     for real, owner, entry in made:
@@ -250,7 +252,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_as_before_a_step(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A flag on the tensor's device; set for a tensor of another size than the parameter's."""
+    """Return a flag on the tensor's device. It is set, unchecked, if the sizes of tensor and parameter differ."""
     if not tensor.numel() or tensor.numel() != parameter.numel():
         return torch.ones((), dtype=torch.bool, device=tensor.device)
     flat = tensor.reshape(-1)
@@ -263,7 +265,7 @@ def _is_as_before_a_step(tensor: torch.Tensor, parameter: torch.Tensor) -> torch
 
 
 def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[Any, Any]:
-    """Those of the entry's numbers that a step changes whatever the gradient is, as they are before the first one."""
+    """Return those numbers of the entry that every step changes, with their values before a first step."""
     first: dict[str, float] = {"step": 0}
     if isinstance(real, NAdam):
         first["mu_product"] = 1
@@ -282,7 +284,7 @@ def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[A
 
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    """The next random numbers afterwards are those that would have come without what was done."""
+    """Restore the states of all random number generators afterwards."""
     python = random.getstate()
     # Another module's random numbers may be in use only if it was imported.
     numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None

@@ -1,7 +1,7 @@
-"""Know a state's structure again: what depends on nothing but how a state is built is found out once.
+"""Recognize a state's structure, so that what depends on the structure alone is derived once.
 
-A state may have tens of thousands of tensors, and training waits while they are gathered: what is done for each of
-them here is a few passes in C, not a few lines of Python.
+A state may have tens of thousands of tensors, and training waits while they are collected. So each tensor takes part in
+a few passes in C here, not in a few lines of Python.
 """
 
 from collections import Counter
@@ -18,12 +18,12 @@ from stepkeeper_planners.state.tree import (
     flatten,
     has_plain_leaves_only,
     is_leaf,
-    leaves_of,
+    list_leaves,
     resolve_state,
 )
-from stepkeeper_planners.state.values import content_bytes
+from stepkeeper_planners.state.values import estimate_value_bytes
 
-__all__ = ["Found", "StructureCache"]
+__all__ = ["LookUpResult", "StructureCache"]
 
 T = TypeVar("T")
 
@@ -32,16 +32,16 @@ _NO_VALUES: Final = (torch.Tensor, PerRank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Generic[T]):
-    """A state's own leaves, and what was derived from its structure."""
+class LookUpResult(Generic[T]):
+    """A state's own leaves, and the result that was derived from its structure."""
 
     flat: FlatState
     derived: T
-    """One object for all states of one structure that come one after the other."""
+    """The same object for all states of one structure that are looked up one after another."""
 
 
 class StructureCache(Generic[T]):
-    """Hold the structure of the last state, and all that was derived from it.
+    """Hold the structure of the last state, and the result that was derived from it.
 
     Two states have one structure if they have the same nesting, keys and names; tensors of the same classes, dtypes,
     shapes, devices and placements, tied alike; values under the same names, the large ones of the same sizes. Their
@@ -51,23 +51,26 @@ class StructureCache(Generic[T]):
     def __init__(
         self, derive: Callable[[FlatState, Mapping[str, int]], T], *, large_value_bytes: int | None = None
     ) -> None:
-        """Derive by `derive`, from the first state of a structure and the sizes in bytes of its values.
+        """Make an empty cache.
 
-        A value smaller than `large_value_bytes` counts as 0 bytes; where that is None, every value does.
+        Args:
+            derive: derives the result, from the first state of a structure and the sizes in bytes of its values.
+            large_value_bytes: a smaller value counts as 0 bytes. If this is None, every value does.
         """
         self._derive: Final = derive
         self._large_value_bytes: Final = large_value_bytes
         self._last: tuple[_Structure, T] | None = None
 
-    def look_up(self, state: Mapping[str, object]) -> Found[T]:
-        """Gather a nested state, of which no computation is pending then, and derive what its structure gives.
+    def look_up(self, state: Mapping[str, object]) -> LookUpResult[T]:
+        """Flatten a nested state, and derive the result if its structure is not the last one.
 
-        The state_dict() of every Stateful is called once. A structure that is refused is not held.
+        No computation of the state's tensors is pending afterwards. The state_dict() of every Stateful is called once.
+        A structure for which `derive` raises is not held.
 
         Raises:
             DuplicateNameError: two entries get the same name.
             UnsupportedValueError: a Stateful holds itself.
-            Exception: what `derive` raises.
+            Exception: `derive` raised it.
         """
         tree = resolve_state(state)
         contents = _Contents(tree)
@@ -78,22 +81,22 @@ class StructureCache(Generic[T]):
             structure = _Structure(contents, flat, self._large_value_bytes)
             self._last = structure, self._derive(flat, structure.value_bytes)
         structure, derived = self._last
-        return Found(flat=structure.flat_of(tree, contents.leaves), derived=derived)
+        return LookUpResult(flat=structure.flatten(tree, contents.leaves), derived=derived)
 
 
 class _Contents:
-    """The containers of a resolved state, and its leaves, both in order."""
+    """The containers and the leaves of a resolved state, both in order."""
 
     def __init__(self, tree: Any) -> None:
         self.forms: list[object] = []
-        """What each container says decides how many of those that follow are in it: equal lists are equal nestings."""
+        """A description of each container, by which its items can be counted. Equal lists mean equal nesting."""
 
         self.leaves: list[Any] = []
         self._add(tree)
         self.kinds: Final = list(map(type, self.leaves))
 
     def materialize(self) -> None:
-        """Run what is pending on tensors: before that, not even where it lies is known of all."""
+        """Run the pending computations of tensors: before that, even the placement of some is unknown."""
         tensors = (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
         adapters.materialize({str(index): tensor for index, tensor in enumerate(tensors)})
 
@@ -101,7 +104,7 @@ class _Contents:
         if isinstance(node, Mapping):
             values = list(node.values())
             plain = has_plain_leaves_only(values)
-            # Of keys the types, too: those of a 1 and a True, which are equal, make different names.
+            # The types of keys count, too: 1 and True are equal, but make different names.
             self.forms += (_PLAIN_DICT if plain else _DICT, list(node), list(map(type, node)))
             if plain:
                 self.leaves += values
@@ -118,24 +121,24 @@ class _Contents:
 
 
 class _Structure:
-    """How one state is built."""
+    """The structure of one state."""
 
     def __init__(self, contents: _Contents, flat: FlatState, large_value_bytes: int | None) -> None:
         self._forms: Final = contents.forms
         self._kinds = contents.kinds
-        place = {name: index for index, (name, _) in enumerate(leaves_of(flat.tree))}
+        place = {name: index for index, (name, _) in enumerate(list_leaves(flat.tree))}
         self._tensors: Final = [place[name] for name in flat.paths if name not in flat.values]
         tensors = [contents.leaves[index] for index in self._tensors]
         self._ordinary: Final = adapters.ordinary_forms(tensors)
         self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
-        self._tied: Final = _tied(tensors, ordinary=self._ordinary is not None)
+        self._find_tied: Final = _find_tied(tensors, ordinary=self._ordinary is not None)
         self._kept: Final = [(name, place[name]) for name in flat.tensors]
         self._values: Final = [(name, place[name]) for name in flat.values]
         self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
         self._aliases: Final = flat.aliases
         self._paths: Final = flat.paths
         self._large_value_bytes: Final = large_value_bytes
-        sizes = self._sizes_of(contents.leaves)
+        sizes = self._measure_values(contents.leaves)
         self.value_bytes: Final = dict(zip(flat.values, sizes or [0] * len(flat.values), strict=True))
         """The size of each value, as a plan counts it."""
 
@@ -153,11 +156,11 @@ class _Structure:
             alike = list(map(adapters.structure, tensors)) == self._placed
         return (
             alike
-            and _tied(tensors, ordinary=self._ordinary is not None) == self._tied
-            and self._sizes_of(contents.leaves) == self._sizes
+            and _find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
+            and self._measure_values(contents.leaves) == self._sizes
         )
 
-    def flat_of(self, tree: Any, leaves: Sequence[Any]) -> FlatState:
+    def flatten(self, tree: Any, leaves: Sequence[Any]) -> FlatState:
         """Flatten a state that fits."""
         per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
         return FlatState(
@@ -171,7 +174,7 @@ class _Structure:
         )
 
     def _has_kinds(self, contents: _Contents) -> bool:
-        """Tell whether the leaves are of these classes, but that a value may be of another class than before."""
+        """Tell whether the leaves are of these classes. A value may be of another class than before."""
         if contents.kinds == self._kinds:
             return True
         if len(contents.kinds) != len(self._kinds):
@@ -182,11 +185,11 @@ class _Structure:
         self._kinds = contents.kinds
         return True
 
-    def _sizes_of(self, leaves: Sequence[Any]) -> list[int] | None:
+    def _measure_values(self, leaves: Sequence[Any]) -> list[int] | None:
         limit = self._large_value_bytes
         if limit is None:
             return None
-        sizes = (content_bytes(leaves[index]) for _, index in self._values)
+        sizes = (estimate_value_bytes(leaves[index]) for _, index in self._values)
         return [size if size >= limit else 0 for size in sizes]
 
 
@@ -194,18 +197,18 @@ def _is_no_value(kind: type) -> bool:
     return issubclass(kind, _NO_VALUES)
 
 
-def _tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
-    """Find, for each tensor that is an earlier one too, which one."""
-    suspects: Sequence[int] = range(len(tensors))
+def _find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
+    """Find the tensors that are tied to an earlier one: the index of each, and that of the earlier."""
+    candidates: Sequence[int] = range(len(tensors))
     if ordinary:
         addresses = list(map(torch.Tensor.data_ptr, tensors))
         if len(set(addresses)) == len(addresses):
             return {}
         times = Counter(addresses)
-        suspects = [index for index in suspects if times[addresses[index]] > 1]
+        candidates = [index for index in candidates if times[addresses[index]] > 1]
     first: dict[object, int] = {}
     tied: dict[int, int] = {}
-    for index in suspects:
+    for index in candidates:
         identity = adapters.identity(tensors[index])
         if identity is not None and first.setdefault(identity, index) != index:
             tied[index] = first[identity]

@@ -112,7 +112,3 @@ class Identity:
                 raise ContractError(f"environment variable {name}={text!r} is no whole number")
             values[field.name] = int(text) if field.type is int else text
         return cls(**values)  # type: ignore[arg-type]  # types follow the fields, one by one, above
-
-    def to_env(self) -> dict[str, str]:
-        """Return the variables that `from_env` reads."""
-        return {self.variable(f.name): str(getattr(self, f.name)) for f in dataclasses.fields(self)}

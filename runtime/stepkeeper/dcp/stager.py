@@ -12,7 +12,7 @@ from typing_extensions import override
 from stepkeeper.save.snapshot import Region
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import SPMDStager
-from stepkeeper_planners.state.tree import gather_state
+from stepkeeper_planners.state.tree import flatten_state
 
 __all__ = ["Stager"]
 
@@ -48,7 +48,7 @@ class Stager(SPMDStager):
             state_dict: A state with the names, dtypes and shapes that saves will have.
 
         """
-        sources = _host_tensors(gather_state(state_dict).tensors)
+        sources = _host_tensors(flatten_state(state_dict).tensors)
         buffer = self._take_free_buffer()
         buffer.lay_out(_layout_of(sources))
         buffer.region.populate(buffer.region.size_bytes)

@@ -27,7 +27,8 @@ from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState
-from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import decode_value
 
 __all__ = ["Compared", "Loading", "check_refilled", "encode_findings", "judge_mismatch"]
@@ -104,7 +105,7 @@ class Loading:
             lambda stored: prove_manifests(stored, self._record, self._store.uri),
         )
         self._contents = contents = Contents.from_manifests(manifests)
-        self._flat = gather_state(self._state)
+        self._flat = flatten_state(self._state)
         self._request = build_load_request(self._flat, self._ranks)
         tensors = {fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()}
         self._reads, differences = compare(
@@ -167,7 +168,7 @@ class Loading:
             each.fqn: each.build_value(read, resizers.get(each.fqn), self._ranks)
             for each in self._reads.values
         }
-        scatter_state(self._state, self._flat, loaded)
+        fill_state(self._state, self._flat, loaded)
         # Otherwise the values put into XLA tensors become part of the program of the first training step, which may
         # then round differently than in an undisturbed run.
         adapters.materialize(self._flat.tensors)

@@ -7,8 +7,8 @@ from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import SaveError
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
-from stepkeeper_planners.saving.fingerprints import fingerprint, name_differences
-from stepkeeper_planners.saving.rules import check_rules, planning_rules
+from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
+from stepkeeper_planners.saving.rules import check_rules, describe_rules
 
 __all__ = ["check_same_state"]
 
@@ -43,7 +43,7 @@ def check_same_state(
         return
     digests = {} if summary is None else summary.compute_digests()
     proposal = {
-        "rules": planning_rules(rank_group.world_size),
+        "rules": describe_rules(rank_group.world_size),
         "refusal": refusal,
         "step": step,
         "fingerprint": fingerprint(digests).hex(),
@@ -96,7 +96,7 @@ def _build_difference(
     if reports:
         known = [{n: bytes.fromhex(digest) for n, digest in reports[ranks[0]].items()} for ranks in compared]
         n_unseen = sum(len(ranks) for ranks in groups[_MAX_COMPARED:])
-        error = name_differences(list(zip(compared, known, strict=True)), n_unseen)
+        error = build_ranks_differ_error(list(zip(compared, known, strict=True)), n_unseen)
         found = {"reasons": error.reasons, "ranks": error.ranks, "n_unseen": error.n_unseen}
     found = rank_group.broadcast(f"{save}/difference", found, _TIMEOUT_S)
     return RanksDifferError(**found)

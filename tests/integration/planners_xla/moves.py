@@ -53,7 +53,7 @@ class Watched(SPMDSavePlanner):
         data = super().resolve_data(write_item)
         if metric("InboundData")[1] > before:
             self.order.append(write_item.index.fqn)
-        held = [shard for shards in self._outgoing.shards.values() for shard in shards]
+        held = [shard for shards in self._write_data.shards.values() for shard in shards]
         self.most_bytes = max(self.most_bytes, size_bytes(held))
         return data
 

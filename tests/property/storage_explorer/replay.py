@@ -326,7 +326,7 @@ def shipped_code(index_every: int) -> Iterator[int]:
         return _CURRENT[-1]
 
     with (
-        mock.patch("stepkeeper.log.log.new_nonce", nonce),
+        mock.patch("stepkeeper.log.appending.new_nonce", nonce),
         mock.patch("stepkeeper.retention.pins.new_nonce", nonce),
         mock.patch("stepkeeper.companion.session.open_store", own_root),
         mock.patch("stepkeeper.checkpoint.writing.ThreadPoolExecutor", _InlineExecutor),

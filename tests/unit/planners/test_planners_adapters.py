@@ -16,7 +16,7 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks
-from stepkeeper_planners.state.tree import gather_state
+from stepkeeper_planners.state.tree import flatten_state
 
 RANKS = Ranks(rank=1, world_size=4)
 
@@ -122,7 +122,7 @@ def of_old_shards(mesh: DeviceMesh) -> torch.Tensor:
 def test_what_can_not_be_stored_is_refused_by_name(
     mesh: DeviceMesh, make: Callable[[DeviceMesh], torch.Tensor], words: str
 ) -> None:
-    tensors = gather_state({"a": {"w": make(mesh)}}).tensors
+    tensors = flatten_state({"a": {"w": make(mesh)}}).tensors
     with pytest.raises(UnsupportedShardingError, match=words):
         adapters.describe("a.w", tensors["a.w"], RANKS)
 

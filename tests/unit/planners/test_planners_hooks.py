@@ -167,4 +167,4 @@ def test_a_piece_is_looked_up_as_often_as_one_likes() -> None:
     elements = planner.resolve_data(tensor)
     assert isinstance(elements, torch.Tensor)
     assert elements.tolist() == [0, 1, 2]
-    assert planner._outgoing.shards == {}
+    assert planner._write_data.shards == {}

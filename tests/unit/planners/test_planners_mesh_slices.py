@@ -37,18 +37,20 @@ def test_no_tensor_is_mixed_of_slices_and_slices_take_turns() -> None:
     found = assign(layouts, 4)
     writers: dict[str, set[int]] = {}
     for rank in range(4):
-        for write in found.share(rank):
+        for write in found.list_writes(rank):
             writers.setdefault(write.fqn, set()).add(rank)
     assert writers.keys() == {layout.fqn for layout in layouts}
     assert all(ranks <= {0, 1} or ranks <= {2, 3} for ranks in writers.values())
-    loads = [sum(write.size_bytes for write in found.share(rank)) for rank in range(4)]
+    loads = [sum(write.size_bytes for write in found.list_writes(rank)) for rank in range(4)]
     assert max(loads) <= 1.05 * sum(loads) / 4
     Random(1).shuffle(layouts)
-    assert [assign(layouts, 4).share(rank) for rank in range(4)] == [found.share(rank) for rank in range(4)]
+    assert [assign(layouts, 4).list_writes(rank) for rank in range(4)] == [
+        found.list_writes(rank) for rank in range(4)
+    ]
 
 
 def test_where_ranks_of_one_slice_only_have_the_tensor_they_write_it() -> None:
     layout = on_slices("stage", 100, (2,), (3,))
-    assert [len(assign([layout], 4).share(rank)) for rank in range(4)] == [0, 0, 1, 1]
+    assert [len(assign([layout], 4).list_writes(rank)) for rank in range(4)] == [0, 0, 1, 1]
     crossed = on_slices("crossed", 100, (0,), (3,))
-    assert [len(assign([crossed], 4).share(rank)) for rank in range(4)] == [1, 0, 0, 1]
+    assert [len(assign([crossed], 4).list_writes(rank)) for rank in range(4)] == [1, 0, 0, 1]

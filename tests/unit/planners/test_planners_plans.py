@@ -12,7 +12,7 @@ from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.saving.assignment import SavePlan, plan_save
-from stepkeeper_planners.state.values import content_bytes
+from stepkeeper_planners.state.values import estimate_value_bytes
 
 ALONE = Ranks(rank=0, world_size=1)
 
@@ -82,8 +82,8 @@ def test_tensors_make_up_for_a_value_that_cant_be_cut() -> None:
 
 def test_the_size_of_a_value_is_that_of_its_content_in_any_order() -> None:
     value = {"a": torch.zeros(100), "b": [np.zeros(7), "text", b"bytes", 3], "c": (1.5, None)}
-    assert content_bytes(value) == content_bytes(dict(reversed(value.items())))
-    assert 400 + 56 + 9 <= content_bytes(value) <= 400 + 56 + 9 + 64
+    assert estimate_value_bytes(value) == estimate_value_bytes(dict(reversed(value.items())))
+    assert 400 + 56 + 9 <= estimate_value_bytes(value) <= 400 + 56 + 9 + 64
 
 
 @pytest.mark.parametrize(

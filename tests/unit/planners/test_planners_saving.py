@@ -143,7 +143,7 @@ def test_shards_are_moved_once_in_the_order_of_the_plan_and_let_go(monkeypatch: 
     for thread in threads:
         thread.join()
     assert sorted(moved) == sorted(map(id, state.values()))
-    assert gang.planners[0]._outgoing.shards == {}
+    assert gang.planners[0]._write_data.shards == {}
 
 
 def test_copies_on_devices_are_let_go_tensor_by_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

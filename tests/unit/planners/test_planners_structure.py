@@ -10,11 +10,11 @@ import torch
 
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import DuplicateNameError
-from stepkeeper_planners.state.nesting import notes
+from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.structure import Found, StructureCache
-from stepkeeper_planners.state.tree import FlatState, gather_state
-from stepkeeper_planners.state.values import content_bytes
+from stepkeeper_planners.state.structure import LookUpResult, StructureCache
+from stepkeeper_planners.state.tree import FlatState, flatten_state
+from stepkeeper_planners.state.values import estimate_value_bytes
 
 TENSOR = torch.arange(12.0).reshape(3, 4)
 
@@ -55,21 +55,23 @@ def derive(flat: FlatState, value_bytes: Mapping[str, int]) -> Derived:
     """All that a plan may go by."""
     return {
         "structures": [(name, adapters.structure(tensor)) for name, tensor in flat.tensors.items()],
-        "key paths": flat.paths | notes(flat.tree),
+        "key paths": flat.paths | encode_nesting(flat.tree),
         "value bytes": dict(value_bytes),
     }
 
 
-def same(again: Found[Derived], state: dict[str, Any], *, large_value_bytes: int | None = None) -> bool:
+def same(
+    again: LookUpResult[Derived], state: dict[str, Any], *, large_value_bytes: int | None = None
+) -> bool:
     """Whether it is what a first look at the state gives."""
-    fresh = gather_state(state)
+    fresh = flatten_state(state)
     flat = again.flat
     assert [*flat.tensors] == [*fresh.tensors]
     assert all(flat.tensors[name] is fresh.tensors[name] for name in fresh.tensors)
     assert (flat.values, flat.aliases, flat.paths) == (fresh.values, fresh.aliases, fresh.paths)
     assert (flat.per_rank, flat.resizers) == (fresh.per_rank, fresh.resizers)
     limit = sys.maxsize if large_value_bytes is None else large_value_bytes
-    sizes = {name: content_bytes(value) for name, value in fresh.values.items()}
+    sizes = {name: estimate_value_bytes(value) for name, value in fresh.values.items()}
     return again.derived == derive(
         fresh, {name: size if size >= limit else 0 for name, size in sizes.items()}
     )

@@ -25,14 +25,14 @@ from stepkeeper.errors import SaveError
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 
 
-def tensor_item(fqn: str, tensor: torch.Tensor) -> WriteItem:
+def make_tensor_item(fqn: str, tensor: torch.Tensor) -> WriteItem:
     size = tensor.shape
     chunk = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
     data = TensorWriteData(chunk=chunk, properties=TensorProperties(dtype=tensor.dtype), size=size)
     return WriteItem(index=MetadataIndex(fqn, chunk.offsets), type=WriteItemType.TENSOR, tensor_data=data)
 
 
-def value_item(fqn: str) -> WriteItem:
+def make_value_item(fqn: str) -> WriteItem:
     return WriteItem(index=MetadataIndex(fqn), type=WriteItemType.BYTE_IO)
 
 
@@ -49,7 +49,7 @@ class Planner:
 
     def items(self) -> list[WriteItem]:
         return [
-            tensor_item(fqn, value) if isinstance(value, torch.Tensor) else value_item(fqn)
+            make_tensor_item(fqn, value) if isinstance(value, torch.Tensor) else make_value_item(fqn)
             for fqn, value in self.held.items()
         ]
 

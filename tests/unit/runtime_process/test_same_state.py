@@ -17,7 +17,7 @@ from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners import PerRank
 from stepkeeper_planners.errors import RanksDifferError, UnsupportedShardingError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.saving.fingerprints import digest_value, form_digests
+from stepkeeper_planners.saving.fingerprints import digest_layouts, digest_value
 
 
 def summary_of(state: dict[str, object], rank: int, world_size: int) -> StateSummary:
@@ -157,7 +157,7 @@ def test_digests_tell_apart_what_is_not_equal_however_large() -> None:
 
 def test_ranks_of_different_releases_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = iter(["release 1", "release 2"])
-    monkeypatch.setattr(same_state, "planning_rules", lambda _: next(rules))
+    monkeypatch.setattr(same_state, "describe_rules", lambda _: next(rules))
     for error in states_outcomes([{"w": 1}, {"w": 1}]):
         assert isinstance(error, SaveError)
         assert "run one release of stepkeeper on all" in str(error)
@@ -168,9 +168,9 @@ def test_layouts_are_digested_once_for_states_built_alike(monkeypatch: pytest.Mo
 
     def counted(layouts: Sequence[TensorLayout]) -> dict[str, bytes]:
         made.append(len(layouts))
-        return form_digests(layouts)
+        return digest_layouts(layouts)
 
-    monkeypatch.setattr("stepkeeper.save.snapshot.plan.form_digests", counted)
+    monkeypatch.setattr("stepkeeper.save.snapshot.plan.digest_layouts", counted)
     snapshots, region = SnapshotTaker(Ranks(rank=0, world_size=2)), Region()
     states: list[dict[str, object]] = [
         {"w": torch.zeros(3), "step": 1},

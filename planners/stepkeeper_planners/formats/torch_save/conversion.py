@@ -12,7 +12,7 @@ from stepkeeper_planners.formats.destination import new_file
 from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter
 from stepkeeper_planners.formats.torch_save.source import open_torch_save
 from stepkeeper_planners.formats.torch_save.writer import DeferredTensor, write_torch_save
-from stepkeeper_planners.state.nesting import nested
+from stepkeeper_planners.state.nesting import rebuild_nesting
 
 __all__ = ["checkpoint_to_torch_save", "torch_save_to_checkpoint"]
 
@@ -87,7 +87,7 @@ def checkpoint_to_torch_save(
     leaves: dict[str, object] = {fqn: deferred[first] for fqn, first in firsts.items()}
     leaves.update({fqn: checkpoint.read_value(fqn) for fqn in checkpoint.values})
     where = f"{checkpoint.files.name}/.metadata"
-    tree = nested(_restore_order(leaves, checkpoint), checkpoint.paths, where=where)
+    tree = rebuild_nesting(_restore_order(leaves, checkpoint), checkpoint.paths, where=where)
     with new_file(Path(dst), source=checkpoint.files.path, overwrite=overwrite) as file:
         write_torch_save(file, tree)
     return Conversion(

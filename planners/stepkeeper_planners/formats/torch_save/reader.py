@@ -23,7 +23,7 @@ from typing_extensions import override
 from stepkeeper_planners.errors import SourceError
 from stepkeeper_planners.formats.torch_save.source import open_torch_save
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.state.tree import FlatState, gather_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import encode_value
 
 __all__ = ["TorchSaveReader"]
@@ -134,7 +134,7 @@ class TorchSaveReader(StorageReader):
                 raise ValueError(
                     "no file is named: TorchSaveReader(path), or dcp.load(…, checkpoint_id=path)"
                 )
-            self._flat = gather_state(open_torch_save(self._path))
+            self._flat = flatten_state(open_torch_save(self._path))
             # Find what can't be sent before any rank gets anything.
             for name, tensor in self._flat.tensors.items():
                 _check_dense(name, tensor)

@@ -24,7 +24,8 @@ from stepkeeper_planners.loading.selection import LoadRules
 from stepkeeper_planners.loading.state_reads import StateReads
 from stepkeeper_planners.loading.stored_state import StoredState
 from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
-from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 
 __all__ = ["COPIES", "ForeignLoading"]
 
@@ -106,7 +107,7 @@ class ForeignLoading:
 
         """
         self._content = open_content(self._store, self._folder)
-        self._flat = gather_state(self._state)
+        self._flat = flatten_state(self._state)
         self._request = build_load_request(self._flat, self._ranks)
         stored = StoredState(tensors=self._content.tensors, values=self._content.values)
         self._reads, differences = compare(self._request, stored, self._ranks, self._rules)
@@ -164,7 +165,7 @@ class ForeignLoading:
             each.fqn: each.build_value(self._values, resizers.get(each.fqn), self._ranks)
             for each in self._reads.values
         }
-        scatter_state(self._state, self._flat, loaded)
+        fill_state(self._state, self._flat, loaded)
         # Otherwise the values put into XLA tensors become part of the program of the first training step, which may
         # then round differently than in an undisturbed run.
         adapters.materialize(self._flat.tensors)

@@ -14,8 +14,8 @@ from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 from stepkeeper_planners.saving.assignment import SavePlan, TensorWrite, plan_save
-from stepkeeper_planners.saving.fingerprints import form_digests, has_whole_numbers
-from stepkeeper_planners.state.nesting import notes
+from stepkeeper_planners.saving.fingerprints import digest_layouts, is_integer_tensor_on_host
+from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.tree import FlatState
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class SnapshotPlan:
     @cached_property
     def layout_digests(self) -> dict[str, bytes]:
         """Digests of the layouts, by tensor."""
-        return form_digests(self.layouts)
+        return digest_layouts(self.layouts)
 
     @cached_property
     def writes_by_fqn(self) -> dict[str, TensorWrites]:
@@ -118,7 +118,9 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
     plan = plan_save(layouts, value_bytes, ranks)
     orders, tensor_bytes = _place_tensors(plan)
     return SnapshotPlan(
-        structure=Structure.build(orders, aliases=flat.aliases, key_paths=flat.paths | notes(flat.tree)),
+        structure=Structure.build(
+            orders, aliases=flat.aliases, key_paths=flat.paths | encode_nesting(flat.tree)
+        ),
         layouts=tuple(layouts),
         writes=plan.tensors,
         values=plan.values,
@@ -127,7 +129,9 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
         ordinary_tensors=frozenset(
             fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
         ),
-        integer_tensors=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
+        integer_tensors=tuple(
+            fqn for fqn, tensor in flat.tensors.items() if is_integer_tensor_on_host(tensor)
+        ),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepkeeper_planners.geometry.layout import TensorLayout
-from stepkeeper_planners.saving.fingerprints import name_digests
+from stepkeeper_planners.saving.fingerprints import digest_names
 
 __all__ = ["StateSummary"]
 
@@ -28,9 +28,9 @@ class StateSummary:
 
     def compute_digests(self) -> dict[str, bytes]:
         """Compute one digest for each name."""
-        return name_digests(
+        return digest_names(
             self.layouts,
-            forms=None if self.layout_digests is None else self.layout_digests(),
+            layout_digests=None if self.layout_digests is None else self.layout_digests(),
             values=self.values,
             contents=self.contents,
             aliases=self.aliases,

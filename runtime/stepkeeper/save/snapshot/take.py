@@ -17,7 +17,7 @@ from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
 from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
-from stepkeeper_planners.saving.fingerprints import digest_value, digest_whole_numbers
+from stepkeeper_planners.saving.fingerprints import digest_integer_tensor, digest_value
 from stepkeeper_planners.state.per_rank import stored_name
 from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import FlatState
@@ -187,7 +187,7 @@ class SnapshotTaker:
 def _sum_up(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
     if ranks.world_size == 1:
         return StateSummary()
-    numbers = {fqn: digest_whole_numbers(flat.tensors[fqn]) for fqn in plan.integer_tensors}
+    numbers = {fqn: digest_integer_tensor(flat.tensors[fqn]) for fqn in plan.integer_tensors}
     return StateSummary(
         layouts=plan.layouts,
         layout_digests=lambda: plan.layout_digests,

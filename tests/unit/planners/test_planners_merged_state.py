@@ -7,9 +7,15 @@ from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 from stepkeeper_planners.loading.differences import Differences, Findings, intersect_unexpected
 from stepkeeper_planners.saving.assignment import assign
-from stepkeeper_planners.saving.fingerprints import digest_value, name_digests
-from stepkeeper_planners.saving.joining import join_layouts, part_of
-from stepkeeper_planners.saving.merged_state import United, deviation, holding, names_to_unite, unite
+from stepkeeper_planners.saving.fingerprints import digest_names, digest_value
+from stepkeeper_planners.saving.joining import join_layouts, select_part
+from stepkeeper_planners.saving.merged_state import (
+    MergedState,
+    compare_with_base,
+    find_names_to_merge,
+    merge_states,
+    select_partial_state,
+)
 from stepkeeper_planners.state.tree import FlatState
 
 Group = tuple[tuple[int, ...], list[TensorLayout], dict[str, object]]
@@ -27,22 +33,22 @@ def rows(fqn: str, *parts: tuple[int, int, tuple[int, ...]], n_rows: int = 4) ->
     return TensorLayout(fqn=fqn, dtype="float32", global_shape=(n_rows, 2), chunks=chunks)
 
 
-def united(base: Group, *others: Group) -> United | None:
+def united(base: Group, *others: Group) -> MergedState | None:
     """As the planners of these groups of ranks find it together."""
     digests, flats, layouts = [], [], []
     for _, tensors, values in (base, *others):
-        digests.append(name_digests(tensors, values={n: digest_value(n, v) for n, v in values.items()}))
+        digests.append(digest_names(tensors, values={n: digest_value(n, v) for n, v in values.items()}))
         paths = {name: (name,) for name in (*(t.fqn for t in tensors), *values)}
         flats.append(FlatState(tensors={}, values=dict(values), paths=dict(paths)))
         layouts.append({tensor.fqn: tensor for tensor in tensors})
     deviations = [
-        deviation(ranks, digests[i], digests[0], flats[i], layouts[i])
+        compare_with_base(ranks, digests[i], digests[0], flats[i], layouts[i])
         for i, (ranks, _, _) in enumerate(others, start=1)
     ]
-    names = names_to_unite(digests[0], deviations)
+    names = find_names_to_merge(digests[0], deviations)
     if names is None:
         return None
-    return unite(names, base[0], holding(names, flats[0], layouts[0]), deviations)
+    return merge_states(names, base[0], select_partial_state(names, flats[0], layouts[0]), deviations)
 
 
 def test_pipeline_stages_have_each_its_own_names() -> None:
@@ -107,8 +113,8 @@ def test_ranks_that_speak_of_different_tensors_are_named() -> None:
 
 def test_a_part_that_is_the_whole_shares_its_chunks() -> None:
     layout = rows("w", (0, 2, (0,)), (2, 2, (1,)))
-    assert part_of(layout, (0, 1)).chunks is layout.chunks
-    assert part_of(layout, (1,)) == TensorLayout(
+    assert select_part(layout, (0, 1)).chunks is layout.chunks
+    assert select_part(layout, (1,)) == TensorLayout(
         fqn="w", dtype="float32", global_shape=(4, 2), chunks=layout.chunks[1:], complete=False
     )
 
