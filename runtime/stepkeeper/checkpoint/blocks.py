@@ -6,14 +6,8 @@ from itertools import zip_longest
 from typing import Final, Self
 
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
-from stepkeeper.checkpoint.manifest import (
-    BLOCK_BYTES,
-    ChunkRecord,
-    Manifest,
-    ObjectRecord,
-    TensorRecord,
-    ValueRecord,
-)
+from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
 
 __all__ = ["Block", "BlockTable", "Contents", "Runs", "decode_runs", "encode_runs"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_blob
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord, ValueRecord
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File, Item, pack_order
 

@@ -7,7 +7,8 @@ from math import prod
 from typing import Final
 
 from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Instance, Pairs, encode_pickle
-from stepkeeper.checkpoint.manifest import ChunkRecord, Manifest, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.errors import ManifestError
 from stepkeeper_planners.geometry.disjoint import find_overlap
 
