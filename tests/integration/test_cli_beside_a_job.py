@@ -65,7 +65,7 @@ class Job:
             structure=Structure(),
             values=(ValueOrder(fqn="blob", start=0, length_bytes=1 << 20),),
         )
-        self.session.write_share(write_request(order), self.region)
+        self.session.shares.write_share(write_request(order), self.region)
         _, after = self.session.commit_save(CommitRequest(folder=order.folder, others=(), duration_millis=1))
         done(after)
         self.steps += 1

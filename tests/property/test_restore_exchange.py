@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from stepkeeper.checkpoint import blocks as blocks_module
 from stepkeeper.checkpoint.blocks import BlockTable, Contents, encode_runs
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord
+from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Sharing
 from stepkeeper.restore.placing import Bytes, Places, stored_tensor

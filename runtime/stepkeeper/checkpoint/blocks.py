@@ -6,14 +6,8 @@ from itertools import zip_longest
 from typing import Final, Self
 
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
-from stepkeeper.checkpoint.manifest import (
-    BLOCK_BYTES,
-    ChunkRecord,
-    Manifest,
-    ObjectRecord,
-    TensorRecord,
-    ValueRecord,
-)
+from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
 
 __all__ = ["Block", "BlockTable", "Contents", "Runs", "decode_runs", "encode_runs"]
 
@@ -84,10 +78,8 @@ class BlockTable:
         """Order all blocks so that tensors become whole one after another: few of them are half read at any time.
 
         Each rank wrote its part of a tensor after its parts of the tensors before, so this follows all files side
-        by side.
-        Where a file has the next tensor of another file late, it is read there out of turn. If the state is on
-        other devices
-        than the CPU, a half-read tensor takes host memory for all of it.
+        by side. Where a file has the next tensor of another file late, it is read there out of turn. If the state
+        is on other devices than the CPU, a half-read tensor takes host memory for all of it.
         """
         chunks: dict[str, list[ChunkRecord]] = {}
         for manifest in manifests:

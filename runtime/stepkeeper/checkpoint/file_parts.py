@@ -28,8 +28,7 @@ class FileParts(Sequence[Buffer]):
     """The parts of one object, in order.
 
     The data is read once and not copied. The frame of a tensor is made anew in each iteration: it is more than a
-    kilobyte,
-    and the frames of very many small tensors would take as much memory as a good part of their data.
+    kilobyte, and the frames of very many small tensors would take as much memory as a good part of their data.
     """
 
     def __init__(self, file: File, data: RankData) -> None:

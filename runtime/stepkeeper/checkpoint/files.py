@@ -25,12 +25,10 @@ _AHEAD_BLOCKS: Final = 4
 
 @final
 class CommitFiles:
-    """Open the files of a commit. Only the manifests are read before any read; blocks that follow a read are
-    fetched ahead.
+    """Open the files of a commit, and fetch ahead the blocks that follow a read.
 
-    Ranks wrote separate files of what lies together in a tensor, so this needs memory for one block of each rank
-    that
-    saved, and a few more.
+    Only the manifests are read before that. Ranks wrote separate files of what lies together in a tensor, so this
+    needs memory for one block of each rank that saved, and a few more.
     """
 
     block_bytes = BLOCK_BYTES
@@ -82,8 +80,8 @@ class CommitFiles:
         return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
-        """Return the offset of the elements of the chunk whose blob is at `offset_bytes`, by the manifest; None if
-        none is.
+        """Return the offset of the elements of the chunk whose blob is at `offset_bytes`; None if no chunk is
+        there.
         """
         return self._elements.get((name, offset_bytes))
 

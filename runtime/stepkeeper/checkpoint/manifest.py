@@ -3,22 +3,17 @@
 import json
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
-from hashlib import sha256
 from typing import Any, Final, Self
 
+from stepkeeper.checkpoint.inventory import Inventory, TensorRecord, ValueRecord, encode_json, parse_tensor
 from stepkeeper.errors import ManifestError
 from stepkeeper.log.records import ManifestRef
 from stepkeeper.storage.crc import combine_crc32c, crc32c
 
 __all__ = [
     "BLOCK_BYTES",
-    "ChunkRecord",
-    "Inventory",
     "Manifest",
     "ObjectRecord",
-    "TensorRecord",
-    "ValueRecord",
     "checkpoint_folder",
     "is_object_name",
     "manifest_name",
@@ -30,7 +25,6 @@ BLOCK_BYTES: Final = 16 * 1024 * 1024
 """The unit of verification: a read is verified by whole blocks."""
 
 _NUMBER: Final = "(?:0|[1-9][0-9]*)"
-_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _OBJECT: Final = re.compile(rf"__{_NUMBER}_{_NUMBER}\.distcp|manifest\.{_NUMBER}\.json|\.metadata")
 
 
@@ -70,66 +64,6 @@ class ObjectRecord:
     def crc32c(self) -> int:
         """crc32c of the whole object."""
         return combine_crc32c(self.blocks, BLOCK_BYTES, self.size_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRecord:
-    """One box of a tensor, and where its blob is."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    path: str
-    offset_bytes: int
-    """Offset of the blob in the object."""
-
-    length_bytes: int
-    """Length of the blob."""
-
-    data_offset_bytes: int
-    """Offset of the raw elements in the blob."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRecord:
-    """One tensor, and its chunks."""
-
-    fqn: str
-    dtype: str
-    global_shape: tuple[int, ...]
-    chunks: tuple[ChunkRecord, ...]
-    """The chunks that this rank wrote."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueRecord:
-    """One value, and where its blob is."""
-
-    fqn: str
-    path: str
-    offset_bytes: int
-    length_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inventory:
-    """The part of a manifest that doesn't depend on the save. Equal inventories may be one object, encoded once."""
-
-    tensors: tuple[TensorRecord, ...] = ()
-    values: tuple[ValueRecord, ...] = ()
-
-    @cached_property
-    def encoded(self) -> bytes:
-        """The inventory as it stands in the manifest's JSON. It is encoded piece by piece, because it may be very
-        long.
-        """
-        tensors = b",".join(_encode_json(_tensor_to_json(tensor)) for tensor in self.tensors)
-        values = b",".join(_encode_json(_value_to_json(value)) for value in self.values)
-        return b'"tensors":[%b],"values":[%b]' % (tensors, values)
-
-    @cached_property
-    def digest(self) -> bytes:
-        """SHA-256 of `encoded`."""
-        return sha256(self.encoded).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +119,7 @@ class Manifest:
             "step": self.step,
         }
         after: dict[str, object] = {"world_size": self.world_size}
-        return b"%b,%b,%b" % (_encode_json(before)[:-1], self.inventory.encoded, _encode_json(after)[1:])
+        return b"%b,%b,%b" % (encode_json(before)[:-1], self.inventory.encoded, encode_json(after)[1:])
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
@@ -214,7 +148,7 @@ class Manifest:
                 nonce=raw["nonce"],
                 objects=tuple(_parse_object(item) for item in raw["objects"]),
                 inventory=Inventory(
-                    tensors=tuple(_parse_tensor(item) for item in raw["tensors"]),
+                    tensors=tuple(parse_tensor(item) for item in raw["tensors"]),
                     values=tuple(ValueRecord(**item) for item in raw["values"]),
                 ),
                 aliases=dict(raw.get("aliases", {})),
@@ -223,38 +157,6 @@ class Manifest:
             raise
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestError(f"{where} is no manifest: {error!r}") from error
-
-
-def _encode_json(raw: dict[str, object]) -> bytes:
-    return _ENCODER.encode(raw).encode()
-
-
-def _tensor_to_json(tensor: TensorRecord) -> dict[str, object]:
-    return {
-        "fqn": tensor.fqn,
-        "dtype": tensor.dtype,
-        "global_shape": tensor.global_shape,
-        "chunks": [
-            {
-                "offsets": chunk.offsets,
-                "sizes": chunk.sizes,
-                "path": chunk.path,
-                "offset_bytes": chunk.offset_bytes,
-                "length_bytes": chunk.length_bytes,
-                "data_offset_bytes": chunk.data_offset_bytes,
-            }
-            for chunk in tensor.chunks
-        ],
-    }
-
-
-def _value_to_json(value: ValueRecord) -> dict[str, object]:
-    return {
-        "fqn": value.fqn,
-        "path": value.path,
-        "offset_bytes": value.offset_bytes,
-        "length_bytes": value.length_bytes,
-    }
 
 
 def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
@@ -279,23 +181,3 @@ def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
 
 def _parse_object(raw: Any) -> ObjectRecord:
     return ObjectRecord(path=raw["path"], size_bytes=raw["size_bytes"], blocks=tuple(raw["blocks"]))
-
-
-def _parse_tensor(raw: Any) -> TensorRecord:
-    return TensorRecord(
-        fqn=raw["fqn"],
-        dtype=raw["dtype"],
-        global_shape=tuple(raw["global_shape"]),
-        chunks=tuple(_parse_chunk(item) for item in raw["chunks"]),
-    )
-
-
-def _parse_chunk(raw: Any) -> ChunkRecord:
-    return ChunkRecord(
-        offsets=tuple(raw["offsets"]),
-        sizes=tuple(raw["sizes"]),
-        path=raw["path"],
-        offset_bytes=raw["offset_bytes"],
-        length_bytes=raw["length_bytes"],
-        data_offset_bytes=raw["data_offset_bytes"],
-    )

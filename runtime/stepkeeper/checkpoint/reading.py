@@ -34,8 +34,12 @@ _KEPT_BLOCKS: Final = 8
 def read_manifests(
     store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[Manifest, ...]:
-    """Read all ranks' manifests, by rank, and prove them by the commit's entry. Raises TornCheckpointError,
-    StorageError.
+    """Read all ranks' manifests, by rank, and prove them by the commit's entry.
+
+    Raises:
+        TornCheckpointError: A manifest isn't what its rank wrote.
+        StorageError: The store gave no answer.
+
     """
     return prove_manifests(read_manifest_bytes(store, commit, patience=patience), commit, store.uri)
 
@@ -119,8 +123,9 @@ def _refer_to_whole(folder: str, ref: ManifestRef) -> BadBytes:
 
 @final
 class CheckpointReader:
-    """Read the objects of one checkpoint, in many threads at once. The last few verified blocks, of 16 MiB each,
-    are kept.
+    """Read the objects of one checkpoint, in many threads at once.
+
+    The last few verified blocks, of 16 MiB each, are kept.
     """
 
     def __init__(

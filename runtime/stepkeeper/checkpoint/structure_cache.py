@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_blob
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord, ValueRecord
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File, Item, pack_order
 
@@ -35,10 +35,8 @@ class StructureCache:
     """Hold a state's structure, and what follows from it, from save to save.
 
     A structure is known by its key. Each result is kept with everything else that it was made from. For the layout,
-    that
-    is the lengths of this save's values, and the store's wishes for objects. For `.metadata`, it is the parts of
-    all ranks:
-    their manifests are all that this process knows of the other ranks' structures.
+    that is the lengths of this save's values, and the store's wishes for objects. For `.metadata`, it is the parts
+    of all ranks: their manifests are all that this process knows of the other ranks' structures.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,8 @@ _log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
 _ANSWER_TIMEOUT_S: Final = 3600.0
 """Longer than the companion tries to reach a store that doesn't answer, for the request and for the work after
-commits."""
+commits.
+"""
 _NOBODY: Final = 0
 """Id of messages without an answer: the trainer's state, and the last message."""
 
@@ -77,9 +78,7 @@ class CompanionProcess:
 
     @property
     def complaint(self) -> str | None:
-        """The newest failure of the work after a commit; None if there was none, or once that work went
-        well again.
-        """
+        """The newest failure of the work after a commit; None if there was none, or once that work went well again."""
         return self._complaint
 
     def send_request(

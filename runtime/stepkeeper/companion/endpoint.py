@@ -21,9 +21,7 @@ class EndpointError(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTarget:
-    """Address that reports go to, and the files that prove who sends them. Both files are read anew for
-    each report.
-    """
+    """Address that reports go to, and the files that prove the sender, which are read anew for each report."""
 
     url: str
     ca_file: str

@@ -38,7 +38,8 @@ _BROKEN: Final = 70
 
 _OF_A_SAVE: Final = (Kind.STAGE, Kind.UPLOAD, Kind.WRITE, Kind.COMMIT, Kind.VOID)
 """Requests that go before the work after earlier commits. All others wait for that work: a restore must not choose
-a commit that the work is about to delete."""
+a commit that the work is about to delete.
+"""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -193,9 +194,9 @@ class Server:
             Kind.REFRESH: session.refresh_head,
             Kind.QUARANTINE: lambda: session.quarantine_commit(decode(QuarantineRequest, raw)),
             Kind.VERIFIED: lambda: session.mark_verified(decode(VerifiedNotice, raw)),
-            Kind.WRITE: lambda: session.write_share(decode(WriteRequest, raw), fds[0]),
-            Kind.STAGE: lambda: session.stage_share(decode(WriteRequest, raw), fds[0]),
-            Kind.UPLOAD: lambda: session.upload_share(decode(UploadRequest, raw)),
+            Kind.WRITE: lambda: session.shares.write_share(decode(WriteRequest, raw), fds[0]),
+            Kind.STAGE: lambda: session.shares.stage_share(decode(WriteRequest, raw), fds[0]),
+            Kind.UPLOAD: lambda: session.shares.upload_share(decode(UploadRequest, raw)),
             Kind.VOID: lambda: session.void_save(decode(VoidRequest, raw)),
             Kind.CLOSE: lambda: self._close(session),
         }

@@ -62,7 +62,8 @@ class Companion:
         self._claiming = claiming or ClaimRequest()
         self.choose_foreign_step: Callable[[], ForeignBase | None] = lambda: None
         """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
-        from."""
+        from.
+        """
 
         self._lock = threading.Lock()
         self._process: CompanionProcess | None = None

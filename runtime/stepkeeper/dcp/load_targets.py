@@ -11,7 +11,8 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
 from stepkeeper.checkpoint.blocks import BlockTable
-from stepkeeper.checkpoint.manifest import Manifest, ValueRecord
+from stepkeeper.checkpoint.inventory import ValueRecord
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.errors import ManifestError, RestoreError
 from stepkeeper.restore.foreign.content import ForeignContent
 from stepkeeper.restore.foreign.loading import COPIES

@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, ValueRecord
+from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
 from stepkeeper.checkpoint.packing import File
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.dtypes import dtype_name

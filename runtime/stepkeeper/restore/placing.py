@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from stepkeeper.checkpoint.blocks import Block, BlockTable, Contents
-from stepkeeper.checkpoint.manifest import TensorRecord, ValueRecord
+from stepkeeper.checkpoint.inventory import TensorRecord, ValueRecord
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.geometry.boxes import Box

@@ -20,8 +20,7 @@ _MAX_COMPARED: Final = 8
 def check_same_state(
     save: str, step: int, summary: StateSummary | None, rank_group: RankGroup, *, refusal: str | None = None
 ) -> None:
-    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it by the same
-    rules.
+    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
 
     Each rank sends one digest to rank 0; names are compared only where these differ.
 
@@ -61,9 +60,7 @@ def check_same_state(
 
 
 def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Judge the proposals on rank 0: say why there can be no save, or list the ranks of each fingerprint if they
-    differ.
-    """
+    """Judge the proposals on rank 0: return an error, or the ranks of each fingerprint if there are several."""
     refusals = [
         f"rank {rank}: {proposal['refusal']}"
         for rank, proposal in enumerate(proposals)

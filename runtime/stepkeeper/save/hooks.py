@@ -27,8 +27,7 @@ class SaveHooks:
     Successes are logged at INFO, which stays invisible unless the training turns it on.
 
     A thread of its own calls the hooks one after the other, in the order of the saves. A hook may take long, or
-    call the
-    manager: no save waits for it. The thread ends when there are no more reports.
+    call the manager: no save waits for it. The thread ends when there are no more reports.
     """
 
     def __init__(self) -> None:

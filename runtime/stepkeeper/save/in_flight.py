@@ -100,9 +100,8 @@ class InFlight:
             TimeoutError: The save is still in flight after `timeout_s`.
             RanksDifferError: The ranks' states differ, and nothing was written.
             StepkeeperError: The save failed. In a job of one rank, later calls of the manager don't raise the
-                failure again,
-                except for the loss of the root. In a job of several ranks, the manager's next call raises it on all
-                of them.
+                failure again, except for the loss of the root. In a job of several ranks, the manager's next call
+                raises it on all of them.
 
         """
         try:

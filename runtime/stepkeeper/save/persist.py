@@ -130,8 +130,7 @@ def _choose_error(own: Exception | None, shared: Exception) -> Exception:
     """Choose the error that this rank raises.
 
     Its own failure says most. But all ranks must forgive a failure or none, so one that the next save mends gives
-    way to
-    the shared error.
+    way to the shared error.
     """
     if own is None or _is_mended_by_next_save(own):
         shared.__cause__ = own

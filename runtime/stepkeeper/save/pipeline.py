@@ -1,8 +1,7 @@
 """Run the saves of one rank: take snapshots in the train thread, move and persist them in two threads behind it.
 
 One thread moves copies from the devices, so that these get their memory back while the save before still waits for
-a
-store or for another rank. The other thread does everything else.
+a store or for another rank. The other thread does everything else.
 """
 
 import threading
@@ -116,8 +115,7 @@ class SavePipeline:
 
         Raises:
             TimeoutError: Too many saves are still pending after `timeout_s`, or their copies still fill the
-                devices. Nothing
-                was started.
+                devices. Nothing was started.
 
         """
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -188,8 +186,7 @@ class SavePipeline:
         """Return the failure of a save in the background since the last call, if there was one, and forget it.
 
         A later save makes good the loss of one companion. It makes good full devices too, because each save copies
-        less
-        there. Such a failure isn't returned unless `newest` says that no later save comes.
+        less there. Such a failure isn't returned unless `newest` says that no later save comes.
         """
         with self._failure_lock:
             failure = self._failure or (self._unrecovered if newest else None)

@@ -23,8 +23,7 @@ class SaveReport:
     """The report of one save on this rank, made once the save has ended.
 
     Times are in seconds of wall time. `stall_s`, `transfer_s`, `queue_s`, `persist_s` and `commit_s` follow each
-    other and
-    add up to `duration_s`; a part that the save didn't reach is zero.
+    other and add up to `duration_s`; a part that the save didn't reach is zero.
     """
 
     step: int

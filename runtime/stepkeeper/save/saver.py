@@ -115,8 +115,7 @@ class Saver:
         Args:
             record: The commit, or another writer's step.
             whole: False if only a part of the state was restored. If the rest comes from another commit, the part
-                doesn't
-                change where the next save goes on from.
+                doesn't change where the next save goes on from.
 
         """
         if whole or (self._origin is None and self._companion.claimed_root is None):
@@ -160,10 +159,8 @@ class Saver:
         """Prove that all ranks have the same root, and return what is left of `timeout_s`.
 
         Without a limit this happens in the train thread: the clients of stores draw from Python's random numbers,
-        which must
-        stay reproducible for the training. With a limit the training has ended, and another thread makes the
-        requests, which
-        may take longer than that.
+        which must stay reproducible for the training. With a limit the training has ended, and another thread makes
+        the requests, which may take longer than that.
         """
         if self._proof.made:
             return timeout_s
@@ -222,8 +219,7 @@ class Saver:
 
         Raises:
             StepkeeperError: The save failed. Later calls don't raise the failure again, except for the loss of the
-                root or of
-                another rank.
+                root or of another rank.
 
         """
         assert self._newest_save is not None
@@ -275,8 +271,7 @@ class Saver:
             FencedError: A save failed because another claim owns the root.
             PeerLostError: A save failed because another rank is lost.
             SaveError: A save failed for another reason. The loss of a companion counts only if it happened twice in
-                a row, or
-                with `newest`; full devices count only with `newest`.
+                a row, or with `newest`; full devices count only with `newest`.
 
         """
         failure = self._pipeline.pop_failure(newest=newest)

@@ -10,7 +10,7 @@ import torch_xla.runtime as xr
 from sharded_training import Training
 
 from stepkeeper import CheckpointManager
-from stepkeeper.save.snapshot import device
+from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper_planners.adapters import xla
 
 
@@ -64,9 +64,8 @@ start = xla.start_pending
 def main() -> None:
     xr.use_spmd()
     # Small ones, so that everything of any size comes in several.
-    vars(device).update(
-        _PIECE_BYTES=32 * 1024, _WAITED_PIECE_BYTES=160 * 1024, _SMALLEST_LIMIT_BYTES=64 * 1024
-    )
+    vars(device_pieces).update(_PIECE_BYTES=32 * 1024, _WAITED_PIECE_BYTES=160 * 1024)
+    vars(device).update(_SMALLEST_LIMIT_BYTES=64 * 1024)
     note_ways()
     folder = Path(sys.argv[1])
     training = Training()

@@ -60,7 +60,9 @@ class Companions:
         for rank in range(world_size):
             opening = OpenRequest(rank=rank, world_size=world_size, uri=uri, keep=keep)
             session = Session(opening, lambda directive: None, patience=IMPATIENT)
-            session._store = session._log._store = wrap(rank, session._store)
+            wrapped = wrap(rank, session._store)
+            session._store = session._log._store = wrapped
+            session.shares._store = session._upkeep._store = wrapped
             self.sessions.append(session)
 
     def begin(self) -> None:
@@ -88,7 +90,7 @@ class Companions:
 
     def write(self, order: SaveOrder) -> Written:
         with _region(saved_bytes(order.step, order.rank)) as fd:
-            return self.sessions[order.rank].write_share(write_request(order), fd)
+            return self.sessions[order.rank].shares.write_share(write_request(order), fd)
 
     def void(self, folder: str) -> None:
         self.sessions[0].void_save(VoidRequest(folder=folder, reason="a rank was lost"))
@@ -107,7 +109,7 @@ class Companions:
             )
         )
         done(after)
-        assert self.sessions[0]._complaint is None
+        assert self.sessions[0]._upkeep.complaint is None
         return committed.record
 
 

@@ -264,7 +264,7 @@ class _Later:
     def end(self) -> None:
         for _ in self._jobs:
             pass
-        complaint = self._session._complaint
+        complaint = self._session._upkeep.complaint
         assert complaint is None or complaint.partition(": ")[2].startswith(_BEARABLE), complaint
 
 
@@ -282,7 +282,7 @@ def _save(process: Process, session: Session, claim: Claim, step: int, later: _L
     process.note("saving", order.folder)
     later.go_on()
     try:
-        session.write_share(write_request(order), process.region)
+        session.shares.write_share(write_request(order), process.region)
         later.go_on()
         committed, after = session.commit_save(
             CommitRequest(folder=order.folder, others=(), duration_millis=1)

@@ -3,7 +3,8 @@
 import pytest
 
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, TensorRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.errors import ManifestError
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

@@ -14,7 +14,8 @@ from stepkeeper.checkpoint import (
     write_checkpoint,
 )
 from stepkeeper.checkpoint.dcp_format.metadata import encode_metadata
-from stepkeeper.checkpoint.manifest import Inventory, Manifest, split_inventory
+from stepkeeper.checkpoint.inventory import Inventory
+from stepkeeper.checkpoint.manifest import Manifest, split_inventory
 from stepkeeper.errors import ManifestError
 from stepkeeper.storage.memory import MemoryStore
 
@@ -144,7 +145,7 @@ def test_what_is_the_same_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(1)
         return encode_metadata(*args, **options)  # type: ignore[arg-type]  # as they came
 
-    monkeypatch.setattr("stepkeeper.checkpoint.writing.encode_metadata", counted)
+    monkeypatch.setattr("stepkeeper.checkpoint.finishing.encode_metadata", counted)
     caches = [StructureCache(), StructureCache()]
     for step in (1, 2, 3):
         stored(FIRST, step, 2, caches)

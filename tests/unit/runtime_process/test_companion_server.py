@@ -173,10 +173,10 @@ HELD_UP: dict[str, Predicate] = {
 
 @pytest.mark.parametrize("what", HELD_UP)
 def test_saves_go_before_what_comes_after_commits(trainer: Trainer, what: str) -> None:
-    trainer.session._collected = True
+    trainer.session._upkeep._collected = True
     trainer.save(10)
     trainer.finish()
-    trainer.session._collected = False
+    trainer.session._upkeep._collected = False
     block = Block(trainer, HELD_UP[what], lambda: trainer.write(30))
     trainer.save(20)
     (write,) = block.asked()
@@ -188,9 +188,9 @@ def test_saves_go_before_what_comes_after_commits(trainer: Trainer, what: str) -
     assert Log(MemoryStore(trainer.bucket)).open().line[0].step == 40
     block.released.set()
     trainer.finish()
-    assert trainer.session._complaint is None
+    assert trainer.session._upkeep.complaint is None
     assert trainer.steps == [40]
-    assert trainer.session._folders.keys() == {
+    assert trainer.session._upkeep._folders.keys() == {
         record.slot for record in Log(MemoryStore(trainer.bucket)).open().live
     }
 
@@ -350,7 +350,7 @@ def test_without_anything_to_delete_a_full_store_is_told(
         trainer.server.run_once()
     assert "No space left on device" in trainer.answers.by_id[number]["error"]["message"]
     assert full.n_refused == 2
-    assert trainer.session._complaint is None
+    assert trainer.session._upkeep.complaint is None
 
 
 def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(trainer: Trainer) -> None:

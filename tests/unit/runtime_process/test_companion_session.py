@@ -12,7 +12,7 @@ import pytest
 
 from stepkeeper.checkpoint import SaveOrder, Structure, verify_objects
 from stepkeeper.companion import reporter
-from stepkeeper.companion import session as module
+from stepkeeper.companion import upkeep as module
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest
 from stepkeeper.companion.reporter import LogView, TrainerState
@@ -53,7 +53,7 @@ def save(session: Session, claim: int, step: int, region: int) -> None:
         structure=Structure(),
         values=(),
     )
-    session.write_share(write_request(order), region)
+    session.shares.write_share(write_request(order), region)
     _, after = session.commit_save(CommitRequest(folder=order.folder, others=(), duration_millis=1))
     done(after)
 
@@ -173,12 +173,14 @@ def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
     broken = MemoryStore(root.bucket, hook=hook)
     with monkeypatch.context() as patch:
         patch.setattr(session, "_store", broken)
+        patch.setattr(session.shares, "_store", broken)
+        patch.setattr(session._upkeep, "_store", broken)
         patch.setattr(session._log, "_store", broken)
         root.save(session, claim, 20)
-        assert session._complaint is not None
+        assert session._upkeep.complaint is not None
         assert root.steps[-1] == 20
     root.save(session, claim, 30)
-    assert session._complaint is None
+    assert session._upkeep.complaint is None
     assert root.steps == [30]
 
 
@@ -222,8 +224,8 @@ def test_a_stale_companion_whose_commit_was_deleted_since_does_not_call_it_damag
 
     monkeypatch.setattr(module, "verify_objects", meanwhile)
     root.save(session, claim, 10)
-    assert session._complaint is not None
-    assert "FencedError" in session._complaint
+    assert session._upkeep.complaint is not None
+    assert "FencedError" in session._upkeep.complaint
     assert root.steps == [20]
 
 

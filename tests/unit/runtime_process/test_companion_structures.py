@@ -53,8 +53,8 @@ def session_of(rank: int = 1, world_size: int = 2, **opening: Any) -> Session:
 
 def test_what_was_told_is_what_is_written_in_the_next_saves() -> None:
     session = session_of()
-    first = session._complete_order(REQUEST)
-    again = session._complete_order(replace(REQUEST, step=2, structure=None))
+    first = session.shares.complete_order(REQUEST)
+    again = session.shares.complete_order(replace(REQUEST, step=2, structure=None))
     assert first.structure == STRUCTURE
     assert first == SaveOrder(
         rank=1, world_size=2, step=1, claim=0, nonce="0", structure=STRUCTURE, values=()
@@ -104,19 +104,19 @@ def test_what_is_alike_in_the_tensors_is_held_once() -> None:
 def test_another_structure_has_another_key_and_only_the_last_is_held(other: Structure) -> None:
     session = session_of()
     assert other.key != STRUCTURE.key
-    session._complete_order(REQUEST)
-    following = session._complete_order(replace(REQUEST, structure_key=other.key, structure=other.text))
+    session.shares.complete_order(REQUEST)
+    following = session.shares.complete_order(replace(REQUEST, structure_key=other.key, structure=other.text))
     assert following.structure == other
     with pytest.raises(CompanionError, match="by a structure that wasn't told"):
-        session._complete_order(replace(REQUEST, structure=None))
+        session.shares.complete_order(replace(REQUEST, structure=None))
 
 
 def test_nothing_is_written_by_a_key_that_what_was_told_does_not_have() -> None:
     session, other = session_of(), replace(STRUCTURE, aliases={})
     with pytest.raises(CompanionError, match="by a structure that wasn't told"):
-        session._complete_order(replace(REQUEST, structure=other.text))
+        session.shares.complete_order(replace(REQUEST, structure=other.text))
     with pytest.raises(CompanionError, match="by a structure that wasn't told"):
-        session._complete_order(replace(REQUEST, structure=None))
+        session.shares.complete_order(replace(REQUEST, structure=None))
 
 
 @dataclass
@@ -142,7 +142,7 @@ class Process:
             if self.fails:
                 self.fails -= 1
                 raise CompanionLostError("gone before it read that")
-            do = self.session.write_share if kind is Kind.WRITE else self.session.stage_share
+            do = self.session.shares.write_share if kind is Kind.WRITE else self.session.shares.stage_share
             written = do(body, fds[0])
             if self.fails_late:
                 self.fails_late -= 1
@@ -151,7 +151,7 @@ class Process:
         if kind is Kind.VOID:
             return self.session.void_save(decode(VoidRequest, raw))
         if kind is Kind.UPLOAD:
-            return encode(self.session.upload_share(decode(UploadRequest, raw)))
+            return encode(self.session.shares.upload_share(decode(UploadRequest, raw)))
         committed, after = self.session.commit_save(decode(CommitRequest, raw))
         done(after)
         return encode(committed)
@@ -300,7 +300,7 @@ def test_two_ranks_tell_each_their_own(tmp_path: Any) -> None:
                 structure_key=now[rank].key,
                 structure=now[rank].text if told else None,
             )
-            written.append(sessions[rank].write_share(body, region))
+            written.append(sessions[rank].shares.write_share(body, region))
         commit = CommitRequest(folder=body.folder, others=(written[0].manifest,), duration_millis=1)
         committed, after = sessions[0].commit_save(commit)
         done(after)

@@ -60,16 +60,16 @@ def test_what_was_staged_is_uploaded_without_the_region_and_committed(tmp_path: 
     session = session_at(tmp_path, name)
     body = write_of(session, 1)
     folder = body.folder
-    assert session.stage_share(body, region).held
+    assert session.shares.stage_share(body, region).held
     os.ftruncate(region, 0)
     assert not [path for path in named_bucket(name).objects if path.startswith(folder)]
-    written = session.upload_share(UploadRequest(folder=folder))
+    written = session.shares.upload_share(UploadRequest(folder=folder))
     assert written.size_bytes == len(DATA)
     assert named_bucket(name).objects[f"{folder}/__0_0.distcp"] == DATA
     committed, _ = session.commit_save(CommitRequest(folder=folder, others=(), duration_millis=1))
     assert committed.record.folder == folder
     with pytest.raises(CompanionError, match="nothing was staged"):
-        session.upload_share(UploadRequest(folder=folder))
+        session.shares.upload_share(UploadRequest(folder=folder))
 
 
 def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Path, region: int) -> None:
@@ -77,7 +77,7 @@ def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Pa
     session = session_at(disk / "tier", secrets.token_hex(4))
 
     def stage(step: int) -> tuple[bool, bool]:
-        staged = session.stage_share(write_of(session, step), region)
+        staged = session.shares.stage_share(write_of(session, step), region)
         return staged.held, staged.why_not is not None
 
     assert [stage(1), stage(2)] == [(False, True), (False, False)]
@@ -90,13 +90,13 @@ def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Pa
 def test_a_save_that_was_given_up_is_not_uploaded(tmp_path: Path, region: int) -> None:
     session = session_at(tmp_path, secrets.token_hex(4))
     body = write_of(session, 1)
-    assert session.stage_share(body, region).held
+    assert session.shares.stage_share(body, region).held
     session.void_save(VoidRequest(folder=body.folder, reason="another rank failed"))
     with pytest.raises(CompanionError, match="nothing was staged"):
-        session.upload_share(UploadRequest(folder=body.folder))
+        session.shares.upload_share(UploadRequest(folder=body.folder))
 
 
 def test_without_a_tier_nothing_is_staged(region: int) -> None:
     session = session_at(None, secrets.token_hex(4))
     with pytest.raises(CompanionError, match="no local tier"):
-        session.stage_share(write_of(session, 1), region)
+        session.shares.stage_share(write_of(session, 1), region)

@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from stepkeeper.checkpoint import SaveOrder, Structure
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, ValueRecord
+from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
 from stepkeeper.checkpoint.packing import pack_order
 from stepkeeper.checkpoint.structure_cache import build_inventory
 from stepkeeper.checkpoint.writing import build_manifest

@@ -3,14 +3,8 @@
 import json
 
 from stepkeeper.checkpoint.blocks import BlockTable, Contents, decode_runs, encode_runs
-from stepkeeper.checkpoint.manifest import (
-    BLOCK_BYTES,
-    ChunkRecord,
-    Inventory,
-    Manifest,
-    ObjectRecord,
-    TensorRecord,
-)
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
 from stepkeeper.restore.peers.duties import Sharing
 from stepkeeper.restore.peers.exchange import neighbours
 from stepkeeper.restore.verify import share_of

@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.save.snapshot import device
+from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper_planners import adapters
 
 MIB = 1024 * 1024
@@ -173,5 +173,5 @@ def test_another_failure_is_no_lack_of_room() -> None:
 def test_small_pieces_are_moved_together_and_large_ones_alone() -> None:
     sizes = [6, 6, 6, 16, 1, 1]
     pieces = cast(Any, [Size(0, size * MIB) for size in sizes])
-    together = [[piece.size_bytes // MIB for piece in batch] for batch in device.batch_pieces(pieces)]
+    together = [[piece.size_bytes // MIB for piece in batch] for batch in device_pieces.batch_pieces(pieces)]
     assert together == [[6, 6], [6], [16], [1, 1]]

@@ -7,7 +7,8 @@ from math import prod
 from typing import Final
 
 from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Instance, Pairs, encode_pickle
-from stepkeeper.checkpoint.manifest import ChunkRecord, Manifest, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.errors import ManifestError
 from stepkeeper_planners.geometry.disjoint import find_overlap
 
@@ -33,8 +34,9 @@ _CONTIGUOUS: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
-    """Merge the chunks of all ranks by tensor, sorted by name and place. A tied tensor appears under each of its
-    names.
+    """Merge the chunks of all ranks by tensor, sorted by name and place.
+
+    A tied tensor appears under each of its names.
 
     Raises:
         ManifestError: Ranks disagree, or chunks overlap or don't cover their tensor.

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from stepkeeper.checkpoint import Structure, TensorOrder, ValueOrder
-from stepkeeper.save.snapshot import device
+from stepkeeper.save.snapshot import device_pieces
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import UnsupportedShardingError
@@ -107,9 +107,9 @@ def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ran
         UnsupportedShardingError: A tensor's placement can't be described, or no rank knows it alone.
 
     """
-    clones = device.plan_clones(flat.tensors)
+    clones = device_pieces.plan_clones(flat.tensors)
     layouts = [
-        device.describe_clone(fqn, tensor, clones[fqn], ranks)
+        device_pieces.describe_clone(fqn, tensor, clones[fqn], ranks)
         if fqn in clones
         else adapters.describe(fqn, tensor, ranks)
         for fqn, tensor in flat.tensors.items()

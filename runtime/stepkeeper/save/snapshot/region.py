@@ -32,8 +32,9 @@ _MADV_POPULATE_WRITE: Final = 23
 
 
 class Region:
-    """Hold a stretch of shared memory. Its pages stay with the process, so that a later save doesn't fault them in
-    again.
+    """Hold a stretch of shared memory.
+
+    Its pages stay with the process, so that a later save doesn't fault them in again.
     """
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.errors import SaveError
-from stepkeeper.save.snapshot import device
+from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
 from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
@@ -32,8 +32,9 @@ __all__ = ["Snapshot", "SnapshotTaker"]
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """This rank's share of the state after one step. Host tensors are in the region; copies on devices have yet to
-    move.
+    """This rank's share of the state after one step.
+
+    Host tensors are in the region; copies on devices have yet to move.
     """
 
     plan: SnapshotPlan
@@ -68,7 +69,7 @@ class Snapshot:
             from stepkeeper_planners.adapters import xla_pieces
 
             filler = _RegionFiller(self.plan, region, self.copied)
-            batches += list(device.batch_pieces(self.on_device))[::-1]
+            batches += list(device_pieces.batch_pieces(self.on_device))[::-1]
             xla_pieces.wait_until_computed(self.on_device)
             self.on_device.clear()
             while batches:
@@ -121,11 +122,11 @@ class SnapshotTaker:
         found = self._structures.look_up(state)
         flat, plan = found.flat, found.derived
         made, rest = self._copies.make_copies(
-            flat.tensors, plan.clones, device.select_copied(plan.clones, plan.writes_by_fqn)
+            flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
         )
         if made:
             self._copies.release_copies()
-        device.compile_moves(flat.tensors, plan.clones, rest)
+        device_pieces.compile_moves(flat.tensors, plan.clones, rest)
         return place_values(plan, self._encode_values(flat, plan))[1]
 
     def take_snapshot(
@@ -134,10 +135,8 @@ class SnapshotTaker:
         """Take a snapshot of `state`, which may change afterwards without affecting the snapshot.
 
         XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the devices have
-        no room
-        for are moved into the region, and CPU tensors are copied there. Pending computations are started first, by
-        the same
-        program that the loop's own `torch_xla.sync()` would start.
+        no room for are moved into the region, and CPU tensors are copied there. Pending computations are started
+        first, by the same program that the loop's own `torch_xla.sync()` would start.
 
         Raises:
             UnsupportedValueError: A value's type can't be stored; the error names the key.
@@ -149,7 +148,7 @@ class SnapshotTaker:
         found = self._structures.look_up(state)
         flat, plan = found.flat, found.derived
         blobs = self._encode_values(flat, plan)
-        wanted = device.select_copied(plan.clones, plan.writes_by_fqn)
+        wanted = device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
         pieces, rest = self._copies.make_copies(flat.tensors, plan.clones, wanted, timeout_s=timeout_s)
         try:
             values, size_bytes = place_values(plan, blobs)
@@ -174,7 +173,7 @@ class SnapshotTaker:
 
     def _move_tensors(self, flat: FlatState, plan: SnapshotPlan, fqns: Sequence[str], region: Region) -> None:
         filler = _RegionFiller(plan, region, fqns)
-        for moved in device.move_tensors(flat.tensors, plan.clones, fqns):
+        for moved in device_pieces.move_tensors(flat.tensors, plan.clones, fqns):
             filler.put_parts(moved)
         filler.check_complete()
 
