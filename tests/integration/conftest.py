@@ -1,6 +1,8 @@
 """Share processes with torch, processes with torch_xla on 4 devices, and the ranks of a small world."""
 
+import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -9,26 +11,52 @@ from pathlib import Path
 import pytest
 from fork_server import TORCH, ForkedProcess, ForkServer
 
+DEVICES = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
+
 Launch = Callable[..., None]
 """launch(script, world_size, *arguments): every rank ended well."""
 
 
 OnDevices = Callable[..., str]
-"""run_on_devices(script, *arguments): what the script has said, which ended well."""
+"""run_on_devices(script, *arguments, max_isa=None): what the script has said, which ended well."""
+
+
+@pytest.fixture(params=["AVX2", "SSE4_2"])
+def max_isa(request: pytest.FixtureRequest) -> str:
+    """The newest instructions that XLA may compile for: with fused multiply-add, and without it.
+
+    A program is fused and contracted, and so rounds, differently for the two. What has equal bits under both has
+    them on any CPU that CI may run on, and not by this one's luck. Any x86-64 machine in use has both; where one
+    lacks AVX2 it compiles for what it has, and on other processors XLA ignores these names.
+    """
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def devices_server() -> Iterator[ForkServer]:
     """Start one whose processes have torch_xla with 4 devices, which are set before it is imported."""
-    env = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
-    with closing(ForkServer(*TORCH, "torch_xla.runtime", "torch_xla.distributed.spmd", env=env)) as server:
+    with closing(
+        ForkServer(*TORCH, "torch_xla.runtime", "torch_xla.distributed.spmd", env=DEVICES)
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def run_on_devices(devices_server: ForkServer) -> OnDevices:
-    def run(script: Path, *arguments: object, timeout_s: float = 280) -> str:
-        done = devices_server.run([script, *arguments], timeout=timeout_s)
+    def run(script: Path, *arguments: object, timeout_s: float = 280, max_isa: str | None = None) -> str:
+        if max_isa is None:
+            done = devices_server.run([script, *arguments], timeout=timeout_s)
+        else:
+            # XLA reads its flags when it is imported: the fork server's are set already.
+            flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa={max_isa}"
+            done = subprocess.run(
+                [sys.executable, str(script), *map(str, arguments)],
+                env={**os.environ, **DEVICES, "XLA_FLAGS": flags},
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout
 

@@ -162,6 +162,23 @@ def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
         xla_sharding.copy_sharding(tensor, other)
 
 
+def has_sharding(tensor: torch.Tensor) -> bool:
+    """Tell whether the tensor has a sharding. An XLA tensor has none if nobody marked it and no program made it."""
+    if tensor.device.type != "xla":
+        return True
+    from stepkeeper_planners.adapters import xla_sharding
+
+    return xla_sharding.has_sharding(tensor)
+
+
+def clear_sharding(tensors: Sequence[torch.Tensor]) -> None:
+    """Leave the sharding of these XLA tensors to the next program that writes them. Their data stays where it is."""
+    if any(tensor.device.type == "xla" for tensor in tensors):
+        from stepkeeper_planners.adapters import xla_sharding
+
+        xla_sharding.clear_sharding(tensors)
+
+
 def start_pending(tensors: Sequence[torch.Tensor]) -> None:
     """Start the computations that are pending on these tensors, and no others; do nothing without XLA tensors."""
     if any(tensor.device.type == "xla" for tensor in tensors):

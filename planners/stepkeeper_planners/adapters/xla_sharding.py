@@ -2,6 +2,7 @@
 
 # ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -124,3 +125,15 @@ def _owners(ranks: Ranks) -> dict[int, tuple[Owner, ...]]:
     local = [ordinal(name) for name in local_devices()]
     everywhere = [ordinal(name) for name in _C._xla_get_all_runtime_devices()]
     return device_owners(local, everywhere, xr.process_count(), ranks)
+
+
+def has_sharding(tensor: torch.Tensor) -> bool:
+    """Tell whether the tensor has a sharding, `{replicated}` included: a program that writes it must keep that."""
+    return bool(_C._get_xla_sharding_spec(unwrap(tensor)))
+
+
+def clear_sharding(tensors: Iterable[torch.Tensor]) -> None:
+    """Remove the shardings, so that the compiler chooses them in the next program that writes the tensors."""
+    for tensor in tensors:
+        if tensor.device.type == "xla":
+            _C._xla_clear_sharding(unwrap(tensor))
