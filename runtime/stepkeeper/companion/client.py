@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -208,8 +209,7 @@ class CompanionProcess:
 
 
 def _spawn(fd: int) -> "subprocess.Popen[bytes]":
-    folder = str(Path(__file__).parents[2])
-    python_path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+    python_path = os.pathsep.join(filter(None, [*_package_folders(), os.environ.get("PYTHONPATH", "")]))
     # A process group of its own: signals to the trainer's group are not for the companion.
     with _stop_signals_blocked():
         return subprocess.Popen(
@@ -220,6 +220,15 @@ def _spawn(fd: int) -> "subprocess.Popen[bytes]":
             # With arenas of their own, its threads would keep freed memory: as much again as the process needs.
             env={**os.environ, "PYTHONPATH": python_path, "MALLOC_ARENA_MAX": "1"},
         )
+
+
+def _package_folders() -> list[str]:
+    """List the folders that the trainer imports the packages from, however it found them."""
+    folders = [Path(__file__).parents[2]]
+    planners = find_spec("stepkeeper_planners")
+    if planners is not None and planners.origin is not None:
+        folders.append(Path(planners.origin).parents[1])
+    return list(dict.fromkeys(map(str, folders)))
 
 
 @contextmanager

@@ -1,13 +1,19 @@
 """A trainer's end of a companion, with a real companion process."""
 
+import ast
 import gc
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import stepkeeper
+import stepkeeper_planners
 from stepkeeper.companion import client, supervisor
 from stepkeeper.companion.client import CompanionProcess
 from stepkeeper.companion.messages import Kind, OpenRequest
@@ -86,3 +92,15 @@ def test_of_a_companion_that_was_dropped_nothing_is_left(
     assert not process._reader.is_alive()
     assert process._process.returncode == 0
     assert process._channel._socket.fileno() == -1
+
+
+def test_a_companion_finds_the_packages_wherever_the_trainer_found_them(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "planners"
+    shutil.copytree(Path(stepkeeper_planners.__path__[0]), elsewhere / "stepkeeper_planners")
+    script = (
+        f"import sys; sys.path.insert(0, {str(elsewhere)!r})\n"
+        "from stepkeeper.companion import client\n"
+        "print(client._package_folders())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == [str(Path(stepkeeper.__path__[0]).parent), str(elsewhere)]
