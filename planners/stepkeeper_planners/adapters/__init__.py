@@ -159,6 +159,23 @@ def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
         xla.place_as(tensor, other)
 
 
+def has_sharding(tensor: torch.Tensor) -> bool:
+    """Tell whether the tensor has a sharding. An XLA tensor has none if nobody marked it and no program made it."""
+    if tensor.device.type != "xla":
+        return True
+    from stepkeeper_planners.adapters import xla
+
+    return xla.has_sharding(tensor)
+
+
+def clear_sharding(tensors: Sequence[torch.Tensor]) -> None:
+    """Leave the sharding of these XLA tensors to the next program that writes them. Their data stays where it is."""
+    if any(tensor.device.type == "xla" for tensor in tensors):
+        from stepkeeper_planners.adapters import xla
+
+        xla.clear_sharding(tensors)
+
+
 def start(tensors: Sequence[torch.Tensor]) -> None:
     """What was pending on these tensors was started, and nothing else; without XLA tensors nothing is done."""
     if any(tensor.device.type == "xla" for tensor in tensors):

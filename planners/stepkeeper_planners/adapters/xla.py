@@ -175,6 +175,18 @@ def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
         _C._xla_annotate_custom_sharding(bare, wanted)
 
 
+def has_sharding(tensor: torch.Tensor) -> bool:
+    """Tell whether the tensor has a sharding, `{replicated}` included: a program that writes it must keep that."""
+    return bool(_C._get_xla_sharding_spec(bare_of(tensor)))
+
+
+def clear_sharding(tensors: Iterable[torch.Tensor]) -> None:
+    """Remove the shardings, so that the compiler chooses them in the next program that writes the tensors."""
+    for tensor in tensors:
+        if tensor.device.type == "xla":
+            _C._xla_clear_sharding(bare_of(tensor))
+
+
 def start(tensors: Iterable[torch.Tensor], *, until_running: bool = False) -> None:
     """What was pending on these tensors was started; with `until_running`, the devices have taken it on.
 

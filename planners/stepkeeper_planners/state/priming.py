@@ -25,6 +25,7 @@ from stepkeeper_planners.state.priming_guards import (
     check_unchanged,
     check_unreachable,
     global_hooks_off,
+    shardings_left_open,
     versions,
 )
 
@@ -37,17 +38,34 @@ _Made = tuple[Optimizer, Any, Any]
 
 
 def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
-    """The optimizer has its state, of the shapes, dtypes, devices and shardings that a step gives it; it is returned.
+    """Give an optimizer the state that its first step makes, without taking a step of the training.
 
-    Nothing else is changed: not the parameters, their gradients, the hyperparameters, state that was there before,
-    random numbers, hooks or schedules. The step is taken by a copy of the optimizer, with copies of the parameters
-    (zeros for torch's own optimizers, which keep none), gradients of zeros and no weight decay. So state that keeps a
-    copy of the parameter, as master weights do, is that copy. Then step counts are set to 0, as before a first step:
-    training on without a load goes on as if nothing had been called, except under SGD with dampening, which leaves
-    the first gradient undampened and now takes it for a later one.
+    Every parameter that requires a gradient gets its state: tensors of the shapes, dtypes and devices that a step
+    gives them, and step counts of 0. A copy of the optimizer takes that step, with copies of the parameters (zeros
+    for torch's own optimizers, which keep none), gradients of zeros and no weight decay. So state that keeps a copy
+    of the parameter, as master weights do, is that copy.
 
-    Every parameter that requires a gradient gets its state. A wrapper that has the optimizer that it wraps as
-    `.optimizer` is primed with it.
+    Nothing else changes: not the parameters, their gradients and shardings, the hyperparameters, state that was
+    there before, random numbers, hooks or schedules. A wrapper that has the optimizer that it wraps as `.optimizer`
+    is primed with it.
+
+    On XLA, state of a parameter's shape has that parameter's sharding. Where a parameter has none yet, its state has
+    none either: XLA chooses both in the first step, as without priming. A parameter that is marked as replicated gets
+    replicated state, which XLA may shard in an unprimed first step.
+
+    Without a load, training goes on as if this hadn't been called, with two exceptions:
+
+    - On XLA an unprimed first step is a program of its own: the zeros of the new state are compiled into it. A primed
+      one reads them, as all later steps do. With torch's own optimizers and a sharding on every parameter it is the
+      very program of the later steps; without a sharding on every parameter, the second step is. XLA may round the
+      two programs differently, so the first step's results may differ in the last bits from an unprimed optimizer's.
+    - SGD with dampening doesn't dampen the first gradient, and now takes it for a later one.
+
+    Args:
+        optimizer: a torch.optim.Optimizer, or an object that has one as `.optimizer`.
+
+    Returns:
+        The same object.
 
     Ranks: all call it, as all take a step.
 
@@ -64,7 +82,11 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
             )
         prime_optimizer(wrapped)
         return optimizer
-    with _random_numbers_kept(), global_hooks_off(), torch.no_grad():
+    parameters = [
+        p for each in _with_those_inside(optimizer) for group in each.param_groups for p in group["params"]
+    ]
+    kept = shardings_left_open(parameters)
+    with _random_numbers_kept(), global_hooks_off(), torch.no_grad(), kept as left_open:
         pairs, stand_ins = _copied_with_stand_ins(optimizer)
         for _, stand_in in pairs:
             check_unreachable(stand_in, [*stand_ins, *(real for real, _ in pairs)])
@@ -77,11 +99,14 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
                 check_unchanged(stand_ins, before)
                 # What is left pending on copies of the parameters would get into the training's next program.
                 adapters.start([*stand_ins.values()])
-        parameters = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
-        made = [each for pair in pairs for each in _made(pair, parameters)]
+        originals = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
+        made = [each for pair in pairs for each in _made(pair, originals)]
         _check_made(made, pairs)
         adapters.start([tensor for _, _, entry in made for tensor in _tensors(entry)])
         _check_copies(made)
+        adapters.clear_sharding(
+            [tensor for _, owner, entry in made if id(owner) in left_open for tensor in _tensors(entry)]
+        )
     for real, owner, entry in made:
         real.state[owner] = entry
     return optimizer
@@ -136,7 +161,8 @@ def _without_weight_decay(*settings: MutableMapping[str, Any]) -> None:
 
 def _is_of_torch(optimizer: Optimizer) -> bool:
     """None of torch's own keeps anything of the parameters' values that its next step doesn't overwrite."""
-    return type(optimizer).__module__.startswith("torch.optim.")
+    # Some have the module that they are defined in, others, as Adafactor, the package.
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 def _stand_in_for(parameter: torch.Tensor, *, has_values: bool) -> torch.Tensor:

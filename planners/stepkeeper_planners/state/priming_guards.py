@@ -18,6 +18,7 @@ __all__ = [
     "check_unchanged",
     "check_unreachable",
     "global_hooks_off",
+    "shardings_left_open",
     "versions",
 ]
 
@@ -38,6 +39,20 @@ def global_hooks_off() -> Iterator[None]:
     finally:
         for table, hooks in zip(tables, kept, strict=True):
             table.update(hooks)
+
+
+@contextmanager
+def shardings_left_open(parameters: Sequence[torch.Tensor]) -> Iterator[set[int]]:
+    """Yield the ids of the parameters that have no sharding, and see to it that they have none afterwards.
+
+    A program that reads such an XLA tensor, as one that copies it does, pins it to how it lies: replicated on all
+    devices. XLA could no longer shard it, and what is computed from it, in the first step of the training.
+    """
+    left_open = [parameter for parameter in parameters if not adapters.has_sharding(parameter)]
+    try:
+        yield {id(parameter) for parameter in left_open}
+    finally:
+        adapters.clear_sharding(left_open)
 
 
 def check_unreachable(stand_in: Optimizer, forbidden: Collection[object]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from stepkeeper_planners import prime_optimizer
@@ -117,3 +118,25 @@ def test_state_that_is_no_longer_the_parameter_is_refused() -> None:
         prime_optimizer(optimizer)
     assert not optimizer.state
     assert all(torch.equal(a, b) for a, b in zip(params, weights(torch.float32), strict=True))
+
+
+class Copies(TorchDispatchMode):
+    """Notes whose elements are copied."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # has no types in torch
+        self.addresses: set[int] = set()
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.clone.default:
+            self.addresses.add(args[0].data_ptr())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adafactor, torch.optim.Muon, MasterWeights])
+def test_none_of_torchs_own_optimizers_needs_a_copy_of_the_model(kind: Callable[..., Optimizer]) -> None:
+    parameter = torch.nn.Parameter(torch.ones(4, 2))
+    with Copies() as copies:
+        prime_optimizer(kind([parameter]))
+    assert (parameter.data_ptr() in copies.addresses) == (kind is MasterWeights)
