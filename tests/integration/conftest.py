@@ -14,7 +14,18 @@ Launch = Callable[..., None]
 
 
 OnDevices = Callable[..., str]
-"""run_on_devices(script, *arguments): what the script has said, which ended well."""
+"""run_on_devices(script, *arguments, max_isa=None): what the script has said, which ended well."""
+
+
+@pytest.fixture(params=["AVX2", "SSE4_2"])
+def max_isa(request: pytest.FixtureRequest) -> str:
+    """The newest instructions that XLA may compile for: with fused multiply-add, and without it.
+
+    A program is fused and contracted, and so rounds, differently for the two. What has equal bits under both has
+    them on any CPU that CI may run on, and not by this one's luck. Any x86-64 machine in use has both; where one
+    lacks AVX2 it compiles for what it has, and on other processors XLA ignores these names.
+    """
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +33,16 @@ def run_on_devices() -> OnDevices:
     return _run_on_devices
 
 
-def _run_on_devices(script: Path, *arguments: object, timeout_s: float = 280) -> str:
+def _run_on_devices(
+    script: Path, *arguments: object, timeout_s: float = 280, max_isa: str | None = None
+) -> str:
     """In a process of its own, in which torch_xla has 4 devices: these are set before it is imported."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if max_isa is not None:
+        flags += f" --xla_cpu_max_isa={max_isa}"
     done = subprocess.run(
         [sys.executable, str(script), *map(str, arguments)],
-        env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
+        env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4", "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
         timeout=timeout_s,
