@@ -9,6 +9,9 @@ STAMP := .venv/.stepkeeper-setup
 NAME ?= dev
 SOURCES := operator runtime planners tests examples benchmarks
 
+# Tests, demo and benchmarks start hundreds of processes: without bytecode each would compile the packages again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16

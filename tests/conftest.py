@@ -1,11 +1,14 @@
-"""What every test shares: the table of where the time went."""
+"""Share what tests of several folders need: processes that have torch already, and the table of where the time went."""
 
 import os
 import signal
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from fork_server import TORCH, ForkServer
 from hypothesis import settings
 
 # No example is timed: this machine may stop any of them for a while.
@@ -19,6 +22,18 @@ def pytest_configure() -> None:
     """SIGINT means something, here and in what tests start: a shell that runs this behind it has it ignored by all."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def torch_servers() -> Iterator[tuple[ForkServer, ForkServer]]:
+    """Start two, for ranks to come from in turn: from one, all would have one seed of `hash()`."""
+    with closing(ForkServer(*TORCH)) as server, closing(ForkServer(*TORCH)) as other:
+        yield server, other
+
+
+@pytest.fixture(scope="session")
+def torch_server(torch_servers: tuple[ForkServer, ForkServer]) -> ForkServer:
+    return torch_servers[0]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

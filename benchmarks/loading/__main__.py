@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _case(kind: str, world_size: int, mib: int, repeat: int, folder: Path) -> dict[str, Any]:
-    """All by turns, so that what else the machine does hits all."""
+    """Measure all ways by turns, so that other load hits all of them."""
     _run("save", world_size, kind, mib, folder)
     found: dict[str, list[list[dict[str, Any]]]] = {"ours": [], "reader": [], "dcp": []}
     disk = []
@@ -80,7 +80,7 @@ def _case(kind: str, world_size: int, mib: int, repeat: int, folder: Path) -> di
 
 
 def _read_share(runs: Sequence[Sequence[dict[str, Any]]], mib: int) -> float:
-    """Bytes read by all ranks together, by those of the state."""
+    """Divide the bytes that all ranks read together by those of the state."""
     read: float = statistics.median(sum(rank["read_bytes"] for rank in run) for run in runs)
     return round(read / (mib * MIB), 4)
 
@@ -129,7 +129,7 @@ def _run_disk(folder: Path) -> float:
 
 
 def _make_cold(folder: Path) -> None:
-    """Nothing of these files is in the page cache."""
+    """Remove these files from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

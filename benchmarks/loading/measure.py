@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _read_bytes() -> int:
-    """What this process has asked of files, from the page cache or not."""
+    """Return the bytes that this process has read from files, from the page cache or not."""
     lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(lines["rchar"])
 

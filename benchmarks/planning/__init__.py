@@ -1,1 +1,1 @@
-"""How long planning a save takes, by the number of chunks and ranks."""
+"""Measure how long planning a save takes, by the number of chunks and ranks."""

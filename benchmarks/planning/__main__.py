@@ -20,13 +20,12 @@ ROOT = Path(__file__).parents[2]
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 PLANNERS = (
     "ours, one rank",
-    "ours, known again",
     "ours, coordinator",
     "torch's DefaultSavePlanner, coordinator",
 )
 STATES = ("sharded", "hybrid", "replicated", "spiral")
 LIMIT_S, LIMIT_BYTES = 5.0, 10**9
-"""What ours may take for the largest size, in each process."""
+"""Limits for our planner at the largest size, in each process."""
 
 
 def main() -> int:
@@ -69,7 +68,7 @@ def beyond_limits(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _grow(planner: str, state: str, world_size: int, limit_s: float) -> list[dict[str, Any]]:
-    """One row for each size, up to the first that takes too long."""
+    """Measure one row for each size, up to the first that takes too long."""
     rows = []
     for n_chunks in SIZES:
         command = [
@@ -93,7 +92,7 @@ def _grow(planner: str, state: str, world_size: int, limit_s: float) -> list[dic
 
 
 def growth(rows: Sequence[dict[str, Any]]) -> float | None:
-    """The exponent: 1 where twice as many chunks take twice as long. Fitted to all but the smallest size."""
+    """Fit the exponent to all but the smallest size: 1 where twice as many chunks take twice as long."""
     points = [(math.log(row["n_chunks"]), math.log(row["plan_s"])) for row in rows[1:] if "plan_s" in row]
     if len(points) < 2:
         return None
@@ -124,7 +123,7 @@ def _print_case(planner: str, state: str, rows: Sequence[dict[str, Any]]) -> Non
 
 
 def _print_all_ranks(results: Sequence[dict[str, Any]], world_size: int) -> None:
-    """Every rank plans at the same time as the others; here is what that is together."""
+    """Print what all ranks take together when they plan at the same time."""
     for state in STATES:
         rows = [
             r for r in results if (r["planner"], r["state"]) == ("ours, one rank", state) and "plan_s" in r

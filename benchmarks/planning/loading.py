@@ -1,4 +1,4 @@
-"""What planning a load costs one rank in CPU time, by the number of stored chunks; torch's own planner beside ours."""
+"""Measure one rank's CPU time for planning a load, by the number of stored chunks, with torch's planner and ours."""
 
 import math
 import time
@@ -23,7 +23,7 @@ from stepkeeper_planners.geometry.boxes import Box
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 _TENSORS = 100
 _QUADRATIC_UP_TO = 3_000
-"""Where torch's planner compares everything with everything, more would take minutes."""
+"""Most chunks where torch's planner compares everything with everything; more would take minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +59,12 @@ class Measured:
 
     @property
     def torch_power(self) -> float:
-        """As `ours_power`."""
+        """Exponent of torch's planner, as `ours_power`."""
         return _power(self.torch_s)
 
 
 def _slabs(length: int, n: int, across: int, axis: int) -> list[Box]:
-    """A matrix cut in n along one axis."""
+    """Cut a matrix in n along one axis."""
     edges = [length * i // n for i in range(n + 1)]
     boxes = []
     for start, end in pairwise(edges):
@@ -76,7 +76,7 @@ def _slabs(length: int, n: int, across: int, axis: int) -> list[Box]:
 
 
 def _grid(side: int, n: int) -> list[Box]:
-    """A square cut in about n boxes, a bit less even than it could be."""
+    """Cut a square in about n boxes, a bit less even than it could be."""
     per_axis = max(1, math.isqrt(n))
     edges = [side * i // per_axis for i in range(per_axis + 1)]
     spans = list(pairwise(edges))
@@ -116,7 +116,7 @@ CASES = (
 
 
 def measure(case: Case, sizes: Sequence[int] = SIZES) -> Measured:
-    """The case at every size; torch's planner only as far as it goes in reasonable time."""
+    """Measure the case at every size; torch's planner only as far as it goes in reasonable time."""
     ours_s: dict[int, float] = {}
     torch_s: dict[int, float] = {}
     for n_chunks in sizes:
@@ -131,7 +131,7 @@ def measure(case: Case, sizes: Sequence[int] = SIZES) -> Measured:
 
 
 def report(sizes: Sequence[int] = SIZES) -> Iterator[str]:
-    """One line for each case and size, and one for how it grows."""
+    """Print one line for each case and size, and one for how it grows."""
     for case in CASES:
         measured = measure(case, sizes)
         yield f"load plan: {case.name}"
@@ -151,7 +151,7 @@ def _plan(state: dict[str, Any], metadata: Metadata) -> int:
 
 
 def _torch_plan(load: Load, metadata: Metadata) -> int:
-    """What DefaultLoadPlanner does for each tensor that is cut into parts."""
+    """Do what DefaultLoadPlanner does for each tensor that is cut into parts."""
     local = [
         ChunkStorageMetadata(offsets=torch.Size(b.offsets), sizes=torch.Size(b.sizes)) for b in load.local
     ]
@@ -173,7 +173,7 @@ def _metadata(load: Load) -> Metadata:
 
 
 def _local(load: Load) -> torch.Tensor:
-    """This rank's boxes, one below the other. No element is touched, so hardly any of it takes memory."""
+    """Put this rank's boxes one below the other. No element is touched, so hardly any of it takes memory."""
     ends = list(accumulate(box.sizes[0] for box in load.local))
     local: Any = torch.empty(ends[-1], max(box.sizes[1] for box in load.local), dtype=torch.uint8)
     local.global_shape = load.shape
@@ -190,7 +190,7 @@ def _timed(call: Callable[[], int]) -> tuple[float, int]:
 
 
 def _power(seconds: dict[int, float]) -> float:
-    """The slope of a straight line through the logarithms."""
+    """Return the slope of a straight line through the logarithms."""
     if len(seconds) < 2:
         return math.nan
     xs, ys = [math.log(n) for n in seconds], [math.log(s) for s in seconds.values()]

@@ -49,10 +49,6 @@ def main(planner: str, state: str, n_chunks: int, world_size: int) -> None:
 def _chosen(planner: str, layouts: list[TensorLayout], world_size: int) -> Callable[[], int]:
     if planner == "ours, one rank":
         return partial(ours.plan_one_rank, layouts, 5 % world_size, world_size)
-    if planner == "ours, known again":
-        rank = 5 % world_size
-        written = ours.written_before(layouts, rank, world_size)
-        return partial(ours.plan_known_again, layouts, rank, world_size, written)
     if planner == "ours, coordinator":
         return partial(ours.plan_coordinator, layouts, world_size)
     return partial(stock.plan_all, stock.local_plans(layouts, world_size))

@@ -3,21 +3,20 @@
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
 from stepkeeper_planners.saving.assignment import assign, plan_save
-from stepkeeper_planners.saving.fingerprints import fingerprint, name_digests
-from stepkeeper_planners.saving.global_metadata import tensor_metadata
-from stepkeeper_planners.saving.known_plan import Structure, WrittenShare, known_plan, plan_digest
+from stepkeeper_planners.saving.fingerprints import digest_names, fingerprint
+from stepkeeper_planners.saving.global_metadata import build_tensor_metadata
 
 HYBRID_SHARDS = 64
 """In how many parts a tensor is cut that is sharded within a group of ranks, and held by every group."""
 
 
 def sharded_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
-    """As fully sharded data parallel has it: each tensor in as many parts as there are ranks."""
+    """Lay out a state of fully sharded data parallel: each tensor in as many parts as there are ranks."""
     return _sharded(n_chunks, world_size, world_size)
 
 
 def hybrid_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
-    """As hybrid sharded data parallel has it: each tensor in parts, each part on one rank of every replica."""
+    """Lay out a state of hybrid sharded data parallel: each tensor in parts, each part on one rank of every replica."""
     return _sharded(n_chunks, world_size, min(HYBRID_SHARDS, world_size))
 
 
@@ -41,7 +40,7 @@ def _sharded(n_chunks: int, world_size: int, n_shards: int) -> list[TensorLayout
 
 
 def replicated_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
-    """As data parallel has it: every rank holds every tensor. One is as large as half of all others."""
+    """Lay out a state of data parallel: every rank holds every tensor. One is as large as half of all others."""
     ranks = Ranks(rank=0, world_size=world_size)
     layouts = [
         whole_tensor(f"layers.{n}.weight", "float32", (64 + n % 7, 1000), ranks) for n in range(n_chunks)
@@ -50,7 +49,7 @@ def replicated_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
 
 
 def spiral_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
-    """One tensor in rings of four chunks, each ring turning: no straight line parts any of them from the rest."""
+    """Lay out one tensor in rings of four chunks, each ring turning: no straight line parts one from the rest."""
     n_rings = max(1, n_chunks // 4)
     side = 2 * n_rings + 1
     spans = [((n_rings, 1), (n_rings, 1))]
@@ -69,42 +68,14 @@ def spiral_state(n_chunks: int, world_size: int) -> list[TensorLayout]:
 
 
 def plan_one_rank(layouts: list[TensorLayout], rank: int, world_size: int) -> int:
-    """The number of pieces that the rank writes."""
-    structure = _structure(layouts, rank, world_size)
-    fingerprint(name_digests(layouts, forms=structure.forms))
-    plan = plan_save(layouts, {}, structure.ranks)
-    plan_digest(structure, plan)
-    return len(plan.tensors)
-
-
-def written_before(layouts: list[TensorLayout], rank: int, world_size: int) -> WrittenShare:
-    """What the rank's manifest says of a save of that state."""
-    structure = _structure(layouts, rank, world_size)
-    plan = plan_save(layouts, {}, structure.ranks)
-    boxes: dict[str, list[Box]] = {}
-    for write in plan.tensors:
-        boxes.setdefault(write.fqn, []).append(write.box)
-    return WrittenShare(digest=plan_digest(structure, plan) or "", boxes=boxes, values=())
-
-
-def plan_known_again(layouts: list[TensorLayout], rank: int, world_size: int, written: WrittenShare) -> int:
-    """As `plan_one_rank`, in a process that has restored what was written."""
-    structure = _structure(layouts, rank, world_size)
-    fingerprint(name_digests(layouts, forms=structure.forms))
-    plan = known_plan(structure, written)
-    if plan is None:
-        raise RuntimeError("the plan was not known again")
-    return len(plan.tensors)
-
-
-def _structure(layouts: list[TensorLayout], rank: int, world_size: int) -> Structure:
-    ranks = Ranks(rank=rank, world_size=world_size)
-    return Structure(layouts=tuple(layouts), value_bytes={}, ranks=ranks)
+    """Plan the save in one rank, and return the number of pieces that it writes."""
+    fingerprint(digest_names(layouts))
+    return len(plan_save(layouts, {}, Ranks(rank=rank, world_size=world_size)).tensors)
 
 
 def plan_coordinator(layouts: list[TensorLayout], world_size: int) -> int:
-    """What the coordinator has to do: the same, and the metadata of all. The number of chunks in it."""
-    fingerprint(name_digests(layouts))
+    """Plan the coordinator's part, the metadata of all ranks included, and return the number of chunks in it."""
+    fingerprint(digest_names(layouts))
     assignment = assign(layouts, world_size)
-    boxes = assignment.boxes()
-    return sum(len(tensor_metadata(layout, boxes[layout.fqn]).chunks) for layout in layouts)
+    boxes = assignment.list_boxes()
+    return sum(len(build_tensor_metadata(layout, boxes[layout.fqn]).chunks) for layout in layouts)

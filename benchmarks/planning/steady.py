@@ -1,6 +1,6 @@
-"""What saves of 100,000 chunks on 1,024 ranks take of rank 0's train thread: the first one, and those after it.
+"""Measure rank 0's train thread in saves of 100,000 chunks on 1,024 ranks: the first save, and those after it.
 
-And what a step takes that isn't saved.
+A step that isn't saved is measured too.
 """
 
 import json
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stepkeeper import CheckpointManager
-from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper_planners.geometry.layout import Ranks
 
 OUT: Final = Path(__file__).parents[1] / "results" / "steady.json"
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _nothing_due() -> dict[str, Any]:
-    """`CheckpointManager.step` where no step is to be saved, of a state of 10,000 tensors."""
+    """Measure `CheckpointManager.step` where no step is due, with a state of 10,000 tensors."""
     state = {f"layers.{n}.weight": torch.ones(4) for n in range(10_000)}
     taken_s = []
     with TemporaryDirectory() as folder, CheckpointManager(folder, 10**9) as manager:
@@ -69,16 +69,16 @@ def _nothing_due() -> dict[str, Any]:
 
 
 def _measured(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    snapshots, region = Snapshots(Ranks(rank=0, world_size=WORLD_SIZE)), Region()
+    snapshots, region = SnapshotTaker(Ranks(rank=0, world_size=WORLD_SIZE)), Region()
     began_s = time.perf_counter()
     snapshots.prepare(state)
     prepared_s = time.perf_counter() - began_s
     taken_s = []
     for _ in range(_SAVES):
         began_s = time.perf_counter()
-        snapshot = snapshots.take(state, region)
+        snapshot = snapshots.take_snapshot(state, region)
         taken_s.append(time.perf_counter() - began_s)
-    size_bytes = sum(tensor.nbytes for tensor in region.places(snapshot.tensors))
+    size_bytes = sum(tensor.nbytes for tensor in region.view_orders(snapshot.tensors))
     region.close()
     return {
         "tensors": len(state),

@@ -12,7 +12,7 @@ from stepkeeper_planners.geometry.layout import TensorLayout
 
 
 def local_plans(layouts: list[TensorLayout], world_size: int) -> list[SavePlan]:
-    """What each rank would propose: an item for each part that it holds. Equal items are shared, to save memory."""
+    """Return each rank's proposal: an item for each part that it holds. Equal items are shared, to save memory."""
     items: list[list[WriteItem]] = [[] for _ in range(world_size)]
     for layout in layouts:
         properties = TensorProperties(dtype=dtype_of(layout.dtype))
@@ -32,7 +32,7 @@ def local_plans(layouts: list[TensorLayout], world_size: int) -> list[SavePlan]:
 
 
 def plan_all(plans: list[SavePlan]) -> int:
-    """The coordinator's part: copies left out, metadata made, all validated. The number of pieces that are written."""
+    """Do the coordinator's part: leave out copies, make metadata, validate all. Return the number of pieces written."""
     logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)
     planner = DefaultSavePlanner()
     planner.set_up_planner({}, is_coordinator=True)

@@ -88,11 +88,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _cases(sizes_mib: tuple[int, ...]) -> Iterator[tuple[str, str, str, int]]:
-    """Where, which way, of which shape and size.
+    """Yield the cases: place, way, shape and size in MiB.
 
-    What is left out takes more than ten minutes or says no more: of 4,000 MiB the ways that take long for each tensor,
-    and shapes beside the first on devices; there, 16,000 tensors make a step itself last seconds, and its compilation
-    minutes.
+    Cases that take more than ten minutes or tell nothing new are left out: at 4,000 MiB the ways that take long for
+    each tensor, and on devices all shapes but the first; there, 16,000 tensors make a step itself last seconds, and
+    its compilation minutes.
     """
     for size_mib in sizes_mib:
         yield "disk", "the disk itself", "-", size_mib
@@ -153,7 +153,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """As the kernel names it."""
+    """Return the processor's name, as the kernel gives it."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "?")
 

@@ -32,19 +32,19 @@ _EVEN: Final = 1.3
 
 @dataclass(kw_only=True)
 class Times:
-    """What the same training took by turns without a save and with one behind it, until that is done."""
+    """Times, in seconds, of one training: by turns without a save, and with one behind it until that is done."""
 
     alone_s: list[float] = field(default_factory=list)
-    """Of each step."""
+    """Time of each step without a save."""
 
     stall_s: list[float] = field(default_factory=list)
-    """Of each call."""
+    """Time that each call of a save took."""
 
     beside_s: list[float] = field(default_factory=list)
-    """Of each step while a save is in flight."""
+    """Time of each step while a save is in flight."""
 
     extra_s: list[float] = field(default_factory=list)
-    """Of each save: all that its steps and its call took beyond what as many steps took just before."""
+    """Time that each save's steps and call took beyond as many steps just before."""
 
     extra_cpu_s: list[float] = field(default_factory=list)
     """The same of all cores, in this process."""
@@ -82,7 +82,7 @@ class Training:
         torch_xla.sync()
 
     def steps_alone(self, n_steps: int) -> tuple[float, float]:
-        """What a step takes while nothing is saved, the devices' work included: wall and CPU."""
+        """Measure a step while nothing is saved, the devices' work included: wall and CPU seconds."""
         xm.wait_device_ops()
         began_s, cpu_s = time.perf_counter(), time.process_time()
         for _ in range(n_steps):
@@ -93,7 +93,7 @@ class Training:
         return (time.perf_counter() - began_s) / n_steps, (time.process_time() - cpu_s) / n_steps
 
     def save(self, manager: Any, step: int, least: int, alone: tuple[float, float]) -> None:
-        """A save, and training steps until it is done, at least so many."""
+        """Save, and train until the save is done, for `least` steps at least."""
         began_s, cpu_s = time.perf_counter(), time.process_time()
         self.step()
         stepped_s = time.perf_counter()
@@ -160,12 +160,12 @@ def _is_done(manager: Any) -> bool:
 
 
 def _device_copy_s(training: Training) -> float:
-    """A copy of all tensors on their devices, compiled before."""
+    """Measure a copy of all tensors on their devices, compiled before."""
     times_s = []
     for _ in range(3):
         clones = [tensor.detach().clone() for tensor in training.state.values()]
         began_s = time.perf_counter()
-        adapters.start(clones)
+        adapters.start_pending(clones)
         xm.wait_device_ops()
         times_s.append(time.perf_counter() - began_s)
         del clones

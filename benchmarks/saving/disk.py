@@ -1,4 +1,4 @@
-"""What the disk takes at most: aligned buffers past the page cache, then fsync."""
+"""Measure the fastest write to the disk: aligned buffers past the page cache, then fsync."""
 
 import mmap
 import os

@@ -29,27 +29,27 @@ class Way(ABC):
         self.folder = folder
 
     def prepare(self, state: State) -> None:
-        """What a training has done before its first save."""
+        """Do what a training does before its first save."""
         del state
 
     @abstractmethod
     def begin(self, step: int, state: State) -> None:
-        """The state may change again."""
+        """Start a save; when this returns, the state may change again."""
 
     def finish(self) -> None:
-        """Nothing, if `begin` did all."""
+        """Wait until the bytes are durable; nothing to do if `begin` did all."""
         return
 
     def others_bytes(self) -> int:
-        """The memory of helpers."""
+        """Return the memory of helper processes, in bytes."""
         return 0
 
     def persist_s(self) -> Sequence[float]:
-        """Of each save, how long its bytes took from the snapshot to the disk, if it has such a part."""
+        """Return the seconds that each save's bytes took from the snapshot to the disk, if the way has such a part."""
         return ()
 
     def close(self) -> None:
-        """Nothing of it runs any more."""
+        """End everything that this way runs."""
         return
 
 

@@ -12,7 +12,7 @@ Found = dict[str, Any]
 
 
 def line(found: Found, results: list[Found]) -> str:
-    """What was found, against others of the same run."""
+    """Describe a result beside others of the same run."""
     head = f"{found['where']:8}{found['size_mib']:6} MiB  {found['shape']:12} {found['way']:26}"
     if "failure" in found:
         return f"{head} {found['failure']}"
@@ -51,7 +51,7 @@ def _host(found: Found, results: list[Found]) -> str:
 
 
 def _against(found: Found, results: list[Found], durable_s: float) -> str:
-    """The ratios to stock's writer and to the disk itself."""
+    """Return the ratios to stock's writer and to the disk itself."""
     ratios = []
     stock = _same(results, found, "dcp.save")
     if stock is not None:
@@ -104,7 +104,7 @@ def _gib(found: Found) -> float:
 
 
 def _same(results: list[Found], found: Found, way: str) -> Found | None:
-    """Of the same run, the same by another way."""
+    """Find the result of the same case by another way, in the same run."""
     wanted = (found["where"], way, found["shape"], found["size_mib"])
     for other in results:
         known = (other["where"], other["way"], other["shape"], other["size_mib"])

@@ -27,7 +27,7 @@ _PAUSE_S = 1.0
 
 
 def on_host(way: str, shape: str, size_mib: int, folder: Path) -> dict[str, Any]:
-    """Several saves of CPU tensors, which change in between."""
+    """Measure several saves of CPU tensors, which change in between."""
     from benchmarks.saving import host
 
     group = Group.entered()
@@ -73,7 +73,7 @@ def _are_enough(durables_s: Sequence[float]) -> bool:
 
 
 def on_disk(size_mib: int, folder: Path) -> dict[str, Any]:
-    """Bytes past the page cache, in one file and in eight side by side."""
+    """Measure writes past the page cache, in one file and in eight side by side."""
     times_s = [direct_write_s(folder, size_mib * _MIB, n_files) for n_files in (1, 8, 1, 8)]
     known = [each_s for each_s in times_s if each_s is not None]
     return {"durable_s": known, "best_s": min(known, default=None)}

@@ -1,4 +1,4 @@
-"""What processes take in memory, as Linux says it."""
+"""Measure the memory of processes, as Linux counts it."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ class Group:
 
     @classmethod
     def entered(cls) -> "Group | None":
-        """This process is in a group of its own; None where it may not make one."""
+        """Put this process in a group of its own; None where it may not make one."""
         for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers in ("", "memory"):
@@ -40,18 +40,18 @@ class Group:
         return None
 
     def forget_peak(self) -> int:
-        """The peak starts anew from the answer."""
+        """Restart the peak, and return the memory in use now, in bytes."""
         self._peak.write("0")
         self._peak.flush()
         return int(self._usage.read_text(encoding="ascii"))
 
     def peak_bytes(self) -> int:
-        """The most since `forget_peak`."""
+        """Return the most bytes in use since `forget_peak`."""
         self._peak.seek(0)
         return int(self._peak.read())
 
     def leave(self) -> None:
-        """This process is where it was, and the group is gone, unless others are still in it."""
+        """Move this process back, and remove the group unless others are still in it."""
         self._peak.close()
         (self._parent / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
         with contextlib.suppress(OSError):
@@ -59,22 +59,22 @@ class Group:
 
 
 def forget_peak() -> None:
-    """The peak of this process starts anew."""
+    """Restart the peak of this process."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def resident_bytes() -> int:
-    """All that this process has in memory now."""
+    """Return the bytes that this process has in memory now."""
     return _status("self")["VmRSS"]
 
 
 def peak_bytes() -> int:
-    """The most that it had since `forget_peak`."""
+    """Return the most bytes that this process had since `forget_peak`."""
     return _status("self")["VmHWM"]
 
 
 def private_bytes(pid: int | None) -> int:
-    """What is another process's alone, now: shared memory is counted with whoever made it."""
+    """Return the bytes that are another process's alone: shared memory is counted with the process that made it."""
     return 0 if pid is None else _status(str(pid))["RssAnon"]
 
 

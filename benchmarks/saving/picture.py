@@ -1,4 +1,4 @@
-"""How long each way keeps the training waiting, by size of the state."""
+"""Draw how long each way keeps the training waiting, by size of the state."""
 
 import statistics
 from pathlib import Path
@@ -13,7 +13,7 @@ __all__ = ["draw"]
 
 
 def draw(results: list[dict[str, Any]], target: Path) -> None:
-    """The picture is in `target`: one panel for CPU tensors, one for tensors on devices, each by shape and size."""
+    """Draw the picture to `target`: one panel for CPU tensors, one for tensors on devices, each by shape and size."""
     figure, panels = plt.subplots(1, 2, figsize=(13, 6))
     for panel, where in zip(panels, ("host", "devices"), strict=True):
         found = [row for row in results if row["where"] == where and "failure" not in row]

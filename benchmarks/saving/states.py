@@ -13,7 +13,7 @@ _LARGE_TENSORS: Final = 8
 
 
 def new_state(shape: str, size_mib: int) -> dict[str, torch.Tensor]:
-    """float32 tensors with 1,024 columns, so that their rows can lie on four devices."""
+    """Make float32 tensors with 1,024 columns, so that their rows can lie on four devices."""
     size_bytes = size_mib * _MIB
     match shape:
         case "few large":

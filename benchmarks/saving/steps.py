@@ -1,4 +1,4 @@
-"""How long training steps take while a save goes on behind them, and while none does."""
+"""Measure training steps while a save goes on behind them, and while none does."""
 
 import math
 import os

@@ -37,7 +37,7 @@ class Timed:
 
     mib_s: float
     cpu_s: float
-    """Of this process alone."""
+    """CPU time of this process alone, in seconds."""
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def _line(address: str, rate_mib_s: float, delay_ms: float) -> Iterator[str]:
 
 @contextmanager
 def _store(address: str, streams: int) -> Iterator[GcsStore]:
-    """An empty prefix; what comes there is gone afterwards."""
+    """Open an empty prefix, and delete what was written there afterwards."""
     os.environ["STORAGE_EMULATOR_HOST"] = address
     store = GcsStore(bucket=BUCKET, prefix=secrets.token_hex(8), streams=streams)
     try:
@@ -67,7 +67,7 @@ def _store(address: str, streams: int) -> Iterator[GcsStore]:
 
 
 def _timed(size_bytes: int, repeat: int, work: Callable[[], object]) -> Timed:
-    """Of `work`, that moves so many bytes."""
+    """Time `work`, which moves `size_bytes`."""
     runs = []
     for _ in range(repeat):
         begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
@@ -95,7 +95,10 @@ def _ways(address: str, options: argparse.Namespace, size_mib: int, where: str) 
 
 
 def _shares(address: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """How much of what so many streams can carry a save gets, from its first byte to what its commit names."""
+    """Measure the share that a save gets of the rate that the same number of streams reaches.
+
+    A save is timed from its first byte until everything that its commit names is there.
+    """
     rate, seconds = options.rate_mib_s, options.seconds
     print(f"\na rank's save, {seconds} s worth of {rate:g} MiB/s for each stream, {options.delay_ms:g} ms")
     results = []
@@ -114,7 +117,7 @@ def _shares(address: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _side_by_side(address: str, streams: int, size_bytes: int, repeat: int) -> dict[str, Timed]:
-    """The best of each kind of save, and of the bytes alone, by turns: what else runs here meets all alike."""
+    """Measure by turns, and return the best of each kind of save and of the bytes alone: other load meets all alike."""
     best: dict[str, Timed] = {}
     for _ in range(repeat):
         with _store(address, streams) as store:

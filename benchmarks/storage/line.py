@@ -27,7 +27,7 @@ class _Pace:
         return self._free_at_s is None
 
     def end(self) -> None:
-        """What comes next is another message."""
+        """End the message: the next bytes are another one's."""
         self._free_at_s = None
 
     async def carry(self, size_bytes: int) -> None:
@@ -36,7 +36,7 @@ class _Pace:
 
 
 async def serve(target_port: int, rate_bytes_s: float, delay_s: float) -> None:
-    """Prints the port where it listens, and goes on until it is killed."""
+    """Print the port that it listens on, and go on until it is killed."""
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = _Pace(rate_bytes_s), _Pace(rate_bytes_s)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import Final
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.storage.base import Store
 
@@ -28,7 +28,7 @@ def _shapes(state: str, size_bytes: int) -> Sequence[tuple[int, ...]]:
 
 
 def order_of(state: str, size_bytes: int) -> SaveOrder:
-    """A save of a state of that kind, of no more than so many bytes."""
+    """Make the order for a save of a state of that kind, of at most `size_bytes`."""
     tensors, start = [], 0
     for number, shape in enumerate(_shapes(state, size_bytes)):
         tensors.append(
@@ -42,7 +42,9 @@ def order_of(state: str, size_bytes: int) -> SaveOrder:
             )
         )
         start += 4 * prod(shape)
-    return SaveOrder(rank=0, world_size=1, step=1, claim=0, nonce="0" * 32, tensors=tuple(tensors), values=())
+    return SaveOrder(
+        rank=0, world_size=1, step=1, claim=0, nonce="0" * 32, structure=Structure.build(tensors), values=()
+    )
 
 
 def data_bytes(order: SaveOrder) -> int:
@@ -50,6 +52,6 @@ def data_bytes(order: SaveOrder) -> int:
 
 
 def save(store: Store, order: SaveOrder, data: memoryview) -> None:
-    """A checkpoint is in the store, ready for its commit entry."""
+    """Write a checkpoint to the store, ready for its commit entry."""
     order = replace(order, nonce=secrets.token_hex(16))
     finish_checkpoint(store, write_checkpoint(store, order, data), [])

@@ -140,7 +140,7 @@ def _composed(bulk: Bulk) -> None:
 
 
 def bare_streams(bulk: Bulk) -> None:
-    """The same bytes in as many plain requests at once: what line and server can carry, whoever sends."""
+    """Send the same bytes in as many plain requests at once, to measure what line and server can carry."""
 
     def send(share: memoryview) -> None:
         parts = urlsplit(bulk.request(share[:0])[0])

@@ -20,7 +20,7 @@ SEED = 20
 WIDTH = 512
 INPUTS, CLASSES = 64, 10
 BATCH_SIZE = 64
-"""Of all processes together: the training is the same on any number of them that divides it."""
+"""Samples of a step in all processes together: the training is the same on any number of processes that divides it."""
 
 
 def build_model() -> nn.Module:
@@ -31,7 +31,7 @@ def build_model() -> nn.Module:
 
 
 def batch_of(step: int) -> tuple[Tensor, Tensor]:
-    """This process's part of the step's batch: points to be told apart by a rule that no line can draw."""
+    """Return this process's part of the step's batch: points to be told apart by a rule that no line can draw."""
     generator = torch.Generator().manual_seed(SEED + step)
     points = torch.randn(BATCH_SIZE, INPUTS, generator=generator)
     labels = (points[:, 0] * points[:, 1] * 4).long().remainder(CLASSES)

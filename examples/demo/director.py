@@ -54,7 +54,16 @@ class Director:
         self._fault: Future[None] = self._executor.submit(lambda: None)
 
     def follow(self, events: "queue.SimpleQueue[Event]", *, quiet_s: float) -> Story:
-        """The story up to Complete. Raises DemoError if the job fails, or nothing happens for so long."""
+        """Follow the run until the job is Complete, and return its story.
+
+        Args:
+            events: The events of the run, as they come.
+            quiet_s: Longest time without an event, in seconds.
+
+        Raises:
+            DemoError: The job failed, or nothing happened for `quiet_s`.
+
+        """
         heard_s = time.monotonic()
         try:
             while not self._ended():
@@ -72,7 +81,7 @@ class Director:
         return self.story
 
     def tell(self, text: str, at_unix_s: float | None = None) -> None:
-        """A line with the time since the job was applied."""
+        """Print a line with the time since the job was applied."""
         elapsed_s = int((at_unix_s or time.time()) - self._t0)
         print(f"{elapsed_s // 60:3d}:{elapsed_s % 60:02d}  {text}", flush=True)
 
@@ -188,7 +197,7 @@ class Director:
 
 
 def midway(step: int, interval: int) -> int:
-    """The first step at or after `step` that is as far from the save before it as from the next."""
+    """Return the first step at or after `step` that is as far from the save before it as from the next."""
     return step + (interval // 2 - step) % interval
 
 

@@ -24,7 +24,12 @@ class Kubectl:
     _closed: bool = False
 
     def run(self, *words: str, stdin: str | None = None) -> str:
-        """What kubectl answered. Raises KubectlError."""
+        """Run kubectl and return its output.
+
+        Raises:
+            KubectlError: It failed.
+
+        """
         done = subprocess.run(
             self._command(words),
             input=stdin,
@@ -65,7 +70,7 @@ class Kubectl:
         return self._closed
 
     def close(self) -> None:
-        """No stream of lines runs any more, and none begins."""
+        """Stop all streams of lines, and start no more."""
         with self._lock:
             self._closed = True
             for stream in self._streams:

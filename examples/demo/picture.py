@@ -17,7 +17,7 @@ _QUIET, _MUTED, _INK = "#eef1f6", "#6b7280", "#1f2937"
 
 
 def draw(story: Story, path: Path, *, title: str) -> None:
-    """A picture of the story is at `path`: a PNG or an SVG, by its suffix."""
+    """Draw a picture of the story to `path`: a PNG or an SVG, by its suffix."""
     with _style():
         figure = Figure(figsize=(12, 7.2), layout="constrained")
         steps, losses = figure.subplots(2, 1, sharex=True, height_ratios=(3.4, 1))
@@ -49,7 +49,7 @@ def _style() -> AbstractContextManager[None]:
 
 
 def _draw_quiet_times(story: Story, axes: tuple[Axes, ...]) -> None:
-    """The times in which nothing trains are shaded, with their length at the bottom."""
+    """Shade the times in which nothing trains, with their length at the bottom."""
     begin_s = 0.0
     for attempt in story.attempts:
         if not attempt.steps:

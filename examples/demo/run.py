@@ -55,7 +55,7 @@ def _play(cluster: Cluster) -> int:
 
 
 def _acts(cluster: Cluster, spec: dict[str, Any]) -> list[Act]:
-    """One disruption with notice and one without, both midway between two saves."""
+    """Bring about one disruption with notice and one without, both midway between two saves."""
     total_steps = spec["totalSteps"]
     interval = spec["checkpoint"]["interval"]["steps"]
     # A save that is under way at a power cut may yet commit, and then there would be nothing to lose.
@@ -98,7 +98,7 @@ def _show(story: Story, kubectl: Kubectl, name: str) -> int:
 
 
 def _attempts(described: str) -> str:
-    """The attempts in what `kubectl describe` printed."""
+    """Return the attempts from the output of `kubectl describe`."""
     lines = described.splitlines()
     start = next((i for i, line in enumerate(lines) if line.strip() == "Attempts:"), len(lines))
     depth = len(lines[start]) - len(lines[start].lstrip()) if start < len(lines) else 0

@@ -23,9 +23,9 @@ _REPORT_INTERVAL_S = 2
 
 @contextlib.contextmanager
 def open_stage(*, keep: bool) -> Iterator[Cluster]:
-    """A cluster with the operator installed and the trainer's image on its nodes. Nothing of it is left afterwards.
+    """Start a cluster with the operator installed and the trainer's image on its nodes, and take it down afterwards.
 
-    Unless `keep`: then it goes on, and how to use and to end it is said.
+    With `keep` it goes on running, and a message says how to use it and how to end it.
     """
     began_s = time.monotonic()
     _say("starting a cluster: API server, a system node, two nodes with four TPU chips each, object storage")

@@ -1,4 +1,4 @@
-"""What happened in a run: pure values, what follows from them, and whether they bear out what the demo claims."""
+"""Describe a run in pure values, and check that they bear out what the demo claims."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,10 +38,10 @@ class Disruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """What an attempt said that it goes on from, and what the log named when it began."""
+    """The commit that an attempt reported to go on from, and the one that the log named when it began."""
 
     restored: Commit
-    """As the job's status says."""
+    """The commit that the job's status names."""
 
     named: Commit
     """The newest commit of the log before the attempt's begin."""
@@ -72,13 +72,13 @@ class Story:
 
 
 def lost_steps(story: Story, index: int) -> list[StepSeen]:
-    """The steps of attempt `index` that no commit held when it ended, so that they were done again."""
+    """Return the steps of attempt `index` that no commit held when it ended, so that they were done again."""
     later = [a.resume for a in story.attempts[index + 1 :] if a.resume is not None]
     return [s for s in story.attempts[index].steps if later and s.step > later[0].restored.step]
 
 
 def broken_claims(story: Story, *, disruptions: Sequence[str]) -> list[str]:
-    """What the demo says of every run and this run does not bear out; empty if all of it is true."""
+    """Return those claims of the demo that this run does not bear out; empty if all of them hold."""
     return [
         *_unlike(story, disruptions),
         *(line for attempt in story.attempts for line in _wrong_resume(attempt)),

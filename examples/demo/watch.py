@@ -149,6 +149,6 @@ class Watch:
 
 
 def unix_s(stamp: str) -> float:
-    """The time that a kubelet wrote before a line. It has nanoseconds, and no zeros at their end."""
+    """Convert the time that a kubelet wrote before a line. It has nanoseconds, without zeros at their end."""
     whole, _, fraction = stamp.rstrip("Z").partition(".")
     return datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction or 0}")

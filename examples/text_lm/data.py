@@ -27,7 +27,7 @@ class LoaderState(TypedDict):
 
 
 def library_text(size_bytes: int) -> bytes:
-    """The first `size_bytes` of the source files of Python's standard library, in the order of their names."""
+    """Read the first `size_bytes` of the source files of Python's standard library, in the order of their names."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray()
     for path in sorted(folder.glob("*.py")):
@@ -99,7 +99,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """Of the batch consumed last."""
+        """The epoch of the batch consumed last."""
         return max(0, self._state["batches"] - 1) // self._sampler.per_epoch
 
     @property
@@ -116,7 +116,12 @@ class Loader:
         return self._state.copy()
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """The next iteration goes on behind the saved position. Raises ValueError for another text or seed."""
+        """Let the next iteration go on behind the saved position.
+
+        Raises:
+            ValueError: The position is one in another text, or of another seed.
+
+        """
         for key in ("text_sha256", "seed"):
             if state[key] != self._state[key]:
                 raise ValueError(f"the checkpoint's {key} is {state[key]}, this run's is {self._state[key]}")
@@ -124,7 +129,7 @@ class Loader:
 
 
 def end_with_trainer(_worker: int) -> None:
-    """This worker ends when the trainer does, even by SIGKILL: its parent is the fork server, not the trainer."""
+    """Make this worker end when the trainer does, even by SIGKILL: its parent is the fork server, not the trainer."""
     trainer = multiprocessing.parent_process()
     assert trainer is not None
 
@@ -139,7 +144,7 @@ _NOISE_RATES = (0.0, 0.05, 0.1)
 
 
 def noisy_batch(windows: Tensor, rng: np.random.Generator) -> Batch:
-    """Inputs with some bytes replaced by random ones, and the true next bytes.
+    """Return inputs with some bytes replaced by random ones, and the true next bytes.
 
     Python's `random` chooses how many, numpy's generator which and by what: both are part of the training's
     state.

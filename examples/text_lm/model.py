@@ -96,14 +96,14 @@ _SPECS: dict[str, Spec] = {
 
 
 def parameter_specs(model: nn.Module) -> Iterator[tuple[nn.Parameter, Spec]]:
-    """Every parameter with one mesh axis, or None, per dimension."""
+    """Return, for every parameter, one mesh axis or None per dimension."""
     for name, parameter in model.named_parameters():
         suffix = ".".join(name.split(".")[-2:])
         yield parameter, _SPECS.get(suffix, (None,) * parameter.dim())
 
 
 def shard(tensor: Tensor, mesh: Mesh, spec: Spec) -> None:
-    """`tensor` lies on the mesh as `spec` says. Everything is marked, replicated tensors too.
+    """Shard `tensor` over the mesh by `spec`. Everything is marked, replicated tensors too.
 
     A tensor left unmarked gets whatever sharding the compiler finds best after the first step, so that a run
     resumed from a checkpoint would start with another program than the one it continues.

@@ -114,7 +114,7 @@ class Training:
         }
 
     def step(self, windows: Tensor) -> float:
-        """One optimizer step is done; its loss."""
+        """Do one optimizer step, and return its loss."""
         inputs, targets = (self._to_mesh(t) for t in noisy_batch(windows, self.rng.numpy))
         logits = self.model(inputs)
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

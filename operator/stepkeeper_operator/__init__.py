@@ -1,1 +1,1 @@
-"""The operator: runs CheckpointedTrainingJobs on JobSets and records every committed step in their status."""
+"""Run CheckpointedTrainingJobs on JobSets and record every committed step in their status."""

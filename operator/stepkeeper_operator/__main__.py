@@ -1,4 +1,4 @@
-"""`python -m stepkeeper_operator`: the operator, until it is told to stop."""
+"""Run the operator until it is stopped: `python -m stepkeeper_operator`."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from stepkeeper_operator.startup import run_operator
 
 
 def main() -> int:
-    """0 after SIGTERM or SIGINT, 1 if another operator took over."""
+    """Run the operator. Return 0 after SIGTERM or SIGINT, 1 if another operator took over."""
     settings = OperatorSettings()
     if not settings.identity:
         settings = settings.model_copy(update={"identity": socket.gethostname()})

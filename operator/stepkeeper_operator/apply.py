@@ -1,4 +1,4 @@
-"""The only writes of a reconcile."""
+"""Apply a decision to the cluster. A reconcile writes nowhere else."""
 
 import logging
 import uuid
@@ -8,7 +8,8 @@ from http import HTTPStatus
 from typing import Any, assert_never
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cluster import CONFIG_MAPS, EVENTS, JOBSETS, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.decision import (
     Action,
@@ -19,26 +20,24 @@ from stepkeeper_operator.decision import (
     DeletePod,
     DeleteTrainingJob,
     GiveUpPod,
-    Note,
+    JobEvent,
     SetSuspend,
 )
 from stepkeeper_operator.errors import ApiError, InvalidObjectError
-from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.facts.raw import controller_uid, render_time
-from stepkeeper_operator.memory import Memory
+from stepkeeper_operator.facts import JobSet, read_config_map
+from stepkeeper_operator.facts.raw import render_time
+from stepkeeper_operator.labels import NODE_LOST_REASON
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.observed import ConfigMapFacts
-from stepkeeper_operator.policy.causes import NODE_LOST
 
 __all__ = ["Applier", "pod_failure_patch", "status_manifest", "suspend_manifest"]
 
 _log = logging.getLogger(__name__)
 
-_NOTE_LIMIT = 1024
+_EVENT_LIMIT = 1024
 
 
 class Applier:
-    """Does what a decision says, in its order: status, events, actions."""
+    """Carry out a decision in its order: status, events, actions."""
 
     def __init__(
         self,
@@ -58,29 +57,32 @@ class Applier:
         self._clock = clock
 
     async def apply(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
-        """The decision is done. Raises ApiError; what came before the failed write is done then."""
+        """Carry out `decision`.
+
+        Raises:
+            ApiError: A write failed. The writes before it are done.
+        """
         if decision.write_status:
             body = status_manifest(job, decision)
             raw = await self._cluster.apply(TRAINING_JOBS, key.namespace, body, subresource="status")
-            self._cache.see_training_job(raw)
-            self._memory.of(job.metadata.uid).last_write_at = self._clock()
-            self._wrote("status", key)
-        for note in decision.notes:
-            await self._tell(key, job, note)
+            self._cache.record_training_job(raw)
+            self._memory.get_job(job.metadata.uid).last_write_at = self._clock()
+            self._count_write("status", key)
+        for event in decision.events:
+            await self._create_event(key, job, event)
         for action in decision.actions:
-            await self._act(key, job, action)
+            await self._do_action(key, job, action)
 
-    async def _act(self, key: JobKey, job: CheckpointedTrainingJob, action: Action) -> None:
+    async def _do_action(self, key: JobKey, job: CheckpointedTrainingJob, action: Action) -> None:
         match action:
             case ApplyConfigMap():
                 raw = await self._cluster.apply(CONFIG_MAPS, key.namespace, action.manifest)
-                facts = ConfigMapFacts(owner_uid=controller_uid(raw), data=raw.get("data") or {})
-                self._memory.of(job.metadata.uid).config_map = facts
+                self._memory.get_job(job.metadata.uid).config_map = read_config_map(raw)
             case CreateJobSet():
                 await self._create_jobset(key, job, action)
             case SetSuspend():
                 body = suspend_manifest(action.jobset, suspend=action.suspend)
-                self._cache.see_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
+                self._cache.record_jobset(await self._cluster.apply(JOBSETS, key.namespace, body))
             case DeleteJobSet():
                 uid = action.jobset.uid
                 await self._cluster.delete(JOBSETS, key.namespace, key.name, uid=uid, foreground=True)
@@ -88,24 +90,24 @@ class Applier:
                 pod = action.pod
                 await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
             case GiveUpPod():
-                await self._give_up(action)
+                await self._give_up_pod(action)
             case DeleteTrainingJob():
                 await self._cluster.delete(TRAINING_JOBS, key.namespace, key.name, uid=job.metadata.uid)
             case _:
                 assert_never(action)
-        self._wrote(type(action).__name__, key)
+        self._count_write(type(action).__name__, key)
 
     async def _create_jobset(self, key: JobKey, job: CheckpointedTrainingJob, action: CreateJobSet) -> None:
-        memory = self._memory.of(job.metadata.uid)
+        memory = self._memory.get_job(job.metadata.uid)
         try:
             raw = await self._cluster.create(JOBSETS, key.namespace, action.manifest)
         except InvalidObjectError as error:
             memory.rejection = (job.metadata.generation, str(error))
             raise
         memory.rejection = None
-        self._cache.see_jobset(raw)
+        self._cache.record_jobset(raw)
 
-    async def _give_up(self, action: GiveUpPod) -> None:
+    async def _give_up_pod(self, action: GiveUpPod) -> None:
         pod = action.pod
         if not pod.terminal:
             body = pod_failure_patch(action, now=self._clock())
@@ -114,20 +116,20 @@ class Applier:
             except ApiError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise
-                self._cache.forget_gone(frozenset({pod.uid}))
+                self._cache.forget_objects(frozenset({pod.uid}))
                 return
-        # Its Job counts it first: a finalizer keeps it until then. Without this it stays, and holds the restart.
+        # The Job's finalizer keeps the pod until the Job has counted it. Without this deletion it holds up the restart.
         await self._cluster.delete(PODS, pod.namespace, pod.name, uid=pod.uid, at_once=True)
 
-    async def _tell(self, key: JobKey, job: CheckpointedTrainingJob, note: Note) -> None:
+    async def _create_event(self, key: JobKey, job: CheckpointedTrainingJob, event: JobEvent) -> None:
         try:
-            await self._cluster.create(EVENTS, key.namespace, self._event(job, note))
+            await self._cluster.create(EVENTS, key.namespace, self._build_event(job, event))
         except ApiError as error:
-            # The status says the same; an event that is lost is not worth doing the rest again.
+            # The status says the same, so a lost event is not worth repeating the other writes.
             _log.warning("cannot write event", extra={"job": "/".join(key), "error": str(error)})
-        _log.info(note.message, extra={"job": "/".join(key), "reason": note.reason})
+        _log.info(event.message, extra={"job": "/".join(key), "reason": event.reason})
 
-    def _event(self, job: CheckpointedTrainingJob, note: Note) -> dict[str, Any]:
+    def _build_event(self, job: CheckpointedTrainingJob, event: JobEvent) -> dict[str, Any]:
         meta = job.metadata
         return {
             "apiVersion": EVENTS.api_version,
@@ -137,9 +139,9 @@ class Applier:
             "reportingController": "stepkeeper.dev/operator",
             "reportingInstance": self._identity,
             "action": "Reconcile",
-            "type": "Warning" if note.warning else "Normal",
-            "reason": note.reason,
-            "note": note.message[:_NOTE_LIMIT],
+            "type": "Warning" if event.warning else "Normal",
+            "reason": event.reason,
+            "note": event.message[:_EVENT_LIMIT],
             "regarding": {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
@@ -149,13 +151,13 @@ class Applier:
             },
         }
 
-    def _wrote(self, what: str, key: JobKey) -> None:
+    def _count_write(self, what: str, key: JobKey) -> None:
         self._metrics.writes.labels(what=what).inc()
         _log.debug("wrote", extra={"what": what, "job": "/".join(key)})
 
 
 def status_manifest(job: CheckpointedTrainingJob, decision: Decision) -> dict[str, Any]:
-    """The whole status, for the job as it was read: refused if anybody has changed it since."""
+    """Build the whole status. The API server refuses it if anybody changed the job since it was read."""
     meta = job.metadata
     return {
         "apiVersion": API_VERSION,
@@ -171,7 +173,7 @@ def status_manifest(job: CheckpointedTrainingJob, decision: Decision) -> dict[st
 
 
 def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
-    """The one field of a JobSet that is changed after it was made."""
+    """Build the change of `suspend`, the one field of a JobSet that changes after it was made."""
     return {
         "apiVersion": JOBSETS.api_version,
         "kind": JOBSETS.kind,
@@ -181,11 +183,14 @@ def suspend_manifest(jobset: JobSet, *, suspend: bool) -> dict[str, Any]:
 
 
 def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
-    """Phase and condition together: a Failed pod without the condition counts as a failure of the application."""
+    """Build the patch that fails a pod, with phase and condition together.
+
+    A Failed pod without the condition would count as a failure of the application.
+    """
     condition = {
         "type": "DisruptionTarget",
         "status": "True",
-        "reason": NODE_LOST,
+        "reason": NODE_LOST_REASON,
         "message": action.message,
         "lastTransitionTime": render_time(now),
     }
@@ -193,7 +198,7 @@ def pod_failure_patch(action: GiveUpPod, *, now: float) -> dict[str, Any]:
         "metadata": {"uid": action.pod.uid},
         "status": {
             "phase": "Failed",
-            "reason": NODE_LOST,
+            "reason": NODE_LOST_REASON,
             "message": action.message,
             "conditions": [condition],
         },

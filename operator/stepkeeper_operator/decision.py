@@ -1,22 +1,24 @@
-"""What is to be done for one job. Values only: `apply` does it."""
+"""Define the decision about one job, as values. `apply` carries it out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionType, TrainingJobStatus
 from stepkeeper_operator.facts import JobSet, Pod
 
 __all__ = [
     "Action",
     "ApplyConfigMap",
+    "ConditionUpdate",
     "CreateJobSet",
     "Decision",
     "DeleteJobSet",
     "DeletePod",
     "DeleteTrainingJob",
     "GiveUpPod",
-    "Note",
+    "JobEnd",
+    "JobEvent",
     "SetSuspend",
 ]
 
@@ -39,21 +41,21 @@ class SetSuspend:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteJobSet:
-    """In the foreground: it stays until its last pod is gone."""
+    """Delete the JobSet in the foreground: it stays until its last pod is gone."""
 
     jobset: JobSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
-    """With its grace period, as the garbage collector would."""
+    """Delete the pod with its grace period, as the garbage collector would."""
 
     pod: Pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUpPod:
-    """Phase Failed and DisruptionTarget, in one write; then its object is deleted without its kubelet."""
+    """Set phase Failed and DisruptionTarget in one write, then delete the pod's object without its kubelet."""
 
     pod: Pod
     message: str
@@ -61,7 +63,7 @@ class GiveUpPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTrainingJob:
-    """Its time to live after its end is over."""
+    """Delete the job itself: its time to live after its end is over."""
 
 
 Action: TypeAlias = (
@@ -70,8 +72,34 @@ Action: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """An event for people."""
+class ConditionUpdate:
+    """The value that one condition gets now."""
+
+    type: ConditionType
+    status: bool | None
+    """None: nobody can tell, which is status Unknown."""
+
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """The end of the job, complete or failed."""
+
+    complete: bool
+    reason: str
+    message: str
+
+    def to_condition_update(self) -> ConditionUpdate:
+        """Return the condition Complete or Failed for this end."""
+        kind = ConditionType.COMPLETE if self.complete else ConditionType.FAILED
+        return ConditionUpdate(type=kind, status=True, reason=self.reason, message=self.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """A Kubernetes event about the job, for people."""
 
     warning: bool
     reason: str
@@ -82,10 +110,10 @@ class Note:
 class Decision:
     status: TrainingJobStatus
     write_status: bool = False
-    """The status goes first: what it reserves is used by the actions."""
+    """Write the status. It is written first, because the actions use the numbers that it reserves."""
 
     actions: tuple[Action, ...] = ()
-    notes: tuple[Note, ...] = ()
-    """Told once the status is written."""
+    events: tuple[JobEvent, ...] = ()
+    """Events to create once the status is written."""
 
     requeue_after_s: float | None = None

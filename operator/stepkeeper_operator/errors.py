@@ -1,12 +1,12 @@
-"""All errors that the operator raises.
+"""Define all errors that the operator raises.
 
 OperatorError
 ├── GenerationError (ValueError)        the CRD can't be generated from the types
 ├── ApiError (OSError)                  the API server refused a request
-│   ├── AlreadyExistsError              something has that name already
-│   ├── ConflictError                   the object isn't the one, or not as old as, we thought
+│   ├── AlreadyExistsError              another object has that name
+│   ├── ConflictError                   the object has another uid or version than we read
 │   └── InvalidObjectError              validation or admission refused what we wrote
-├── ReportRefusedError                  a pod's report isn't taken; carries the HTTP status
+├── ReportRefusedError                  a pod's report isn't accepted; carries the HTTP status
 └── LeaseLostError                      another operator may act now
 """
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class OperatorError(Exception):
-    """Base of all."""
+    """Base of all the operator's errors."""
 
 
 class GenerationError(OperatorError, ValueError):
@@ -42,7 +42,7 @@ class ApiError(OperatorError, OSError):
 
 
 class AlreadyExistsError(ApiError):
-    """Something has that name already."""
+    """Another object has that name."""
 
 
 class ConflictError(ApiError):
@@ -54,7 +54,7 @@ class InvalidObjectError(ApiError):
 
 
 class ReportRefusedError(OperatorError):
-    """A report is not taken; `status` is the HTTP status of the answer."""
+    """The endpoint doesn't accept a report; `status` is the HTTP status of the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -62,11 +62,11 @@ class ReportRefusedError(OperatorError):
 
 
 class LeaseLostError(OperatorError):
-    """This operator must not write any more."""
+    """This operator must not write any more: another one may act."""
 
 
 def api_error(status: int, body: bytes, method: str, path: str) -> ApiError:
-    """The error that an answer of the API server stands for."""
+    """Make the error that an answer of the API server stands for."""
     try:
         answer = json.loads(body)
         reason, text = str(answer.get("reason", "")), str(answer.get("message", ""))

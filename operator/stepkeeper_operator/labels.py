@@ -1,4 +1,4 @@
-"""Names that the operator puts on its objects and reads on others'."""
+"""Name the labels, annotations and taints that the operator sets on its objects and reads on others'."""
 
 from typing import Final
 
@@ -11,6 +11,7 @@ __all__ = [
     "JOB_INDEX_LABEL",
     "JOB_NAME_LABEL",
     "JOB_UID",
+    "NODE_LOST_REASON",
     "NOT_READY_TAINT",
     "RESTART_ATTEMPT_LABEL",
     "SPOT_LABEL",
@@ -24,17 +25,20 @@ __all__ = [
 FIELD_OWNER: Final = "stepkeeper"
 
 JOB_UID: Final = "stepkeeper.dev/job-uid"
-"""Label on JobSet, Jobs and pods: uid of the CheckpointedTrainingJob. Selects what is watched, proves nothing."""
+"""Label on JobSet, Jobs and pods: uid of the CheckpointedTrainingJob. It selects what is watched; it proves nothing."""
 
 JOB_NAME_LABEL: Final = "stepkeeper.dev/job-name"
 JOBSET_NUMBER: Final = "stepkeeper.dev/jobset-number"
-"""Label on JobSet, Jobs and pods: how many JobSets the job had before this one."""
+"""Label on JobSet, Jobs and pods: number of JobSets that the job had before this one."""
 
 TEMPLATE_HASH: Final = "stepkeeper.dev/template-hash"
-"""Annotation on the JobSet: digest of the spec.template and spec.placement it was made from."""
+"""Annotation on the JobSet: digest of the spec.template and spec.placement that it was made from."""
 
 HANG_CONDITION: Final = "stepkeeper.dev/Hang"
-"""Pod condition: the pod is deleted because its training stood still."""
+"""Pod condition: the pod is deleted because its training made no progress."""
+
+NODE_LOST_REASON: Final = "NodeLost"
+"""DisruptionTarget reason that the operator gives to pods that died with their node."""
 
 WORKER_JOB: Final = "w"
 """Name of the JobSet's one replicatedJob."""

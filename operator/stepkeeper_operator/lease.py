@@ -1,4 +1,4 @@
-"""One operator acts at a time: the holder of a Lease."""
+"""Let one operator act at a time: the holder of a Lease."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ _RENEWALS_PER_DURATION = 3
 
 
 class LeaseGuard:
-    """Holds, or waits for, the Lease; `held` says whether this process may write.
+    """Acquire and renew the Lease. `held` says whether this process may write.
 
     Clocks of two operators are never compared: a waiting one measures on its own how long a foreign Lease
     stays unchanged.
@@ -41,7 +41,7 @@ class LeaseGuard:
         return time.monotonic() < self._renewed_at + self._duration_s
 
     async def acquire(self) -> None:
-        """The Lease is ours. Waits as long as another operator keeps renewing it."""
+        """Acquire the Lease. Wait as long as another operator keeps renewing it."""
         seen, unchanged_since = None, time.monotonic()
         while True:
             try:
@@ -55,13 +55,17 @@ class LeaseGuard:
                     return
                 _log.info("waiting for lease", extra={"lease": self._name, "holder": _holder(lease)})
             except (ConflictError, AlreadyExistsError):
-                continue  # somebody was faster: look again
+                continue  # another operator was faster: look again
             except ApiError as error:
                 _log.warning("cannot ask for lease", extra={"lease": self._name, "error": str(error)})
             await asyncio.sleep(self._duration_s / _RENEWALS_PER_DURATION)
 
-    async def keep(self) -> None:
-        """Renews until cancelled. Raises LeaseLostError once another operator may act."""
+    async def keep_renewing(self) -> None:
+        """Renew the Lease until cancelled.
+
+        Raises:
+            LeaseLostError: Another operator may act.
+        """
         while True:
             await asyncio.sleep(self._duration_s / _RENEWALS_PER_DURATION)
             try:
@@ -75,7 +79,7 @@ class LeaseGuard:
                 )
 
     async def release(self) -> None:
-        """The next operator need not wait, if the Lease was ours."""
+        """Give the Lease back, if it is held, so that the next operator need not wait."""
         if not self.held or self._lease is None:
             return
         self._renewed_at = float("-inf")
@@ -88,7 +92,7 @@ class LeaseGuard:
         try:
             await self._write(self._lease)
         except ConflictError:
-            # An edit that leaves us the holder, or the end: the next renewal starts from what is there.
+            # Either an edit left us the holder, and the next renewal starts from it, or another operator took over.
             lease = await self._cluster.get(LEASES, self._namespace, self._name)
             if lease is not None and _holder(lease) not in {"", self._identity}:
                 self._renewed_at = float("-inf")
@@ -98,7 +102,7 @@ class LeaseGuard:
             self._lease = lease
 
     async def _write(self, lease: RawObject | None) -> None:
-        # Measured before the request: the Lease on the server can only be younger than that.
+        # Taken before the request: the renewal on the server can only be later than that.
         started = time.monotonic()
         body = self._body(lease, holder=self._identity)
         if lease is None:

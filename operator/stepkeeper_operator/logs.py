@@ -1,4 +1,4 @@
-"""Log lines of key=value pairs."""
+"""Write log lines of key=value pairs."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ _LIBRARY_PREFIXES: Final = ("k8s_",)
 
 
 class KeyValueFormatter(logging.Formatter):
-    """time=… level=… event="…" and the record's extras, each on its way to be searched for."""
+    """Format a record as time=… level=… event="…" and its extras, each as a pair that can be searched for."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -32,11 +32,11 @@ class KeyValueFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str) -> None:
-    """Everything that is logged goes to standard error in that form."""
+    """Send all log records to standard error in that form."""
     handler = logging.StreamHandler()
     handler.setFormatter(KeyValueFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # One line per object and event, which our own lines say better.
+    # kopf writes one line per object and event; our own lines say more.
     logging.getLogger("kopf").setLevel(logging.WARNING)
 
 

@@ -1,4 +1,4 @@
-"""Figures for /metrics."""
+"""Count and measure for /metrics."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -6,7 +6,7 @@ __all__ = ["Metrics"]
 
 
 class Metrics:
-    """The operator's own registry; nothing is global."""
+    """Hold the operator's metrics in a registry of their own; nothing is global."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -47,11 +47,11 @@ class Metrics:
             "stepkeeper_acting", "1 while this operator holds the Lease.", registry=self._registry
         )
 
-    def forget(self, namespace: str, job: str) -> None:
-        """A job that is gone has no figures."""
+    def forget_job(self, namespace: str, job: str) -> None:
+        """Remove the gauges of a job that is gone."""
         for gauge in (self.step, self.committed_step):
             gauge.remove_by_labels({"namespace": namespace, "job": job})
 
     def render(self) -> bytes:
-        """The exposition format."""
+        """Render all metrics in the exposition format."""
         return generate_latest(self._registry)

@@ -1,32 +1,34 @@
-"""The only reads of a reconcile: the caches, and a live request where a cache may be behind."""
+"""Observe the cluster around one job: from the cache, and by a request where the cache may be behind.
+
+A reconcile reads nowhere else.
+"""
 
 from collections.abc import Callable
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build import config_map_name
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.cache.memory import Memory
+from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import CONFIG_MAPS, JOBS, JOBSETS, PODS, Cluster
-from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
-from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_jobset
-from stepkeeper_operator.facts.raw import RawObject, controller_of, controller_uid
+from stepkeeper_operator.facts import ConfigMap, Job, JobSet, Node, Pod, read_config_map, read_jobset
+from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID
-from stepkeeper_operator.memory import Memory
-from stepkeeper_operator.observed import AWAITED_AGAIN_S, ConfigMapFacts, Leftover, Observed, awaited
-from stepkeeper_operator.reports import ReportBook
+from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed, waits_for_jobset
 
 __all__ = ["Observer"]
 
 
 class Observer:
-    """Makes the `Observed` of a job."""
+    """Gather the `Observed` of a job."""
 
     def __init__(
         self,
         *,
         cluster: Cluster,
         cache: Cache,
-        evidence: EvidenceBook,
-        reports: ReportBook,
+        reports: ReportCache,
         memory: Memory,
         ca_pem: Callable[[], str],
         resync_s: int,
@@ -34,7 +36,6 @@ class Observer:
     ) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._evidence = evidence
         self._reports = reports
         self._memory = memory
         self._ca_pem = ca_pem
@@ -42,23 +43,23 @@ class Observer:
         self._clock = clock
 
     async def observe(self, key: JobKey, job: CheckpointedTrainingJob) -> Observed:
-        """Everything around the job. Raises ApiError."""
+        """Gather everything around the job. Raises ApiError."""
         uid = job.metadata.uid
-        jobset = await self._jobset(key, job)
-        config_map = await self._config_map(key, uid)
-        pods, evidence = self._cache.pods_of(uid), self._evidence.of(uid)
-        n_nodes, n_unknown_nodes = self._cache.node_counts()
-        memory = self._memory.of(uid)
+        jobset = await self._read_jobset(key, job)
+        config_map = await self._read_config_map(key, uid)
+        pods, evidence = self._cache.list_pods(uid), self._cache.evidence.list_attempts(uid)
+        n_nodes, n_unknown_nodes = self._cache.count_nodes()
+        memory = self._memory.get_job(uid)
         rejected = memory.rejection is not None and memory.rejection[0] == job.metadata.generation
         return Observed(
             jobset=jobset,
             pods=pods,
-            leftover=await self._leftover(key, job) if jobset is None else None,
+            leftover=await self._find_leftover(key, job) if jobset is None else None,
             evidence=evidence,
-            nodes=self._nodes(pods, evidence),
+            nodes=self._collect_nodes(pods, evidence),
             n_nodes=n_nodes,
             n_unknown_nodes=n_unknown_nodes,
-            report=self._reports.of(uid),
+            report=self._reports.get_report(uid),
             config_map=config_map,
             ca_pem=self._ca_pem(),
             rejection=memory.rejection[1] if rejected and memory.rejection is not None else None,
@@ -66,13 +67,15 @@ class Observer:
             last_write_at=memory.last_write_at,
         )
 
-    async def _jobset(self, key: JobKey, job: CheckpointedTrainingJob) -> JobSet | None:
-        """From the cache; that there is none is asked for, since much follows from it.
+    async def _read_jobset(self, key: JobKey, job: CheckpointedTrainingJob) -> JobSet | None:
+        """Read the JobSet from the cache. If it has none, ask the API server, since much follows from that.
 
-        So is one that a job without a running attempt waits for: watches can break without a word.
+        Also ask for the JobSet that a job without a running attempt waits for: watches can break silently.
         """
-        known, memory, now = self._cache.jobset(key), self._memory.of(job.metadata.uid), self._clock()
-        if known is not None and not (awaited(job, known) and now - memory.jobset_read_at >= AWAITED_AGAIN_S):
+        known, memory = self._cache.get_jobset(key), self._memory.get_job(job.metadata.uid)
+        now = self._clock()
+        recheck = now - memory.jobset_read_at >= JOBSET_RECHECK_S
+        if known is not None and not (recheck and waits_for_jobset(job, known)):
             return known
         raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
         memory.jobset_read_at = now
@@ -81,55 +84,57 @@ class Observer:
             return None
         return read_jobset(raw)
 
-    async def _leftover(self, key: JobKey, job: CheckpointedTrainingJob) -> Leftover | None:
-        """One is enough to wait for; whether it is still there is asked for, since much follows from that too."""
-        items = self._cache.leftovers(key)
+    async def _find_leftover(self, key: JobKey, job: CheckpointedTrainingJob) -> Leftover | None:
+        """Find one Job or pod that an earlier JobSet left: one is enough to wait for.
+
+        The API server is asked whether it still exists, since much follows from that.
+        """
+        items = self._cache.list_leftovers(key)
         for item in items:
             resource = JOBS if isinstance(item, Job) else PODS
             raw = await self._cluster.get(resource, item.namespace, item.name)
             if raw is None or raw["metadata"]["uid"] != item.uid:
-                self._cache.forget_gone(frozenset({item.uid}))
+                self._cache.forget_objects(frozenset({item.uid}))
                 continue
             name = f"{resource.kind} {item.name}"
-            if isinstance(item, Job) or not await self._is_stray(raw):
+            if isinstance(item, Job) or not await self._is_orphan(raw):
                 return Leftover(name=name)
             same = [pod for pod in items if isinstance(pod, Pod) and pod.owner_uid == item.owner_uid]
-            return Leftover(name=name, strays=tuple(pod for pod in same if pod.deadline is None))
-        return await self._unheard(job)
+            return Leftover(name=name, orphans=tuple(pod for pod in same if pod.deadline is None))
+        return await self._find_unwatched(job)
 
-    async def _is_stray(self, pod: RawObject) -> bool:
-        """Its Job is gone: nobody but the garbage collector would delete it, and that one can lose sight of a pod."""
+    async def _is_orphan(self, pod: RawObject) -> bool:
+        """Check whether the pod's Job is gone.
+
+        Only the garbage collector would delete such a pod, and it can lose sight of it.
+        """
         owner = controller_of(pod)
         if owner is None or owner["kind"] != JOBS.kind:
             return False
         job = await self._cluster.get(JOBS, pod["metadata"]["namespace"], owner["name"])
         return job is None or job["metadata"]["uid"] != owner["uid"]
 
-    async def _unheard(self, job: CheckpointedTrainingJob) -> Leftover | None:
-        """What an earlier JobSet made while our watches were broken is in no cache yet."""
+    async def _find_unwatched(self, job: CheckpointedTrainingJob) -> Leftover | None:
+        """Find what an earlier JobSet made while our watches were broken: no cache has it yet."""
         if job.status.bookkeeping.job_sets == 0:
             return None
         for resource in (JOBS, PODS):
-            # Listed first: what is heard of meanwhile is known.
+            # List first: an object that a watch brings meanwhile is then in the cache.
             present = await self._cluster.list_uids(resource, f"{JOB_UID}={job.metadata.uid}")
-            if present - self._cache.uids(resource.plural):
+            if present - self._cache.list_uids(resource.plural):
                 return Leftover(name=f"a {resource.kind} that no watch has told of yet")
         return None
 
-    async def _config_map(self, key: JobKey, uid: str) -> ConfigMapFacts | None:
-        """ConfigMaps aren't watched: they are read once in a while, and after each write."""
-        memory, now = self._memory.of(uid), self._clock()
+    async def _read_config_map(self, key: JobKey, uid: str) -> ConfigMap | None:
+        """Read the ConfigMap once per resync period. ConfigMaps aren't watched; each write also refreshes it."""
+        memory, now = self._memory.get_job(uid), self._clock()
         if memory.config_map is None or now - memory.config_map_read_at >= self._resync_s:
             raw = await self._cluster.get(CONFIG_MAPS, key.namespace, config_map_name(key.name))
             memory.config_map_read_at = now
-            memory.config_map = (
-                None
-                if raw is None
-                else ConfigMapFacts(owner_uid=controller_uid(raw), data=raw.get("data") or {})
-            )
+            memory.config_map = None if raw is None else read_config_map(raw)
         return memory.config_map
 
-    def _nodes(self, pods: tuple[Pod, ...], evidence: tuple[AttemptEvidence, ...]) -> dict[str, Node]:
+    def _collect_nodes(self, pods: tuple[Pod, ...], evidence: tuple[AttemptEvidence, ...]) -> dict[str, Node]:
         names = {pod.node for pod in pods} | {pod.node for attempt in evidence for pod in attempt.pods}
-        found = {name: self._cache.node(name) for name in names if name is not None}
+        found = {name: self._cache.get_node(name) for name in names if name is not None}
         return {name: node for name, node in found.items() if node is not None}

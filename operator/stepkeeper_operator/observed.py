@@ -1,75 +1,67 @@
-"""Everything that a decision about one job is made from, besides the job itself."""
+"""Define the input of a decision about one job, besides the job itself."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.evidence import AttemptEvidence
-from stepkeeper_operator.facts import JobSet, Node, Pod
-from stepkeeper_operator.reports import LastReport
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.facts import ConfigMap, JobSet, Node, Pod
 
-__all__ = ["AWAITED_AGAIN_S", "ConfigMapFacts", "Leftover", "Observed", "awaited"]
+__all__ = ["JOBSET_RECHECK_S", "Leftover", "Observed", "waits_for_jobset"]
 
-AWAITED_AGAIN_S: Final = 5.0
-"""So long a JobSet that is waited for is believed to be as it was last heard of."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigMapFacts:
-    """The ConfigMap that has the name of the job's."""
-
-    owner_uid: str | None
-    data: Mapping[str, str]
+JOBSET_RECHECK_S: Final = 5.0
+"""Seconds for which the cached state of an awaited JobSet is believed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """What is still there of an earlier JobSet, where there is none now."""
+    """The Jobs and pods of an earlier JobSet that still exist while the job has no JobSet."""
 
     name: str
-    """Of one of them, with its kind."""
+    """Kind and name of one of them."""
 
-    strays: tuple[Pod, ...] = ()
-    """Pods whose Job is gone, and that nobody has deleted since."""
+    orphans: tuple[Pod, ...] = ()
+    """Pods whose Job is gone and that nobody has deleted since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The cluster around one job, at one moment."""
+    """The cluster around one job at one moment."""
 
     jobset: JobSet | None = None
-    """The JobSet that has the job's name, whosever it is."""
+    """The JobSet that has the job's name, whoever owns it."""
 
     pods: tuple[Pod, ...] = ()
-    """Of all attempts that left any."""
+    """Pods of all attempts that left any."""
 
     leftover: Leftover | None = None
-    """Where there is no JobSet: Jobs and pods of an earlier one that are still there."""
+    """Set only where there is no JobSet."""
 
     evidence: tuple[AttemptEvidence, ...] = ()
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    """Those that pods in `pods` and `evidence` were on."""
+    """The nodes that pods in `pods` and `evidence` were on, by name."""
 
     n_nodes: int = 0
     n_unknown_nodes: int = 0
-    """Over the whole cluster."""
+    """Both counts are over the whole cluster."""
 
     report: LastReport | None = None
-    config_map: ConfigMapFacts | None = None
+    config_map: ConfigMap | None = None
     ca_pem: str = ""
     rejection: str | None = None
-    """What the API server said of the last JobSet that was to be made for this generation."""
+    """The API server's refusal of the last JobSet that was to be made for this generation."""
 
     operator_started_at: float = 0.0
     last_write_at: float = 0.0
-    """When this operator last wrote the job's status."""
+    """Unix time when this operator last wrote the job's status."""
 
-    def evidence_of(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
+    def find_evidence(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
         return next((evidence for evidence in self.evidence if evidence.ordinal == ordinal), None)
 
 
-def awaited(job: CheckpointedTrainingJob, jobset: JobSet) -> bool:
-    """The job goes on when JobSet has done something: no attempt runs, and nobody wants it so."""
+def waits_for_jobset(job: CheckpointedTrainingJob, jobset: JobSet) -> bool:
+    """Return True if the job goes on only after JobSet has acted: no attempt runs, and it isn't suspended."""
     attempts = job.status.attempts
     return bool(attempts) and attempts[-1].end is not None and not jobset.suspend

@@ -1,4 +1,4 @@
-"""One job, from what is seen to what is done."""
+"""Reconcile one job: parse, observe, decide, apply."""
 
 import logging
 import time
@@ -8,39 +8,40 @@ from pydantic import ValidationError
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.apply import Applier
-from stepkeeper_operator.cache import Cache, JobKey
-from stepkeeper_operator.decide import decide
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.memory import Memory
+from stepkeeper_operator.cache.reports import ReportCache
+from stepkeeper_operator.cluster import Cluster
+from stepkeeper_operator.decide.job import decide_job
 from stepkeeper_operator.decision import Decision
 from stepkeeper_operator.errors import AlreadyExistsError, ApiError, ConflictError
-from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.observe import Observer
-from stepkeeper_operator.reports import ReportBook
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["Reconciler"]
+__all__ = ["Reconciler", "make_reconciler"]
 
 _log = logging.getLogger(__name__)
 
-_BEHIND_S = 0.5
-"""After a conflict the watch brings what we didn't know; if it doesn't, this is when to look again."""
+_CONFLICT_RETRY_S = 0.5
+"""Seconds to look again after a conflict, if the watch doesn't bring the missing change before."""
 
 
 class Reconciler:
-    """The work of the queue: parse, observe, decide, apply."""
+    """Reconcile the jobs that the queue hands out."""
 
     def __init__(
         self,
         *,
         cache: Cache,
-        reports: ReportBook,
+        reports: ReportCache,
         memory: Memory,
         observer: Observer,
         applier: Applier,
         settings: OperatorSettings,
         metrics: Metrics,
         acting: Callable[[], bool],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
     ) -> None:
         self._cache = cache
         self._reports = reports
@@ -54,14 +55,14 @@ class Reconciler:
         self._uids: dict[JobKey, str] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """The job is as it should be, or will be looked at again in that many seconds. Raises to be tried again."""
+        """Bring the job to its wanted state, or return in how many seconds to look again. Raises to be tried again."""
         started = time.monotonic()
         try:
             again_s = await self._reconcile(key)
         except (ConflictError, AlreadyExistsError) as error:
             _log.debug("behind", extra={"job": "/".join(key), "error": str(error)})
             self._metrics.reconciles.labels(result="behind").inc()
-            return _BEHIND_S
+            return _CONFLICT_RETRY_S
         except Exception as error:
             expected = isinstance(error, (ApiError, OSError, TimeoutError))
             _log.warning(
@@ -74,9 +75,9 @@ class Reconciler:
         return again_s
 
     async def _reconcile(self, key: JobKey) -> float | None:
-        raw = self._cache.training_job(key)
+        raw = self._cache.get_training_job(key)
         if raw is None:
-            self._forget(key)
+            self._forget_job(key)
             return None
         try:
             job = CheckpointedTrainingJob.model_validate(raw)
@@ -87,15 +88,15 @@ class Reconciler:
             return None
         self._uids[key] = job.metadata.uid
         observed = await self._observer.observe(key, job)
-        decision = decide(job, observed, self._settings, now=self._clock())
+        decision = decide_job(job, observed, self._settings, now=self._clock())
         # Requests take time: between two of them another operator may have taken over.
         if not self._acting():
-            return _BEHIND_S
+            return _CONFLICT_RETRY_S
         await self._applier.apply(key, job, decision)
-        self._measure(key, job, decision)
+        self._update_metrics(key, job, decision)
         return decision.requeue_after_s
 
-    def _measure(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
+    def _update_metrics(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
         progress, checkpoint = decision.status.progress, decision.status.checkpoint
         if progress is not None and progress.step is not None:
             self._metrics.step.labels(*key).set(progress.step)
@@ -107,9 +108,47 @@ class Reconciler:
                 if attempt.end is not None and attempt.cause is not None and attempt.number not in ended:
                     self._metrics.restarts.labels(cause=attempt.cause).inc()
 
-    def _forget(self, key: JobKey) -> None:
+    def _forget_job(self, key: JobKey) -> None:
         uid = self._uids.pop(key, None)
         if uid is not None:
-            self._reports.forget(uid)
-            self._memory.forget(uid)
-            self._metrics.forget(*key)
+            self._reports.forget_job(uid)
+            self._memory.forget_job(uid)
+            self._metrics.forget_job(*key)
+
+
+def make_reconciler(
+    *,
+    cluster: Cluster,
+    cache: Cache,
+    reports: ReportCache,
+    settings: OperatorSettings,
+    metrics: Metrics,
+    ca_pem: Callable[[], str],
+    acting: Callable[[], bool],
+    clock: Callable[[], float] = time.time,
+) -> Reconciler:
+    """Put a reconciler together with an observer and an applier that share one memory of the jobs."""
+    memory = Memory(started_at=clock())
+    observer = Observer(
+        cluster=cluster,
+        cache=cache,
+        reports=reports,
+        memory=memory,
+        ca_pem=ca_pem,
+        resync_s=settings.resync_s,
+        clock=clock,
+    )
+    applier = Applier(
+        cluster=cluster, cache=cache, memory=memory, metrics=metrics, identity=settings.identity, clock=clock
+    )
+    return Reconciler(
+        cache=cache,
+        reports=reports,
+        memory=memory,
+        observer=observer,
+        applier=applier,
+        settings=settings,
+        metrics=metrics,
+        acting=acting,
+        clock=clock,
+    )

@@ -1,4 +1,4 @@
-"""What the operator is told at its start. The variable of field ``x`` is ``STEPKEEPER_OPERATOR_X``."""
+"""Read the operator's settings from the environment. Field ``x`` is variable ``STEPKEEPER_OPERATOR_X``."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,68 +10,68 @@ __all__ = ["OperatorSettings"]
 
 
 class OperatorSettings(BaseSettings):
-    """Read once, in `__main__`, and handed down as an argument."""
+    """The settings of one operator process. `__main__` reads them once and passes them down."""
 
     model_config = SettingsConfigDict(
         env_prefix="STEPKEEPER_OPERATOR_", frozen=True, extra="ignore", use_attribute_docstrings=True
     )
 
     namespace: str = "stepkeeper-system"
-    """Where the operator's own Lease and Secret are."""
+    """Namespace of the operator's own Lease and Secret."""
 
     identity: str = ""
-    """Who holds the Lease; the pod's name, else the host's."""
+    """Identity of the Lease's holder. Unset: the pod's name, else the host's."""
 
     kubeconfig: Path | None = None
-    """For an operator outside of the cluster; without it, the pod's service account."""
+    """Kubeconfig of an operator outside of the cluster. Unset: the pod's service account."""
 
     service_name: str = "stepkeeper-operator"
-    """The Service in front of the endpoint: its DNS names are in the certificate."""
+    """Service in front of the endpoint. Its DNS names are in the certificate."""
 
     endpoint_url: str | None = None
-    """Base URL that pods report to; without it, the Service's."""
+    """Base URL that pods report to. Unset: the Service's."""
 
     endpoint_host: str = "0.0.0.0"  # noqa: S104  # a server in a pod: the NetworkPolicy says who reaches it
     endpoint_port: int = 8443
     health_port: int = 8080
 
     tls_secret_name: str = "stepkeeper-operator-tls"  # noqa: S105  # a name, no secret
-    """The Secret with the operator's CA and serving certificate."""
+    """Secret with the operator's CA and serving certificate."""
 
     lease_name: str = "stepkeeper-operator"
     lease_duration_s: int = Field(default=15, ge=3)
-    """How long a dead operator keeps the next one waiting. Renewed three times as often."""
+    """Seconds that a dead operator keeps the next one waiting. The Lease is renewed three times as often."""
 
     workers: int = Field(default=8, ge=1)
     resync_s: int = Field(default=600, ge=10)
-    """How often every job is looked at without any event."""
+    """Seconds between two looks at a job without any event."""
 
     report_interval_s: int = Field(default=10, ge=1)
     unreachable_toleration_s: int = Field(default=30, ge=0)
-    """How long a pod stays on a node that is not ready or unreachable."""
+    """Seconds that a pod stays on a node that is not ready or unreachable."""
 
     reattribution_s: int = Field(default=120, ge=0)
-    """How long the cause of an ended attempt is open to better evidence."""
+    """Seconds for which better evidence can still change the cause of an ended attempt."""
 
     lost_node_uptime_s: int = Field(default=60, ge=0)
-    """How long the operator has to be up before it says that a pod died with its node."""
+    """Seconds that the operator has to be up before it fails a pod as lost with its node."""
 
     progress_interval_s: int = Field(default=60, ge=1)
-    """Progress alone is written to a job's status at most this often."""
+    """Least seconds between two writes of a job's status that only change its progress."""
 
     silence_s: int = Field(default=90, ge=10)
-    """Without a report for so long, condition Reporting is False."""
+    """Seconds without a report after which condition Reporting is False."""
 
     log_level: str = "INFO"
 
     def certificate_names(self) -> tuple[str, ...]:
-        """DNS names and addresses that the endpoint answers to."""
+        """Return the DNS names and addresses that the endpoint answers to."""
         service = f"{self.service_name}.{self.namespace}"
         names = (f"{service}.svc", f"{service}.svc.cluster.local", service)
         host = None if self.endpoint_url is None else urlsplit(self.endpoint_url).hostname
         return names if host is None or host in names else (*names, host)
 
     def report_url(self, namespace: str, job: str) -> str:
-        """Where the pods of a job report to."""
+        """Return the URL that the pods of a job report to."""
         base = self.endpoint_url or f"https://{self.service_name}.{self.namespace}.svc:{self.endpoint_port}"
         return f"{base.rstrip('/')}/v1/namespaces/{namespace}/jobs/{job}/report"

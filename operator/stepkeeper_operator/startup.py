@@ -1,31 +1,26 @@
-"""Puts the parts together and runs them until the first of them ends."""
+"""Put the parts of the operator together and run them until the first of them ends."""
 
 import asyncio
 import logging
 import random
 import signal
-import time
 from collections.abc import Coroutine
 
-from stepkeeper_operator.apply import Applier
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.reports import ReportCache
+from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.cluster import JOBSETS, TRAINING_JOBS, Cluster, connect
-from stepkeeper_operator.endpoint import Authority, KubernetesTokens, make_app
+from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint
 from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.evidence import EvidenceBook
 from stepkeeper_operator.handlers.watch import make_registry, make_settings, run_watches
 from stepkeeper_operator.labels import JOB_UID
 from stepkeeper_operator.lease import LeaseGuard
-from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.observe import Observer
-from stepkeeper_operator.reconcile import Reconciler
-from stepkeeper_operator.reports import ReportBook
+from stepkeeper_operator.reconcile import Reconciler, make_reconciler
 from stepkeeper_operator.settings import OperatorSettings
-from stepkeeper_operator.sweep import sweep
 from stepkeeper_operator.work_queue import WorkQueue
 
 __all__ = ["Operator", "run_operator"]
@@ -34,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 _KIND_CHECK_S = 5.0
 _RELIST_BURST_S = 2.0
-"""Objects of a kind that is listed come one by one, and kinds one after the other."""
+"""Listed objects arrive one by one, and one kind after the other."""
 
 
 async def run_operator(settings: OperatorSettings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises LeaseLostError if another operator took over."""
+    """Run the operator until SIGTERM or SIGINT. Raises LeaseLostError if another operator took over."""
     cluster = await connect(settings.kubeconfig)
     try:
         await Operator(settings, cluster).run()
@@ -47,16 +42,15 @@ async def run_operator(settings: OperatorSettings) -> None:
 
 
 class Operator:
-    """All parts of one operator process."""
+    """Own and run all parts of one operator process."""
 
     def __init__(self, settings: OperatorSettings, cluster: Cluster) -> None:
         self._settings = settings
         self._cluster = cluster
         self._metrics = Metrics()
         self._queue: WorkQueue[JobKey] = WorkQueue()
-        self._evidence = EvidenceBook()
-        self._cache = Cache(self._evidence)
-        self._reports = ReportBook()
+        self._cache = Cache()
+        self._reports = ReportCache()
         self._synced = asyncio.Event()
         self._relisted = asyncio.Event()
         self._stop = asyncio.Event()
@@ -76,25 +70,25 @@ class Operator:
         )
 
     async def run(self) -> None:
-        """Waits for the Lease, then watches, reconciles and serves."""
-        self._take_signals()
+        """Wait for the Lease, then watch, reconcile and serve."""
+        self._handle_signals()
         await self._serve_health()
         try:
-            if not await self._until_stopped(self._get_ready()):
+            if not await self._run_unless_stopped(self._get_ready()):
                 return
             await self._serve_endpoint()
-            await self._act()
+            await self._run_parts()
         finally:
             await self._servers.close()
             await self._lease.release()
 
     async def _get_ready(self) -> None:
         await self._lease.acquire()
-        await self._until_served()
+        await self._wait_for_crds()
         await self._certificate.renew()
 
-    async def _until_served(self) -> None:
-        """The API server knows the kinds: a kind that comes later is not watched."""
+    async def _wait_for_crds(self) -> None:
+        """Wait until the API server knows the kinds: kopf doesn't watch a kind that is installed later."""
         for resource in (TRAINING_JOBS, JOBSETS):
             while True:
                 try:
@@ -105,23 +99,23 @@ class Operator:
                     _log.warning("cannot list kind; is its CRD installed?", extra=extra)
                     await asyncio.sleep(_KIND_CHECK_S)
 
-    def _take_signals(self) -> None:
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
 
-    async def _act(self) -> None:
+    async def _run_parts(self) -> None:
         end_watches = asyncio.Event()
         registry = make_registry(self._cache, self._enqueue, synced=self._synced, relisted=self._relisted)
         watches = asyncio.create_task(
-            run_watches(registry, make_settings(), stop=end_watches, started=self._take_signals)
+            run_watches(registry, make_settings(), stop=end_watches, started=self._handle_signals)
         )
         parts = (
             self._stop.wait(),
-            self._lease.keep(),
-            self._work(self._reconciler()),
-            self._resync(),
-            self._certificate.keep(),
+            self._lease.keep_renewing(),
+            self._reconcile_jobs(self._make_reconciler()),
+            self._resync_jobs(),
+            self._certificate.keep_renewing(),
         )
         tasks = [asyncio.create_task(part) for part in parts]
         try:
@@ -129,7 +123,7 @@ class Operator:
             for task in done:
                 task.result()
         finally:
-            # The watches last: they wait for every task that is younger than they are.
+            # Stop the watches last: kopf waits for every task that is younger than they are.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -137,55 +131,35 @@ class Operator:
             end_watches.set()
             await asyncio.gather(watches, return_exceptions=True)
 
-    def _reconciler(self) -> Reconciler:
-        memory = Memory(started_at=time.time())
-        observer = Observer(
+    def _make_reconciler(self) -> Reconciler:
+        return make_reconciler(
             cluster=self._cluster,
             cache=self._cache,
-            evidence=self._evidence,
             reports=self._reports,
-            memory=memory,
-            ca_pem=lambda: self._certificate.ca_pem,
-            resync_s=self._settings.resync_s,
-            clock=time.time,
-        )
-        applier = Applier(
-            cluster=self._cluster,
-            cache=self._cache,
-            memory=memory,
-            metrics=self._metrics,
-            identity=self._settings.identity,
-            clock=time.time,
-        )
-        return Reconciler(
-            cache=self._cache,
-            reports=self._reports,
-            memory=memory,
-            observer=observer,
-            applier=applier,
             settings=self._settings,
             metrics=self._metrics,
+            ca_pem=lambda: self._certificate.ca_pem,
             acting=lambda: self._lease.held,
         )
 
-    async def _work(self, reconciler: Reconciler) -> None:
+    async def _reconcile_jobs(self, reconciler: Reconciler) -> None:
         await self._synced.wait()
-        _log.info("all kinds are listed", extra={"jobs": len(list(self._cache.training_jobs()))})
+        _log.info("all kinds are listed", extra={"jobs": len(list(self._cache.list_training_jobs()))})
         await self._queue.run(self._settings.workers, reconciler.reconcile)
 
-    async def _resync(self) -> None:
-        """Every job is looked at now and then, spread over the period, without objects that are gone unnoticed."""
+    async def _resync_jobs(self) -> None:
+        """Look at every job now and then, spread over the period, after forgetting objects that are gone unnoticed."""
         while True:
             try:
                 async with asyncio.timeout(self._settings.resync_s):
-                    await self._sweep_when_relisted()
+                    await self._sweep_after_relists()
             except TimeoutError:
                 _log.debug("resync")
             await self._sweep()
-            for key in self._cache.training_jobs():
+            for key in self._cache.list_training_jobs():
                 self._queue.add_after(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
 
-    async def _sweep_when_relisted(self) -> None:
+    async def _sweep_after_relists(self) -> None:
         while True:
             await self._relisted.wait()
             await asyncio.sleep(_RELIST_BURST_S)
@@ -195,7 +169,7 @@ class Operator:
 
     async def _sweep(self) -> bool:
         try:
-            concerned = await sweep(self._cluster, self._cache)
+            concerned = await forget_deleted_objects(self._cluster, self._cache)
         except ApiError as error:
             _log.warning("cannot look for objects that are gone", extra={"error": str(error)})
             return False
@@ -219,9 +193,9 @@ class Operator:
         await self._servers.start(app, host=self._settings.endpoint_host, port=self._settings.health_port)
 
     async def _serve_endpoint(self) -> None:
-        authority = Authority(self._cache, self._cluster, KubernetesTokens(self._cluster))
-        app = make_app(
-            authority=authority,
+        authenticator = ReportAuthenticator(self._cache, self._cluster, KubernetesTokens(self._cluster))
+        endpoint = ReportEndpoint(
+            authenticator=authenticator,
             reports=self._reports,
             enqueue=self._queue.add,
             acting=lambda: self._lease.held and self._synced.is_set(),
@@ -229,11 +203,13 @@ class Operator:
             metrics=self._metrics,
         )
         host, port = self._settings.endpoint_host, self._settings.endpoint_port
-        port = await self._servers.start(app, host=host, port=port, tls=self._certificate.context)
+        port = await self._servers.start(
+            endpoint.make_app(), host=host, port=port, tls=self._certificate.context
+        )
         _log.info("serving reports", extra={"port": port})
 
-    async def _until_stopped(self, waiting: Coroutine[None, None, None]) -> bool:
-        """False if the operator was told to stop before that."""
+    async def _run_unless_stopped(self, waiting: Coroutine[None, None, None]) -> bool:
+        """Run `waiting`. Return False if the operator was stopped before it ended."""
         work, stop = asyncio.create_task(waiting), asyncio.create_task(self._stop.wait())
         await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()

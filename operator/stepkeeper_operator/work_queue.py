@@ -1,4 +1,4 @@
-"""The one queue of keys to reconcile: coalescing, serial per key, delayed requeue with jitter, back-off."""
+"""Queue the keys to reconcile: coalescing, serial per key, delayed requeue with jitter, back-off."""
 
 import asyncio
 import heapq
@@ -13,23 +13,23 @@ K = TypeVar("K", bound=Hashable)
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 120.0
 _JITTER = 0.1
-"""A delay is stretched by up to this share, so that a thousand jobs that started together don't stay together."""
+"""Greatest share by which a delay is stretched, so that a thousand jobs that started together don't stay together."""
 
 
 class WorkQueue(Generic[K]):
-    """Keys that are due. A key waits at most once, and no two workers hold the same key.
+    """Queue keys that are due. A key waits at most once, and no two workers hold the same key.
 
-    All methods but `run` are for the loop that `run` runs in.
+    Call all methods but `run` from the event loop that `run` runs in.
     """
 
     def __init__(self, jitter: Callable[[], float] = random.random) -> None:
         self._jitter = jitter
         self._due: asyncio.Queue[K] = asyncio.Queue()
         self._waiting: set[K] = set()
-        """In `_due`."""
+        """The keys in `_due`."""
         self._held: set[K] = set()
         self._again: set[K] = set()
-        """Asked for while held: due as soon as the worker lets go."""
+        """Keys added while a worker held them: due as soon as the worker is done."""
         self._later: dict[K, float] = {}
         """The earliest time that a delayed key is due at."""
         self._timers: list[tuple[float, int, K]] = []
@@ -38,7 +38,7 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
 
     def add(self, key: K) -> None:
-        """The key is reconciled as soon as a worker is free, once, however often it was added before."""
+        """Reconcile the key once, as soon as a worker is free, however often it was added before."""
         self._later.pop(key, None)
         if key in self._held:
             self._again.add(key)
@@ -47,7 +47,7 @@ class WorkQueue(Generic[K]):
             self._due.put_nowait(key)
 
     def add_after(self, key: K, delay_s: float) -> None:
-        """The key is added once the delay is over, unless it is reconciled or asked for earlier before that."""
+        """Add the key after the delay, unless it is reconciled or added earlier."""
         due_at = asyncio.get_running_loop().time() + delay_s * (1 + _JITTER * self._jitter())
         if due_at >= self._later.get(key, float("inf")):
             return
@@ -56,19 +56,14 @@ class WorkQueue(Generic[K]):
         heapq.heappush(self._timers, (due_at, self._timer_id, key))
         self._timer_set.set()
 
-    def forget(self, key: K) -> None:
-        """Nothing is remembered of a key whose object is gone."""
-        self._later.pop(key, None)
-        self._failures.pop(key, None)
-
     def __len__(self) -> int:
         return len(self._waiting)
 
     async def run(self, n_workers: int, work: Callable[[K], Awaitable[float | None]]) -> None:
-        """Works until cancelled. `work` answers in how many seconds the key is due again, if at all.
+        """Work until cancelled. `work` returns in how many seconds the key is due again, or None.
 
-        An exception of `work` is its way to say that the key has to be tried again after a growing delay; it
-        logs what went wrong itself.
+        An exception from `work` means that the key has to be tried again after a growing delay. `work` logs
+        what went wrong itself.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._wake_delayed())

@@ -1,4 +1,4 @@
-"""Names of torch's dtypes as they stand in layouts, manifests and plans: "float32", not "torch.float32"."""
+"""Translate torch's dtypes to the names that layouts, manifests and plans use: "float32", not "torch.float32"."""
 
 import torch
 
@@ -6,12 +6,12 @@ from stepkeeper_planners.errors import LayoutError
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name without torch's prefix."""
+    """Return the dtype's name without torch's prefix."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype of that name.
+    """Return the dtype with this name.
 
     Raises:
         LayoutError: this torch has no such dtype.
@@ -23,10 +23,10 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def all_dtypes() -> dict[str, torch.dtype]:
-    """This torch's dtypes by all names that they have in it: "half" too, which is "float16"."""
+    """Return this torch's dtypes by name, with aliases: "half" as well as "float16"."""
     return {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 
 
 def itemsize_bytes(name: str) -> int:
-    """The bytes of one element."""
+    """Return the size of one element, in bytes."""
     return dtype_of(name).itemsize

@@ -1,4 +1,4 @@
-"""What the planners raise. Every error also is the builtin that a caller without this package would expect."""
+"""Define what the planners raise. Each error is also the builtin that a caller without this package would expect."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -7,51 +7,51 @@ from typing import Final
 from typing_extensions import override
 
 _LISTED: Final = 12
-"""Names that stand in a message; a longer list is cut there."""
+"""Most names that a message shows; longer lists are cut."""
 
 
 class PlannerError(Exception):
-    """Base of everything that this package raises on purpose."""
+    """Base of every error that this package raises on purpose."""
 
 
 class LayoutError(PlannerError, ValueError):
-    """A tensor's chunks overlap, leave a gap or lie outside it."""
+    """The chunks of a tensor overlap, leave a gap or lie outside it."""
 
 
 class UnsupportedShardingError(PlannerError, ValueError):
-    """A tensor is placed in a way that says nothing about which device holds which part of it."""
+    """A tensor's placement doesn't tell which device holds which part of it."""
 
 
 class UnsupportedValueError(PlannerError, TypeError):
-    """A value is of a type that is not stored, because reading it back would mean to run code."""
+    """A value has a type that isn't stored, because reading it back would mean running code."""
 
 
 class PickleRefusedError(PlannerError, ValueError):
-    """A pickle names something that data has no use for, or is damaged. Nothing of it was run."""
+    """A pickle names something that data has no use for, or is damaged. Nothing in it was run."""
 
 
 class UnknownNameError(PickleRefusedError):
-    """A pickle names something that has no place in it: it may be whole, and of a kind that isn't read."""
+    """A pickle names something that this reader doesn't know. The file may be whole, and of a kind that isn't read."""
 
 
 class MetadataDecodeError(PlannerError, ValueError):
-    """A checkpoint's metadata file is damaged, contradicts itself, or would run code. Nothing of it was run."""
+    """A checkpoint's metadata file is damaged, contradicts itself, or would run code. Nothing in it was run."""
 
 
 class ValueDecodeError(PlannerError, ValueError):
-    """The stored bytes of a value are damaged, or hold a type that is not on the list."""
+    """The stored bytes of a value are damaged, or hold a type that isn't on the list."""
 
 
 class DuplicateNameError(PlannerError, ValueError):
-    """Two entries of a state get one name when nested keys are joined with dots."""
+    """Two entries of a state get the same flat name when their keys are joined with dots."""
 
 
 class PerRankError(PlannerError, ValueError):
-    """Values of one rank each were saved by another number of ranks, and nothing says what to make of them."""
+    """Another number of ranks saved the `PerRank` values, and nothing tells how to convert them."""
 
 
 class PatternError(PlannerError, TypeError):
-    """What a load should be about is said in a way that would select something else than is meant."""
+    """The patterns of a load would select something other than what is probably meant."""
 
 
 class CastError(PlannerError, OverflowError):
@@ -59,9 +59,9 @@ class CastError(PlannerError, OverflowError):
 
 
 class RanksDifferError(PlannerError, ValueError):
-    """What all ranks should save alike differs between them. Nothing was written.
+    """The ranks differ in something that all of them should save alike. Nothing was written.
 
-    The text shortens long lists, the attributes have them whole.
+    The text shortens long lists; the attributes hold them whole.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class RanksDifferError(PlannerError, ValueError):
         self.reasons = dict(reasons)
         """For each name that differs, in which way."""
         self.ranks = {name: tuple(those) for name, those in ranks.items()}
-        """For each of these names, the ranks that differ from most."""
+        """For each of these names, the ranks that differ from the majority."""
         self.n_unseen = n_unseen
-        """Further ranks that differ, in which nobody looked for names."""
+        """The number of further ranks that differ, whose names were not compared."""
         super().__init__("\n".join(self._lines()))
 
     @override
@@ -84,7 +84,10 @@ class RanksDifferError(PlannerError, ValueError):
     def _lines(self) -> list[str]:
         lines = [f"the ranks' states differ ({len(self.reasons)}); nothing was written."]
         lines += _shortened(
-            [f"{name} (on {ranks_text(self.ranks[name])}): {reason}" for name, reason in self.reasons.items()]
+            [
+                f"{name} (on {format_ranks(self.ranks[name])}): {reason}"
+                for name, reason in self.reasons.items()
+            ]
         )
         if self.n_unseen:
             lines.append(f"{self.n_unseen} more ranks differ in yet other ways")
@@ -92,25 +95,25 @@ class RanksDifferError(PlannerError, ValueError):
 
 
 class LostWritesError(PlannerError, RuntimeError):
-    """The storage writer reported success without having written everything. The checkpoint is not committed."""
+    """The storage writer reported success, but didn't write everything. The checkpoint is not committed."""
 
 
 class WrongRanksError(PlannerError, ValueError):
-    """A save or load is planned for other ranks than those that take part in it."""
+    """A save or load was planned for other ranks than those that take part in it."""
 
 
 class ReleasesDifferError(PlannerError, RuntimeError):
-    """The ranks of a save run different releases, which don't divide a state alike. Nothing was written."""
+    """The ranks of a save run different releases, which divide a state differently. Nothing was written."""
 
 
 class UnsupportedWriterError(PlannerError, ValueError):
-    """The storage writer can't hold what is to be saved; it would lose some of it without a word."""
+    """The storage writer can't hold what is to be saved; it would silently lose some of it."""
 
 
 class LoadMismatchError(PlannerError, ValueError):
-    """The state that asks and the checkpoint that answers differ; every difference is listed.
+    """The state and the checkpoint differ; the error lists every difference.
 
-    The text shortens long lists, the attributes have them whole.
+    The text shortens long lists; the attributes hold them whole.
     """
 
     def __init__(
@@ -124,17 +127,17 @@ class LoadMismatchError(PlannerError, ValueError):
         loaded: str = "nothing was loaded",
     ) -> None:
         self.missing = tuple(missing)
-        """Names that the state asks for and the checkpoint lacks."""
+        """Names that the state has and the checkpoint lacks."""
         self.unexpected = tuple(unexpected)
-        """Names that the checkpoint holds and the state doesn't ask for."""
+        """Names that the checkpoint has and the state lacks."""
         self.mismatched = dict(mismatched or {})
-        """Names that both have, and what differs."""
+        """Names that both have, and how they differ."""
         self.ranks = {name: tuple(those) for name, those in (ranks or {}).items()}
-        """For names that only some of several ranks report: which ranks."""
+        """For names that only some of the ranks report: which ranks."""
         self.advice = tuple(advice)
-        """What may be the cause, and what to write instead."""
+        """The probable causes, and what to write instead."""
         self.loaded = loaded
-        """How much was loaded before it was found."""
+        """How much was loaded before the mismatch was found."""
         super().__init__("\n".join(self._lines()))
 
     @override
@@ -170,7 +173,7 @@ class LoadMismatchError(PlannerError, ValueError):
         ranks = self.ranks.get(name)
         if ranks is None:
             return name
-        return f"{name} (on {ranks_text(ranks)})"
+        return f"{name} (on {format_ranks(ranks)})"
 
 
 def _shortened(entries: list[str]) -> list[str]:
@@ -180,17 +183,17 @@ def _shortened(entries: list[str]) -> list[str]:
 
 
 class PrimeError(PlannerError, TypeError):
-    """An optimizer's state can't be made without a real step of the training."""
+    """An optimizer's state can't be made without a real training step."""
 
 
 class SourceError(PlannerError, ValueError):
-    """A file or folder that should be converted is damaged, of another kind, or holds what can't be converted."""
+    """A file or folder to convert is damaged, of another kind, or holds what can't be converted."""
 
 
 class DestinationExistsError(PlannerError, FileExistsError):
-    """There is something already where the result of a conversion should go."""
+    """Something already exists where a conversion should write its result."""
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3` or `ranks 0, 1`, for a message; a long list is cut."""
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return "rank 3" or "ranks 0, 1" for a message; cut a long list."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(_shortened(list(map(str, ranks))))}"

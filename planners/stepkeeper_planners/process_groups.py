@@ -1,29 +1,29 @@
-"""The processes that save and load together."""
+"""Find the processes that save and load together, and exchange objects between them."""
 
 import torch.distributed as dist
 
-from stepkeeper_planners.geometry.layout import Ranks, ranks_among
+from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
 
-__all__ = ["alone", "current_ranks", "gathered", "shared_by"]
+__all__ = ["all_gather_object", "broadcast_object", "current_ranks", "single_rank"]
 
 
 def current_ranks(group: dist.ProcessGroup | None = None) -> Ranks:
-    """This process among those of the group, by default of all; alone where there is no group."""
+    """Return this process's rank in the group, or in the default group; rank 0 of 1 if there is no process group."""
     if not (dist.is_available() and dist.is_initialized()):
         return Ranks(rank=0, world_size=1)
-    return ranks_among(dist.get_rank(group), dist.get_process_group_ranks(group))
+    return ranks_in_group(dist.get_rank(group), dist.get_process_group_ranks(group))
 
 
-def alone() -> Ranks:
-    """This process, whatever others there are."""
+def single_rank() -> Ranks:
+    """Return this process as rank 0 of 1, even if there are other processes."""
     initialized = dist.is_available() and dist.is_initialized()
-    return ranks_among(0, [dist.get_rank() if initialized else 0])
+    return ranks_in_group(0, [dist.get_rank() if initialized else 0])
 
 
-def shared_by(rank: int, value: object, group: dist.ProcessGroup | None = None) -> object:
-    """What that rank of the group gave as `value`.
+def broadcast_object(rank: int, value: object, group: dist.ProcessGroup | None = None) -> object:
+    """Return the `value` that the given rank of the group passed.
 
-    Ranks: collective; all of the group call it with the same rank.
+    Ranks: collective; all ranks of the group call it with the same `rank`.
     """
     holder = [value]
     source = rank if group is None else dist.get_global_rank(group, rank)
@@ -31,10 +31,10 @@ def shared_by(rank: int, value: object, group: dist.ProcessGroup | None = None) 
     return holder[0]
 
 
-def gathered(value: object, group: dist.ProcessGroup | None = None) -> list[object]:
-    """What each rank of the group gave as `value`, by rank.
+def all_gather_object(value: object, group: dist.ProcessGroup | None = None) -> list[object]:
+    """Return the `value` of each rank of the group, by rank.
 
-    Ranks: collective; all of the group call it.
+    Ranks: collective; all ranks of the group call it.
     """
     values: list[object] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)

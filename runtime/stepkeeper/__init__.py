@@ -1,6 +1,6 @@
-"""Checkpoints that survive preemption: import stepkeeper as xc, in place of torch_xla's distributed_checkpoint.
+"""Save checkpoints that survive preemption: `import stepkeeper as xc` replaces torch_xla's distributed_checkpoint.
 
-Importing this costs nothing: each name is loaded when it is first used, and only those that need torch load it.
+The import costs nothing: each name is loaded when it is first used, and only the names that need torch load it.
 """
 
 import importlib

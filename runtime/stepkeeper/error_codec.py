@@ -10,7 +10,16 @@ __all__ = ["decode_error", "encode_error"]
 
 
 def encode_error(error: BaseException, *, with_traceback: bool = False) -> dict[str, str]:
-    """Write down `error` so that another process can raise it."""
+    """Encode `error` so that another process can raise it.
+
+    Args:
+        error: The error to encode.
+        with_traceback: Also encode its traceback as text.
+
+    Returns:
+        A JSON object with `kind` (the class's name), `message`, and `traceback` if asked for.
+
+    """
     raw = {"kind": type(error).__name__, "message": str(error)}
     if with_traceback:
         raw["traceback"] = "".join(traceback.format_exception(error))
@@ -18,10 +27,14 @@ def encode_error(error: BaseException, *, with_traceback: bool = False) -> dict[
 
 
 def decode_error(raw: dict[str, Any]) -> Exception:
-    """Make the error that another process wrote down.
+    """Rebuild the error that another process encoded.
+
+    Args:
+        raw: A JSON object that `encode_error` made.
 
     Returns:
-        An error of the same class if the class is in `stepkeeper.errors`, else a CompanionError that names the class.
+        An error of the same class if the class is in `stepkeeper.errors`, else a CompanionError that names the
+            class.
 
     """
     kind = getattr(errors, raw["kind"], None)

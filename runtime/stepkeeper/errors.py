@@ -1,4 +1,7 @@
-"""Every error that stepkeeper raises by design, in one tree; each is also the builtin it is an instance of."""
+"""Define every error that stepkeeper raises by design.
+
+All of them derive from StepkeeperError, and each also from the builtin exception that it is a case of.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,9 +16,7 @@ __all__ = [
     "CompanionLostError",
     "DevicesFullError",
     "FencedError",
-    "ForeignRootError",
-    "GangError",
-    "LegacyRootError",
+    "ForeignStepsError",
     "LogFormatError",
     "LogGapError",
     "ManifestError",
@@ -23,6 +24,8 @@ __all__ = [
     "NotExclusiveError",
     "NotInPodError",
     "ObjectExistsError",
+    "OtherJobsRootError",
+    "PeerLostError",
     "PinFormatError",
     "ProcessGroupError",
     "RefusedError",
@@ -39,157 +42,202 @@ __all__ = [
 
 
 class StepkeeperError(Exception):
-    """The base of all of them."""
+    """The base class of all errors that stepkeeper raises by design."""
 
     next_save_mends: ClassVar[bool] = False
-    """A save failed with it, and the next one is expected not to: training needn't end for it."""
+    """True if the next save is expected to succeed after one failed with this error: training needn't end for it."""
 
 
 class BadUriError(StepkeeperError, ValueError):
-    """A checkpoint URI that names no store; the message says what to write instead."""
+    """Raised when a checkpoint URI or path names no store. The message says what to write instead."""
 
 
 class StorageError(StepkeeperError, OSError):
-    """A store refused for good: permission, no space, no such bucket. Doing it again changes nothing."""
+    """Raised when a store refuses for good: no permission, no space, no such bucket.
+
+    Trying again changes nothing: mend what the message names.
+    """
 
 
 class TransientStorageError(StorageError):
-    """A store gave no answer, or one that says later. After a put the outcome is unknown. Never means bad bytes."""
+    """Raised when a store gave no answer, or asked to try later. Operations that retry raise it when their patience
+    ends.
+
+    After a put the outcome is unknown. This error never means bad bytes. Try again later.
+    """
 
 
 class MissingObjectError(StorageError, FileNotFoundError):
-    """A store says that an object isn't there."""
+    """Raised when a store says that an object isn't there."""
 
 
 class ObjectExistsError(StorageError, FileExistsError):
-    """A bulk write met other bytes under its name; nothing was overwritten."""
+    """Raised when a write meets other bytes under its name. Nothing was overwritten; use another folder."""
 
 
 class NotExclusiveError(StorageError):
-    """In this store two writers of one name may both be told that they won: no log can live there."""
+    """Raised when a store may tell two writers of one name that both created it.
+
+    No log can live there: use another store.
+    """
 
 
 class UnsharedRootError(StorageError):
-    """The hosts of a job don't see one root, but each its own. Nothing was claimed; the message names the hosts."""
+    """Raised when the hosts of a job don't see one root, but each its own.
+
+    Nothing was claimed; the message names the hosts.
+    """
 
 
 class FencedError(StepkeeperError, RuntimeError):
-    """Another claim owns the root: nothing more may be written by this one. Exit code 77."""
+    """Raised when another claim owns the root: this process may write nothing more to it.
+
+    A later start of the job, or another job that took the root over, goes on in its place. A process that this
+    error ends exits with code 77.
+    """
 
 
-class ForeignRootError(FencedError):
-    """The root is another job's, and nobody said to take it over. Nothing was written."""
+class OtherJobsRootError(FencedError):
+    """Raised when the root belongs to another job. Nothing was written.
+
+    Pass `take_over` to make it this job's root.
+    """
 
 
 class LogGapError(StepkeeperError, RuntimeError):
-    """A slot of the log is gone. The log can't be trusted before it is put back."""
+    """Raised when a slot of the log is gone. The log can't be trusted before the object is put back."""
 
 
 class LogFormatError(StepkeeperError, ValueError):
-    """An entry is of an unknown format, or says something that the entries before it don't allow."""
+    """Raised when a log entry is of an unknown format, or contradicts the entries before it.
+
+    Use the newest release.
+    """
 
 
 class PinFormatError(StepkeeperError, ValueError):
-    """A pin is of an unknown format, or isn't what its name says. It holds its commit all the same."""
+    """Raised when a pin is of an unknown format, or doesn't match its name. It holds its commit all the same."""
 
 
 class UnknownOutcomeError(StepkeeperError, TimeoutError):
-    """An entry may or may not be in the log. `Log.settle` or the next append finds out; nothing else may."""
+    """Raised when an entry may or may not be in the log, because the store didn't answer.
+
+    Only `Log.settle` or the next append can find out.
+    """
 
 
 class ManifestError(StepkeeperError, ValueError):
-    """Manifests of one checkpoint don't fit together, or aren't manifests."""
+    """Raised when the manifests of one checkpoint don't fit together, or an object isn't a manifest."""
 
 
 class VerifyError(StepkeeperError, RuntimeError):
-    """After the commit, an object in the store has another size or checksum than what was written."""
+    """Raised when, after a commit, an object in the store has another size or checksum than what was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadBytes:
-    """What was to be read, and wasn't what was written; or wasn't there."""
+    """Bytes that were read and aren't what was written, or that aren't there."""
 
     path: str
-    """The object, relative to the root."""
+    """Path of the object, relative to the root."""
 
     length_bytes: int
     crc32c: int
-    """Of these bytes as they were written."""
+    """Checksum of these bytes as they were written."""
 
     offset_bytes: int = 0
     block: int | None = None
-    """Their number in the object. None: the object as a whole, which has no other bytes."""
+    """Number of the block in the object. None: the object as a whole, which has no other bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadItem:
-    """A part of another writer's checkpoint: who reads it tells by its form."""
+    """A damaged part of another writer's checkpoint, which only a reader of that format can check."""
 
     folder: str
     name: str
     chunk: int | None = None
-    """Of a tensor."""
+    """Number of the chunk, if the part is a tensor's."""
 
 
 class TornCheckpointError(StepkeeperError, RuntimeError):
-    """Bytes of a committed checkpoint were read bad, in several fresh reads. Names the object and the block."""
+    """Raised when bytes of a committed checkpoint are bad, in several fresh reads.
+
+    The message names the object and the block. `restore_latest` goes on with an older commit by itself; elsewhere,
+    restore another step.
+    """
 
     def __init__(self, message: str, bad: BadBytes | BadItem | None = None, *, missing: bool = False) -> None:
         super().__init__(message)
         self.bad = bad
-        """Which bytes; None where they were another process's to read."""
+        """The bad bytes; None if another process read them."""
 
         self.missing = missing
-        """True: no object is there. A deletion leaves nothing else behind."""
+        """True if the object isn't there, as after a deletion."""
 
 
 class BadNodeError(StepkeeperError, RuntimeError):
-    """A node reads bad bytes where another one reads good ones: the checkpoint is whole. Nothing was condemned."""
+    """Raised when a node reads bad bytes where another node reads good ones.
+
+    The checkpoint is whole, and nothing was quarantined: replace the node.
+    """
 
 
-class LegacyRootError(StepkeeperError, RuntimeError):
-    """Nothing is committed in a root with steps of another writer, and none of them was chosen to go on from."""
+class ForeignStepsError(StepkeeperError, RuntimeError):
+    """Raised when a root has no commit but steps of another writer, and none of them was chosen to go on from."""
 
 
 class RestoreError(StepkeeperError, RuntimeError):
-    """A commit that was meant to be found isn't there or can't be used."""
+    """Raised when a commit that should be there is not, or can't be used.
+
+    If a step was asked for, the message lists the steps that there are.
+    """
 
 
 class RefusedError(StepkeeperError, RuntimeError):
-    """What a person asked for isn't safe, and nothing was done. The message says why, and what would be."""
+    """Raised when a person asked for something that isn't safe.
+
+    Nothing was done; the message says why, and what would be safe.
+    """
 
 
 class NotInPodError(StepkeeperError, RuntimeError):
-    """`CheckpointManager.from_env` was called where no operator has said who this process is."""
+    """Raised when `CheckpointManager.from_env` is called in a process that no operator has started."""
 
 
 class ProcessGroupError(StepkeeperError, RuntimeError):
-    """A job of several hosts has no process group over all of them."""
+    """Raised when a job of several hosts has no process group over all of them.
+
+    Call torch.distributed.init_process_group on all hosts first.
+    """
 
 
 class ClosedError(StepkeeperError, RuntimeError):
-    """A manager was used after its `close`."""
+    """Raised when a manager is used after its `close`. Construct another one."""
 
 
 class CompanionError(StepkeeperError, RuntimeError):
-    """The companion process failed in a way that it has no name for; the message carries its traceback."""
+    """Raised when the companion process fails with an error of no known class. The message carries its traceback."""
 
 
 class CompanionLostError(StepkeeperError, ConnectionError):
-    """The companion process went away. What was asked of it failed; the next save starts another one."""
+    """Raised when the companion process went away. The request to it failed; the next save starts another process."""
 
     next_save_mends = True
 
 
-class GangError(StepkeeperError, ConnectionError):
-    """Another rank did not answer in time: lost, or far behind."""
+class PeerLostError(StepkeeperError, ConnectionError):
+    """Raised when another rank did not answer in time: it is lost, or far behind."""
 
 
 class SaveError(StepkeeperError, RuntimeError):
-    """A save in the background failed; the message says which step and why. Its cause is chained."""
+    """Raised when a save in the background failed. The message says which step and why, and the cause is chained."""
 
 
 class DevicesFullError(SaveError, MemoryError):
-    """The devices had no room for a save's copies, which was found out late. The next save makes fewer there."""
+    """Raised when the devices had no room for a save's copies, which was found out late.
+
+    The next save makes fewer copies there.
+    """
 
     next_save_mends = True

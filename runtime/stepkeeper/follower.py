@@ -1,6 +1,6 @@
-"""Following a root from another process, as an evaluator does: new commits as they come, each kept while it is used.
+"""Follow a root from another process, as an evaluator does: read each new commit while a pin keeps it from deletion.
 
-Nothing is appended to the log, and nothing is claimed: the training notices nothing of it.
+Following appends nothing to the log and claims nothing: the training doesn't notice it.
 """
 
 import os
@@ -10,16 +10,15 @@ from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import RestoreError, StepkeeperError, TransientStorageError
 from stepkeeper.log import CommitRecord, Log, LogState
 from stepkeeper.loggers import logger
-from stepkeeper.restore import Restorer
+from stepkeeper.restore.restorer import Restorer
 from stepkeeper.retention.deletable import metrics_of
-from stepkeeper.retention.pins import Pin, hold, remove_pin
+from stepkeeper.retention.pins import Pin, pin_commit, remove_pin
 from stepkeeper.storage import Store, open_store
-from stepkeeper.training.environment import opening_of, uri_of
+from stepkeeper.training.environment import root_uri
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["FollowedCommit", "Follower", "follow"]
@@ -28,19 +27,24 @@ _log: Final = logger(__name__)
 
 
 class FollowedCommit:
-    """One commit. It isn't deleted as long as it is used: until the next one is asked for, or `close`."""
+    """Read one commit of a followed root.
+
+    The commit isn't deleted while it is in use: until the next commit is requested, or `close`.
+    """
 
     def __init__(self, store: Store, restorer: Restorer, record: CommitRecord, pin: Pin | None) -> None:
         self._store, self._restorer, self._record, self._pin = store, restorer, record, pin
         self.sequence: Final = record.slot
-        """Its slot in the log."""
+        """Slot in the log."""
 
         self.step: Final = record.step
+        """The training step that was saved."""
+
         self.uri: Final = f"{store.uri.rstrip('/')}/{record.folder}"
-        """Its folder: a checkpoint that stock torch.distributed.checkpoint reads too."""
+        """URI of the folder: a checkpoint that stock torch.distributed.checkpoint reads too."""
 
         self.metrics: Final[Mapping[str, float]] = metrics_of(record)
-        """What the training said of the step, as numbers."""
+        """The step's metrics that the training passed, as numbers."""
 
     def load(
         self,
@@ -51,19 +55,30 @@ class FollowedCommit:
         strict: bool = True,
         cast: bool = False,
     ) -> None:
-        """`state` is what the commit holds, or what of it is asked for, every block verified; as `restore` does it.
+        """Fill `state` in place from this commit, or with the part of it that is selected. Every block is verified.
+
+        Args:
+            state: A tree of tensors, objects with state_dict() and load_state_dict(), and plain values, as
+                `CheckpointManager.restore` takes it.
+            items: Patterns of flat names to load, which also select everything below them; None loads all.
+            exclude: Patterns of flat names to leave out.
+            strict: If False, fill the names that both have and leave the rest of `state` as it is.
+            cast: Convert tensors to the dtypes of `state`.
 
         Raises:
-            TornCheckpointError: bytes of it are bad. Nothing is condemned by that.
-            RestoreError: it was deleted while it was read, which nothing forbade.
+            TornCheckpointError: Bytes of the commit are bad. The commit is not quarantined for that.
+            RestoreError: The commit was deleted while it was read; without a pin nothing forbids that.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
 
         """
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        self._restorer.record(self._record, state, rules=rules, pinned=self._pin is not None)
+        self._restorer.restore(self._record, state, rules=rules, pinned=self._pin is not None)
 
     def close(self) -> None:
-        """It may be deleted. Where the store gives no answer the pin is left, and said."""
+        """Remove the pin: the commit may be deleted now.
+
+        If the store doesn't answer, the pin stays, and a warning is logged.
+        """
         pin, self._pin = self._pin, None
         if pin is None:
             return
@@ -88,7 +103,11 @@ class FollowedCommit:
 
 
 class Follower:
-    """New commits of HEAD's line, in the order of commits. Ends by `close`, from any thread, or when none comes."""
+    """Iterate over the new commits of HEAD's line, in the order in which they were committed.
+
+    The iteration ends when `close` is called, from any thread, or when no commit came for the timeout. `follow`
+    makes one; as a context manager it closes itself and its store.
+    """
 
     def __init__(
         self,
@@ -98,19 +117,15 @@ class Follower:
         timeout_s: float | None,
         after: int | None,
         every: bool,
-        holder: str | None,
     ) -> None:
         if not poll_s > 0:
             raise ValueError(f"poll_s is longer than 0 s, not {poll_s}")
-        self._store = open_store(uri_of(uri))
+        self._store = open_store(root_uri(uri))
         self._log = Log(self._store)
-        gang = SoloGang()
-        # Not a process of its own: one is started only by who writes.
-        idle = Companion(opening_of(None, gang, self._store.uri, None), lambda _directive: None)
-        self._restorer = Restorer(self._store, idle, gang)
+        self._restorer = Restorer(self._store, SoloRankGroup())
         self._poll_s, self._timeout_s, self._every = poll_s, timeout_s, every
         self._seen = -1 if after is None else after
-        self._holder = holder or f"follow by process {os.getpid()} on {socket.gethostname()}"
+        self._holder = f"follow by process {os.getpid()} on {socket.gethostname()}"
         self._current: FollowedCommit | None = None
         self._closed = threading.Event()
 
@@ -118,19 +133,19 @@ class Follower:
         return self
 
     def __next__(self) -> FollowedCommit:
-        """The next commit; what was answered before may be deleted from now on. Waits for it.
+        """Wait for the next commit and return it. The commit returned before may be deleted from now on.
 
-        A store that gives no answer is asked again at the next poll.
+        If the store doesn't answer, it is asked again at the next poll.
 
         Raises:
-            StopIteration: `close` was called, or none came for `timeout_s`.
-            StorageError: the store refuses.
+            StopIteration: `close` was called, or no commit came for the timeout.
+            StorageError: The store refuses.
 
         """
-        self._let_go()
+        self._release_current()
         waited_s = 0.0
         while not self._closed.is_set():
-            found = self._found()
+            found = self._find_next()
             if found is not None:
                 self._current = found
                 return found
@@ -144,9 +159,9 @@ class Follower:
         raise StopIteration
 
     def close(self) -> None:
-        """No commit comes any more, and the last one may be deleted. Whoever waits for the next one goes on."""
+        """End the iteration and release the last commit. A thread that waits for the next commit goes on."""
         self._closed.set()
-        self._let_go()
+        self._release_current()
 
     def __enter__(self) -> Self:
         return self
@@ -157,34 +172,36 @@ class Follower:
         self.close()
         self._store.close()
 
-    def _let_go(self) -> None:
+    def _release_current(self) -> None:
         current, self._current = self._current, None
         if current is not None:
             current.close()
 
-    def _found(self) -> FollowedCommit | None:
+    def _find_next(self) -> FollowedCommit | None:
         try:
             state = self._log.refresh() if self._log.state.tail >= 0 else self._log.open()
-            if self._next_of(state) is None:
+            if self._next_commit(state) is None:
                 return None
-            pin, record = hold(self._log, self._store, self._chosen, holder=self._holder, reason="follow")
+            pin, record = pin_commit(
+                self._log, self._store, self._choose_next, holder=self._holder, reason="follow"
+            )
         except TransientStorageError as error:
             _log.warning("%s gave no answer, it is asked again: %s", self._store.uri, error)
             return None
         except RestoreError:
-            # What was chosen was deleted, and nothing new is there in its place.
+            # The chosen commit was deleted, and there is no newer one.
             return None
         self._seen = record.slot
         return FollowedCommit(self._store, self._restorer, record, pin)
 
-    def _chosen(self, state: LogState) -> CommitRecord:
-        record = self._next_of(state)
+    def _choose_next(self, state: LogState) -> CommitRecord:
+        record = self._next_commit(state)
         if record is None:
             raise RestoreError(f"{self._store.uri}: what was new is gone")
         return record
 
-    def _next_of(self, state: LogState) -> CommitRecord | None:
-        """Of what is new on HEAD's line the newest, or the oldest where every one is wanted."""
+    def _next_commit(self, state: LogState) -> CommitRecord | None:
+        """Select from the new commits of HEAD's line the newest, or the oldest if every commit is wanted."""
         new = [record for record in state.line if record.slot > self._seen]
         if not new:
             return None
@@ -198,9 +215,8 @@ def follow(
     timeout_s: float | None = None,
     after: int | None = None,
     every: bool = False,
-    holder: str | None = None,
 ) -> Follower:
-    """The commits of `uri` as they come, first the newest that is there: for evaluation beside a training.
+    """Follow the commits of a root as they come, starting with the newest. Made for evaluation beside a training.
 
     ::
 
@@ -209,12 +225,25 @@ def follow(
                 commit.load({"model": model})
                 write(commit.step, evaluate(model))
 
-    Whoever is slower than the training skips to the newest; with `every`, each commit comes that isn't deleted yet.
-    `after` is the sequence that was had before. Each is pinned while it is used; a process that is killed leaves its
-    pin, which `stepkeeper gc --pins` lists by `holder`. Ends when none came for `timeout_s`; by default it never does.
+    A reader that is slower than the training skips to the newest commit. Each commit is pinned while it is in use.
+    A process that is killed leaves its pin; `stepkeeper gc --pins` lists it by process and host.
+
+    Args:
+        uri: The root: a URI (file://…, gs://…) or the path of a folder.
+        poll_s: Seconds between two looks at the log; greater than 0.
+        timeout_s: End the iteration when no commit came for so many seconds; None never ends it.
+        after: Sequence of the last commit that was handled before; only later commits come.
+        every: Yield every new commit that isn't deleted yet, in order, instead of skipping to the newest.
+
+    Returns:
+        An iterator over FollowedCommit, which is also a context manager.
 
     Raises:
         BadUriError: `uri` names no store.
+        ValueError: `poll_s` isn't greater than 0.
+
+    Ranks:
+        One process on its own. No other rank takes part, and no process group is used.
 
     """
-    return Follower(uri, poll_s=poll_s, timeout_s=timeout_s, after=after, every=every, holder=holder)
+    return Follower(uri, poll_s=poll_s, timeout_s=timeout_s, after=after, every=every)

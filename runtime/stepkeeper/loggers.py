@@ -1,4 +1,4 @@
-"""The loggers of this package: each is Python's own, below `stepkeeper`, and each record says whose it is."""
+"""Make this package's loggers: Python's own, below `stepkeeper`, whose records name the attempt and the rank."""
 
 import logging
 import sys
@@ -10,34 +10,39 @@ _identity: Final[dict[str, Any]] = {"attempt": None, "rank": None}
 
 
 def logger(name: str) -> logging.Logger:
-    """Python's logger `name`. Its records have `step`, `attempt` and `rank`, for handlers that write them.
+    """Return Python's logger `name`, whose records have `step`, `attempt` and `rank` for handlers that write them.
 
-    `step` is the one that the record is about, where `extra` says that; else None.
+    `step` is the step that the record is about if the call passes one in `extra`, else None.
     """
     named = logging.getLogger(name)
-    named.addFilter(_say_whose)
+    named.addFilter(_add_identity)
     return named
 
 
 def identify(*, rank: int, attempt: str | None) -> None:
-    """Records of this process are of `rank` and of `attempt`, the operator's number of this start, from now on.
+    """Set the rank and the attempt that this process's log records carry from now on.
 
-    A manager beside the job's own, which evaluates for one, has no attempt to tell, and changes nothing.
+    A manager beside the job's own, for evaluation for example, has no attempt and changes nothing.
+
+    Args:
+        rank: This process's rank.
+        attempt: The operator's number of this start of the job; None outside an operator's pod.
+
     """
     if attempt is not None or _identity["attempt"] is None:
         _identity.update(attempt=attempt, rank=rank)
 
 
-def _say_whose(record: logging.LogRecord) -> bool:
+def _add_identity(record: logging.LogRecord) -> bool:
     for name, value in ({"step": None} | _identity).items():
         record.__dict__.setdefault(name, value)
     if record.__dict__["rank"] is None:
-        record.__dict__["rank"] = _rank_in_group()
+        record.__dict__["rank"] = _process_group_rank()
     return True
 
 
-def _rank_in_group() -> int | None:
-    """Where no manager was made; None where there is no process group either."""
+def _process_group_rank() -> int | None:
+    """Read the rank from torch's default process group, where no manager was made; None if there is no group."""
     group = sys.modules.get("torch.distributed")
     is_there = group is not None and group.is_available() and group.is_initialized()
     return int(group.get_rank()) if group is not None and is_there else None

@@ -1,52 +1,33 @@
-"""The checkpoint manager: what a training loop talks to."""
+"""Define the checkpoint manager that a training script uses."""
 
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from os import PathLike, fspath
-from pathlib import Path
+from collections.abc import Collection, Mapping
+from os import PathLike
 from types import TracebackType
 from typing import Self, SupportsIndex
-from weakref import WeakMethod
 
 import torch.distributed as dist
 
-from stepkeeper.companion.messages import Begin
-from stepkeeper.companion.progress import Progress
-from stepkeeper.companion.supervisor import Companion
-from stepkeeper.contract import Directive, ReportPhase, Restored
-from stepkeeper.coordination.rank_group import open_gang
-from stepkeeper.errors import BadUriError
-from stepkeeper.loggers import identify
+from stepkeeper.contract import ReportedRestore, ReportPhase
+from stepkeeper.manager_arguments import TorchXlaArguments, build_tier_place
+from stepkeeper.manager_inspection import ManagerInspection
+from stepkeeper.manager_parts import ManagerParts
 from stepkeeper.policy.keep import AnyOf as KeepAnyOf
 from stepkeeper.policy.keep import KeepPolicy, from_max_to_keep, from_retention
-from stepkeeper.policy.save import AnyOf, Auto, SavePolicy, from_interval, parts_of
-from stepkeeper.restore import Restorer, Verification
-from stepkeeper.restore.results import CheckpointInfo, RestoreResult
-from stepkeeper.results import Health, StepOutcome
-from stepkeeper.save.hooks import Events, SaveHook
-from stepkeeper.save.pipeline import InFlight
-from stepkeeper.save.saver import Saves
-from stepkeeper.storage import check_slashes, open_store
-from stepkeeper.tier import LocalTier, NearStore, TierPlace
-from stepkeeper.torch_xla_api import DropIn, Given
-from stepkeeper.training.environment import (
-    Environment,
-    Places,
-    attempt_of,
-    check_ranks,
-    opening_of,
-    read_environment,
-    uri_of,
-)
-from stepkeeper.training.shutdown import Leaving
-from stepkeeper.training.step_controller import Stepping, checked_step
+from stepkeeper.policy.save import AnyOf, SavePolicy, from_interval
+from stepkeeper.restore import record_uri
+from stepkeeper.restore.results import RestoreResult
+from stepkeeper.results import StepOutcome
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.torch_xla_api import TorchXlaApi
+from stepkeeper.training.environment import Environment, PodPaths, check_world_size, read_environment
+from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["CheckpointManager"]
 
 
-class CheckpointManager(DropIn):
-    """Saves the state of a training to a root, restores it, and ends the process in order when it is told to stop.
+class CheckpointManager(ManagerInspection, TorchXlaApi):
+    """Save the state of a training to a root, restore it, and end the process in order when it is told to stop.
 
     With an operator::
 
@@ -57,9 +38,13 @@ class CheckpointManager(DropIn):
                 if manager.step(step, state, {"loss": loss}).stop:
                     break
 
-    `state` is a tree of tensors, objects with state_dict() and load_state_dict(), and plain values; it is looked at
-    only when it is saved or restored. Leaving the block ends the process with the code that says what became of it,
-    unless training is simply done. All ranks call every method at the same steps.
+    `state` is a tree of tensors, objects with state_dict() and load_state_dict(), and plain values. The manager looks
+    at it only when it saves or restores. Leaving the block ends the process with the exit code that tells how the
+    training ended, except when the training is simply done.
+
+    Ranks:
+        All ranks call every method at the same steps, unless the method says otherwise.
+
     """
 
     def __init__(  # noqa: PLR0917  # torch_xla's signature
@@ -80,79 +65,58 @@ class CheckpointManager(DropIn):
         local_tier_bytes: int | None = None,
         environment: Environment | None = None,
     ) -> None:
-        """A manager for the root `path` (file://…, gs://…, or a folder). Nothing is read or written yet.
+        """Construct a manager for the root at `path`. Nothing is read or written yet.
 
-        `save_interval` is a number of steps or a policy of `stepkeeper.policy.save`. `max_to_keep` newest commits are
-        kept, 0 keeps all; `keep`, a policy of `stepkeeper.policy.keep`, says it in full. `max_pending_async` snapshots
-        at most are held in host memory: with 1, a save that comes while one is in flight waits for that one.
-        `num_of_threads` is torch_xla's; the companion process has its own bound. With `chkpt_on_preemption`, SIGTERM
-        makes all ranks save one step. `take_over` names the job whose root becomes this one's, True is whichever.
-        `device_budget_bytes` of this process's devices may hold a snapshot until it is on the host, what is left over
-        is waited for; by default that is found out: all of it, and half as much each time that they have no room.
-        `local_tier` is a folder on a disk of this host, which saves come by on their way to the root, so that memory is
-        free sooner, and which restores read from; `local_tier_bytes` bounds what this process has there.
-        `unsafe_single_writer` is said of a store that can't tell two writers apart, and promises that there is one.
+        Args:
+            path: The root: a URI (file://…, gs://…) or the path of a folder.
+            save_interval: Number of steps between saves, or a policy of `stepkeeper.policy.save`.
+            max_to_keep: Number of newest commits to keep; 0 keeps all.
+            max_pending_async: Number of snapshots that host memory may hold at once, at least 1. With 1, a save waits
+                until the save before it has ended.
+            num_of_threads: Accepted because torch_xla has it, and ignored: the companion process bounds its own
+                threads.
+            process_group: The ranks that save together; by default torch's default group, if there is one.
+            chkpt_on_preemption: If True, SIGTERM makes all ranks save one step and stop.
+            keep: A policy of `stepkeeper.policy.keep`, instead of `max_to_keep`.
+            take_over: Name of the job whose root becomes this one's; True takes over the root of any job.
+            unsafe_single_writer: Promise that a store that can't tell two writers apart has only one.
+            device_budget_bytes: Device memory of this process, in bytes, that a snapshot may use until it is in host
+                memory; what doesn't fit waits. None starts with all of it and halves it each time that the devices
+                have no room.
+            local_tier: A folder on a disk of this host. Saves are staged there on their way to the root, so that
+                host memory is free sooner, and restores read from it.
+            local_tier_bytes: Number of bytes that this process may use in `local_tier`; None sets no limit.
+            environment: The identity and settings from the operator; `from_env` passes them.
 
         Raises:
             BadUriError: `path` names no store.
-            ValueError: a number is out of its range, or two arguments contradict each other.
+            ValueError: A number is out of its range, or two arguments contradict each other.
+
+        Ranks:
+            All ranks call this with the same arguments.
 
         """
-        given = self._given = Given.of(
+        self._arguments = TorchXlaArguments.from_values(
             path, save_interval, max_to_keep, max_pending_async, process_group, chkpt_on_preemption
         )
         self.num_of_threads = num_of_threads
-        tier = _tier_place(local_tier, local_tier_bytes)
-        keep = from_max_to_keep(given.max_to_keep, keep)
-        self._store = open_store(uri_of(given.path), unsafe_single_writer=unsafe_single_writer)
-        self._gang = open_gang(process_group)
-        identify(rank=self._gang.rank, attempt=attempt_of(environment))
-        opening = opening_of(
-            environment,
-            self._gang,
-            self._store.uri,
-            keep,
+        tier = build_tier_place(local_tier, local_tier_bytes)
+        self._parts = ManagerParts(
+            self._arguments,
+            keep=from_max_to_keep(self._arguments.max_to_keep, keep),
             tier=tier,
+            take_over=take_over,
             unsafe_single_writer=unsafe_single_writer,
-        )
-        self._companion = Companion(
-            opening, _weakly(self._direct), claiming=_claiming(given.policy, take_over)
-        )
-        self._progress = Progress(self._companion.tell)
-        reopen = partial(open_store, self._store.uri, unsafe_single_writer=unsafe_single_writer)
-        near = None if tier is None else NearStore(self._store, LocalTier(tier, self._store.uri))
-        self._restorer = Restorer(self._store, self._companion, self._gang, reopen=reopen, near=near)
-        self._events = Events()
-        self._saves = Saves(
-            self._store,
-            self._companion,
-            self._gang,
-            self._progress,
-            max_pending=given.max_pending_async,
             device_budget_bytes=device_budget_bytes,
-            events=self._events,
-        )
-        self._stepping = Stepping(
-            given.policy,
-            self._gang,
-            self._saves,
-            progress=self._progress,
-            companion=self._companion,
             environment=environment,
-            saves_on_notice=chkpt_on_preemption,
         )
-        self._leaving = Leaving(self._stepping, self._saves, self._progress, self._companion, self._gang)
-        if environment is not None:
-            # It is told and reports from here on; elsewhere that begins with the training.
-            self._stepping.start()
-            self._companion.process()
 
     @classmethod
     def from_env(
         cls,
         *,
         process_group: dist.ProcessGroup | None = None,
-        places: Places | None = None,
+        places: PodPaths | None = None,
         max_pending_async: SupportsIndex = 1,
         also_save: SavePolicy | None = None,
         also_keep: KeepPolicy | None = None,
@@ -161,22 +125,33 @@ class CheckpointManager(DropIn):
         local_tier: str | PathLike[str] | None = None,
         local_tier_bytes: int | None = None,
     ) -> Self:
-        """The manager that this container's CheckpointedTrainingJob asks for.
+        """Construct the manager that this container's CheckpointedTrainingJob asks for.
 
-        The job says when to save and what to keep; what `also_save` and `also_keep` name is saved and kept besides.
-        What else can be given is as the constructor has it.
+        The job says when to save and what to keep. Arguments that the constructor has too mean the same here.
 
-        A volume that its template mounts at /var/cache/stepkeeper is the `local_tier`, if none is given here;
-        `local_tier_bytes` bounds it where there is one.
+        Args:
+            process_group: The ranks that save together; by default torch's default group, if there is one.
+            places: Paths of the pod's files; by default those of a real pod.
+            max_pending_async: Number of snapshots that host memory may hold at once, at least 1.
+            also_save: A policy that saves steps besides those that the job asks for.
+            also_keep: A policy that keeps commits besides those that the job keeps.
+            unsafe_single_writer: Promise that a store that can't tell two writers apart has only one.
+            device_budget_bytes: Device memory of this process, in bytes, that a snapshot may use.
+            local_tier: A folder on a disk of this host; by default the volume that the job's template mounts at
+                /var/cache/stepkeeper, if it mounts one.
+            local_tier_bytes: Number of bytes that this process may use in the local tier, where there is one.
 
         Raises:
-            NotInPodError: no operator made this container; it says what to write instead.
-            ContractError: the operator's settings are of another version.
-            ProcessGroupError: the job has several hosts, and they don't form a process group yet.
+            NotInPodError: No operator made this container; the message says what to write instead.
+            ContractError: The operator's settings are of another version.
+            ProcessGroupError: The job has several hosts, and they don't form a process group yet.
+
+        Ranks:
+            All ranks call this with the same arguments.
 
         """
-        environment = read_environment(places=places)
-        check_ranks(environment, process_group)
+        environment = read_environment(places)
+        check_world_size(environment, process_group)
         settings = environment.settings
         tier = environment.local_tier if local_tier is None else local_tier
         interval = from_interval(settings.interval, total_steps=settings.total_steps)
@@ -194,11 +169,6 @@ class CheckpointManager(DropIn):
             environment=environment,
         )
 
-    @property
-    def in_flight(self) -> InFlight | None:
-        """The newest save, until it has ended: `result()` waits for its commit."""
-        return self._saves.in_flight
-
     def restore_latest(
         self,
         state: Mapping[str, object],
@@ -208,135 +178,140 @@ class CheckpointManager(DropIn):
         strict: bool = True,
         cast: bool = False,
     ) -> RestoreResult | None:
-        """The root is claimed, and `state` is what Latest means in it; None if nothing was ever committed there.
+        """Claim the root and restore its latest commit into `state`.
 
-        Tensors are filled in place, Statefuls get theirs by load_state_dict(). Every block that is read is verified;
-        a torn commit is quarantined and its parent taken. Saves in flight are awaited first: called again, it restores
-        what was saved last. `items`, `exclude`, `strict` and `cast` are as `restore` has them. Ranks: all.
+        Every block that is read is verified. A torn commit is quarantined, and its parent is restored instead. Saves
+        in flight are awaited first: a second call restores what was saved last.
+
+        Args:
+            state: A tree of tensors, objects with load_state_dict(), and plain values; tensors are filled in place.
+            items: Patterns of flat names to restore, which also select everything below them; None restores all.
+            exclude: Patterns of flat names to leave out.
+            strict: If False, fill the names that both have and leave the rest of `state` as it is.
+            cast: Convert tensors to the dtypes of `state`.
+
+        Returns:
+            The commit that was restored; None if nothing was ever committed in the root.
 
         Raises:
-            FencedError: the root belongs to another job, or a later start of this one has begun.
-            RestoreError: a commit was meant to be found and none can be used.
+            FencedError: The root belongs to another job, or a later start of this job has begun.
+            RestoreError: The root has commits, but none of them can be used.
             LoadMismatchError: `state` has other names, shapes or dtypes than the commit.
 
+        Ranks:
+            All ranks call this with the same arguments.
+
         """
+        parts = self._parts
         rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        self._stepping.start()
-        self._saves.await_and_prove()
-        self._leaving.raise_failure()
-        self._progress.moved(ReportPhase.RESTORING)
-        with self._leaving.fenced_said():
-            record = self._restorer.latest(state, rules=rules)
-        self._saves.restored_latest(record, self._restorer.take_written())
+        parts.controller.start()
+        parts.saver.await_saves_and_prove_root()
+        parts.shutdown.raise_failure()
+        parts.progress.set_phase(ReportPhase.RESTORING)
+        with parts.shutdown.record_fencing():
+            record = parts.latest_restore.restore(state, rules=rules)
+        parts.saver.mark_latest_restored(record)
         if record is not None:
             # The state is whole: an optimizer that has yet to make its own could not have been restored.
-            self._saves.prepare(state)
-        self._events.restored(record)
-        self._progress.restored(None if record is None else Restored(sequence=record.slot, step=record.step))
-        self._stepping.decisions.save_begun()
-        return None if record is None else self._restorer.result(record)
+            parts.saver.prepare(state)
+        parts.save_hooks.log_restore(record)
+        parts.progress.record_restore(
+            None if record is None else ReportedRestore(sequence=record.slot, step=record.step)
+        )
+        parts.controller.decider.on_save_started()
+        if record is None:
+            return None
+        return RestoreResult(sequence=record.slot, step=record.step, uri=record_uri(parts.store, record))
 
     def step(
         self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None = None
     ) -> StepOutcome:
-        """`step` is finished: it is saved in the background if it is due, and all ranks stop here if they were told to.
+        """Finish `step`: save it in the background if it is due, and stop here if all ranks were told to.
 
-        Call it after every step, behind the loop's own `torch_xla.sync()`. If nothing is due it costs microseconds
-        and no network; under the policy `OnException` milliseconds, and where `state` has large values that are no
-        tensors, as long as it takes to write these down. When there is a notice, it returns `stop` once this step is
-        committed (or, where the job says Skip, once what is in flight is). Ranks: all, with the same steps.
+        Call this after every step, after the loop's own `torch_xla.sync()`. If nothing is due, it takes microseconds
+        and doesn't use the network. After a notice, it returns `stop` once this step is committed; where the job says
+        Skip, once the saves in flight are committed.
+
+        Args:
+            step: Number of the step that was just finished, at least 0.
+            state: A tree of tensors, objects with state_dict() and load_state_dict(), and plain values.
+            metrics: Numbers to store with the commit and to report, by name.
+
+        Returns:
+            The save that was started, if any, and whether to leave the loop.
 
         Raises:
-            FencedError: another claim owns the root.
-            StepkeeperError: a save in the background failed since the last call.
-            UnsupportedValueError: something in `state` can't be saved; it names the key.
+            FencedError: Another claim owns the root.
+            StepkeeperError: A save in the background failed since the last call.
+            UnsupportedValueError: Something in `state` can't be saved; the message names the key.
+
+        Ranks:
+            All ranks call this with the same steps.
 
         """
-        self._leaving.check_open()
-        step = checked_step(step)
-        self._stepping.finished(step, state, metrics)
-        if self._stepping.reached(step):
-            self._stepping.stop(step, state, metrics)
+        parts = self._parts
+        parts.shutdown.check_open()
+        step = validate_step(step)
+        request = SaveRequest(step=step, state=state, metrics=metrics)
+        parts.controller.on_step_finished(request)
+        if parts.controller.should_stop_at(step):
+            parts.controller.save_and_stop(request)
             return StepOutcome(step=step, stop=True)
-        self._leaving.raise_failure()
-        if not self._stepping.due(step):
+        parts.shutdown.raise_failure()
+        if not parts.controller.is_save_due(step):
             return StepOutcome(step=step)
-        return StepOutcome(step=step, in_flight=self._stepping.begin_save(step, state, metrics))
-
-    def metadata(self, step: int) -> CheckpointInfo:
-        """What the commit of `step` holds: names, dtypes and shapes, read from its manifests.
-
-        Raises:
-            RestoreError: there is no such commit, and it lists those that there are; or it was deleted meanwhile.
-
-        """
-        return self._restorer.describe(step)
-
-    def verify(self, step: int) -> Verification:
-        """Every byte of the newest commit of `step` on HEAD's line is right, each read by one of the ranks. Ranks: all.
-
-        Nothing is appended to the log, nor condemned. Waits for saves in flight. Called in another thread than the
-        training's, by a hook for one, it is overtaken by later saves: their commits may have the commit deleted.
-
-        Raises:
-            RestoreError: there is no such commit, and it lists those that there are; or it was deleted meanwhile.
-            TornCheckpointError: bytes of it are bad.
-            FencedError: this process has claimed the root, and another claim owns it now.
-
-        """
-        # A commit that comes meanwhile may delete what is being read. It can't where training waits for this call.
-        self._saves.wait()
-        return self._restorer.verify(step)
+        return StepOutcome(step=step, in_flight=parts.controller.start_save(request))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """True if no save is in flight any more; False if that took longer than `timeout_s`.
+        """Wait until no save is in flight.
+
+        Args:
+            timeout_s: Longest time to wait, in seconds; None waits as long as it takes.
+
+        Returns:
+            False if saves were still in flight after `timeout_s`.
 
         Raises:
-            StepkeeperError: a save in the background failed since the last call.
+            StepkeeperError: A save in the background failed since the last call.
+
+        Ranks:
+            Any rank, on its own.
 
         """
-        ended = self._saves.wait(timeout_s)
-        self._leaving.raise_failure(newest=True)
+        ended = self._parts.saver.wait_until_idle(timeout_s)
+        self._parts.shutdown.raise_failure(newest=True)
         return ended
 
-    def health(self) -> Health:
-        """How checkpointing is doing in this process, from memory alone."""
-        notice = self._stepping.notices.notice
-        in_flight = self._saves.in_flight
-        return Health(
-            claim=None if self._companion.begun is None else self._companion.begun.claim.slot,
-            committed_step=None if self._saves.committed is None else self._saves.committed.step,
-            in_flight_step=None if in_flight is None else in_flight.step,
-            error=self._saves.error,
-            complaint=self._companion.complaint,
-            companion_pid=self._companion.pid,
-            notice=None if notice is None else notice.source,
-        )
-
-    def on_save(self, hook: SaveHook) -> Callable[[], None]:
-        """`hook` is called with a `SaveReport` whenever a save has ended, well or not; the answer takes it away again.
-
-        It is called in a thread for hooks: no save waits for it, it may ask the manager, and what it raises is logged.
-        """
-        return self._events.on_save(hook)
-
     def request_stop(self) -> None:
-        """All ranks will stop at one of the next steps, as if they had been sent SIGTERM."""
-        self._stepping.notices.give("call")
+        """Make all ranks stop at one of the next steps, as if they had been sent SIGTERM.
+
+        Ranks:
+            Any rank, on its own, from any thread.
+
+        """
+        self._parts.controller.notices.record_notice("call")
 
     def exit_if_stopped(self) -> None:
-        """Nothing; or, if `step` has said stop, the end of this process with code 75. Leaving the block does it too."""
-        self._leaving.exit_if_stopped()
-
-    def close(self) -> None:
-        """Training is done: saves in flight are committed, all ranks have come here, the operator was told.
+        """End this process with exit code 75 if `step` has returned `stop`. Leaving the manager's block does it too.
 
         Raises:
-            StepkeeperError: a save in the background failed.
-            GangError: a rank didn't come.
+            SystemExit: `step` has returned `stop`.
 
         """
-        self._leaving.close()
+        self._parts.shutdown.exit_if_stopped()
+
+    def close(self) -> None:
+        """Finish the training: commit the saves in flight, wait for all ranks, and report to the operator.
+
+        Raises:
+            StepkeeperError: A save in the background failed.
+            PeerLostError: A rank did not come.
+
+        Ranks:
+            All ranks call this.
+
+        """
+        self._parts.shutdown.close()
 
     def __enter__(self) -> Self:
         return self
@@ -344,40 +319,4 @@ class CheckpointManager(DropIn):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leaving.leave(error)
-
-    def _direct(self, directive: Directive) -> None:
-        """In the thread that listens to the companion, which is there before what follows its directives."""
-        self._stepping.follow(directive)
-
-
-def _weakly(direct: Callable[[Directive], None]) -> Callable[[Directive], None]:
-    """Does the same as long as somebody has the manager: the thread that calls it doesn't keep it."""
-    held = WeakMethod(direct)
-
-    def follow(directive: Directive) -> None:
-        alive = held()
-        if alive is not None:
-            alive(directive)
-
-    return follow
-
-
-def _tier_place(folder: str | PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:
-    if most_bytes is not None and (folder is None or most_bytes < 1):
-        raise ValueError("local_tier_bytes is at least 1, and bounds a local_tier")
-    if folder is None:
-        return None
-    path = fspath(folder)
-    check_slashes(path)
-    if "://" in path:
-        raise BadUriError(f"local_tier is the path of a folder on this host's own disk, got {path!r}")
-    return TierPlace(folder=str(Path(path).absolute()), most_bytes=most_bytes)
-
-
-def _claiming(policy: SavePolicy, take_over: str | bool) -> Begin:
-    return Begin(
-        take_over=take_over if isinstance(take_over, str) else None,
-        take_over_any=take_over is True,
-        asks_past=any(isinstance(part, Auto) for part in parts_of(policy)),
-    )
+        self._parts.shutdown.leave_block(error)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the saves of this process, when asked for. Needs the extra `stepkeeper[prometheus]`."""
+"""Export Prometheus metrics of this process's saves. Needs the extra `stepkeeper[prometheus]`."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,17 +16,26 @@ _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
 def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = None) -> Callable[[], None]:
-    """Every save of `manager` is counted in `registry`, by default the process's own.
+    """Count every save of `manager` in a Prometheus registry.
 
-    The answer ends that, and takes the metrics out of the registry: another manager's can be exported then.
+    The metrics are `stepkeeper_saves_total{outcome}`, `stepkeeper_saved_bytes_total`, `stepkeeper_committed_step`,
+    and histograms of a save's parts in seconds:
+    `stepkeeper_save_{stall,transfer,queue,persist,commit,duration}_seconds`. Serving them is the program's
+    business, for example with `prometheus_client.start_http_server(port)`.
 
-    `stepkeeper_saves_total{outcome}`, `stepkeeper_saved_bytes_total`, `stepkeeper_committed_step`, and histograms in
-    seconds of its parts: `stepkeeper_save_{stall,transfer,queue,persist,commit,duration}_seconds`. Serving them is the
-    program's business, with `prometheus_client.start_http_server(port)` for one.
+    Args:
+        manager: The manager whose saves are counted.
+        registry: The registry to register the metrics in; by default the process's own.
+
+    Returns:
+        A function that stops counting and unregisters the metrics, so that another manager's can be exported.
 
     Raises:
         ImportError: prometheus-client isn't installed.
-        ValueError: the registry has these metrics already, of another manager.
+        ValueError: The registry has these metrics already, of another manager.
+
+    Ranks:
+        Any rank, on its own. Each rank exports what it has saved itself.
 
     """
     try:
@@ -35,7 +44,7 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
         raise ImportError("metrics need prometheus-client: install stepkeeper[prometheus]") from error
 
     registry = REGISTRY if registry is None else registry
-    # Before they are registered: all of them are, or none.
+    # Unregistered at first, so that all of them are registered, or none.
     saves = Counter("stepkeeper_saves", "Saves of this process that have ended.", ["outcome"], registry=None)
     saved_bytes = Counter("stepkeeper_saved_bytes", "What this rank wrote of them.", registry=None)
     step = Gauge("stepkeeper_committed_step", "Step of the newest commit of this process.", registry=None)

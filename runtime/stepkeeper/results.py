@@ -1,47 +1,52 @@
-"""Answer a training script: what a step did, and how checkpointing is doing."""
+"""Define what a manager tells a training script: what a step did, and how checkpointing is doing."""
 
 from dataclasses import dataclass
 
-from stepkeeper.save.pipeline import InFlight
+from stepkeeper.save.in_flight import InFlight
 
 __all__ = ["Health", "StepOutcome"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """What `CheckpointManager.step` did, and whether to go on."""
+    """Tell what `CheckpointManager.step` did, and whether training should go on."""
 
     step: int
+    """The step that was passed in."""
+
     in_flight: InFlight | None = None
-    """The save that was begun after this step; None if none was due."""
+    """The save that was started after this step; None if none was due."""
 
     stop: bool = False
-    """True: leave the loop. What is to be saved is committed."""
+    """True: leave the loop. Everything that was to be saved is committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How checkpointing is doing in this process."""
+    """Describe how checkpointing is doing in this process. `CheckpointManager.health` returns it."""
 
     claim: int | None
-    """Slot of this process's begin; None before it has one."""
+    """Log slot of this process's claim; None before it has claimed the root."""
 
     committed_step: int | None
-    """Of the newest commit of this process."""
+    """Step of this process's newest commit; None before the first."""
 
     in_flight_step: int | None
+    """Step of the save that is in flight; None if there is none."""
+
     error: str | None
-    """Of the newest save that has ended, if it failed."""
+    """Error of the newest save that has ended; None if that one succeeded, or none has ended."""
 
     complaint: str | None
-    """What went wrong after a commit, in rank 0: it isn't verified, or what was to be deleted is still there. The
-    commit stands, and all of it is tried again after the next one; None once that went well."""
+    """The newest failure after a commit, in rank 0: the commit couldn't be verified, or data that was to be
+    deleted is still there. The commit stands, and all of it is tried again after the next commit. None if there
+    was none, or once that went well."""
 
     companion_pid: int | None
-    """None: no companion process runs now."""
+    """Process id of the companion; None if no companion process runs now."""
 
     notice: str | None
-    """What asked this process to stop, if anything did."""
+    """Source of the request to stop: sigterm, file, directive, call or peer; None if there was none."""
 
     @property
     def ok(self) -> bool:

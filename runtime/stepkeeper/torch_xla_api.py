@@ -1,123 +1,84 @@
-"""What torch_xla's CheckpointManager has, as code written for it calls it."""
+"""Provide the methods of torch_xla's CheckpointManager, so that code written for it runs unchanged."""
 
-import operator
-import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Self, SupportsIndex
 
 import torch.distributed as dist
 
-from stepkeeper.policy.save import EveryNSteps, SavePolicy
-from stepkeeper.restore import Restorer
-from stepkeeper.save.hooks import Events
-from stepkeeper.save.saver import Saves
-from stepkeeper.training.shutdown import Leaving
-from stepkeeper.training.step_controller import Stepping, checked_step
+from stepkeeper.manager_arguments import TorchXlaArguments
+from stepkeeper.manager_parts import ManagerParts
+from stepkeeper.policy.save import SavePolicy
+from stepkeeper.restore import list_steps, restore_step
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.loading.selection import LoadRules
 
-__all__ = ["DropIn", "Given"]
+__all__ = ["TorchXlaApi"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What a manager was constructed with: numbers as Python's own, whatever library they were of."""
+class TorchXlaApi:
+    """The methods and attributes of torch_xla's CheckpointManager, with its names and parameters.
 
-    path: str
-    save_interval: int | SavePolicy
-    max_to_keep: int
-    max_pending_async: int
-    process_group: dist.ProcessGroup | None
-    chkpt_on_preemption: bool
-
-    @classmethod
-    def of(  # noqa: PLR0917  # the constructor's order
-        cls,
-        path: str | os.PathLike[str],
-        save_interval: SupportsIndex | SavePolicy,
-        max_to_keep: SupportsIndex,
-        max_pending_async: SupportsIndex,
-        process_group: dist.ProcessGroup | None,
-        chkpt_on_preemption: bool,
-    ) -> Self:
-        """Raises TypeError where a number isn't whole, ValueError where none is pending."""
-        given = cls(
-            path=os.fspath(path),
-            save_interval=_interval(save_interval),
-            max_to_keep=operator.index(max_to_keep),
-            max_pending_async=operator.index(max_pending_async),
-            process_group=process_group,
-            chkpt_on_preemption=chkpt_on_preemption,
-        )
-        if given.max_pending_async < 1:
-            raise ValueError(f"max_pending_async is at least 1, not {given.max_pending_async}")
-        return given
-
-    @property
-    def policy(self) -> SavePolicy:
-        """Raises ValueError for an interval of no steps."""
-        interval = self.save_interval
-        return EveryNSteps(interval) if isinstance(interval, int) else interval
-
-
-def _interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:
-    if isinstance(given, SupportsIndex):
-        return operator.index(given)
-    if not callable(getattr(given, "due", None)):
-        raise TypeError(
-            f"save_interval is a number of steps or a policy of stepkeeper.policy.save, not {given!r}"
-        )
-    return given
-
-
-class DropIn:
-    """The methods of torch_xla's class, by its names and parameters; what is behind a `*` is ours.
-
-    What it was constructed with can be read and, having been acted on, not be set.
+    Parameters behind a `*` are stepkeeper's additions. The constructor's arguments can be read but not set: they
+    have taken effect already.
     """
 
-    _events: Events
-    _given: Given
-    _leaving: Leaving
-    _restorer: Restorer
-    _saves: Saves
-    _stepping: Stepping
+    _arguments: TorchXlaArguments
+    _parts: ManagerParts
 
     @property
     def base_path(self) -> str:
-        """The root, with a `/` behind it."""
-        return f"{self._given.path.rstrip('/')}/"
+        """The root, with a trailing `/`."""
+        return f"{self._arguments.path.rstrip('/')}/"
 
     @property
     def save_interval(self) -> int | SavePolicy:
-        """In steps, or the policy that it was constructed with."""
-        return self._given.save_interval
+        """Number of steps between saves, or the policy that the manager was constructed with."""
+        return self._arguments.save_interval
 
     @property
     def max_to_keep(self) -> int:
-        """0: all, or what `keep` says."""
-        return self._given.max_to_keep
+        """Number of newest commits to keep; 0 keeps all, or those that the constructor's `keep` selects."""
+        return self._arguments.max_to_keep
 
     @property
     def chkpt_on_preemption(self) -> bool:
-        """SIGTERM makes all ranks save one step."""
-        return self._given.chkpt_on_preemption
+        """True if SIGTERM makes all ranks save one step and stop."""
+        return self._arguments.chkpt_on_preemption
 
     @property
     def pg(self) -> dist.ProcessGroup | None:
-        """The ranks that save together: the group that was given, else the default one, if there is one."""
+        """The process group whose ranks save together: the one passed in, else torch's default group, else None."""
         is_there = dist.is_available() and dist.is_initialized()
-        return self._given.process_group or (dist.group.WORLD if is_there else None)
+        return self._arguments.process_group or (dist.group.WORLD if is_there else None)
 
     def should_save(self, step: int) -> bool:
-        """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
-        return self._stepping.should_save(step)
+        """Decide whether to save `step`: because the policy says so, or because all ranks agreed to stop at it.
+
+        Args:
+            step: The step that was just finished, at least 0.
+
+        Ranks:
+            All ranks call this with the same step.
+
+        """
+        return self._parts.controller.should_save(step)
 
     def reached_preemption(self, step: int) -> bool:
-        """True from the step on that all ranks agreed to stop at. Ranks: all."""
-        if not self._stepping.saves_on_notice:
+        """Return True from the step on that all ranks agreed to stop at.
+
+        Args:
+            step: The step that was just finished, at least 0.
+
+        Raises:
+            ValueError: The manager was constructed with chkpt_on_preemption=False.
+
+        Ranks:
+            All ranks call this with the same step.
+
+        """
+        if not self._parts.controller.saves_on_notice:
             raise ValueError("preemption isn't watched: construct the manager with chkpt_on_preemption=True")
-        return self._stepping.reached(step)
+        return self._parts.controller.should_stop_at(step)
 
     def save(
         self,
@@ -127,10 +88,27 @@ class DropIn:
         *,
         metrics: Mapping[str, object] | None = None,
     ) -> bool:
-        """True: `step` was to be saved (`should_save`, or `force`) and is committed."""
+        """Save `step` if it is due, and wait for its commit.
+
+        Args:
+            step: The step that was just finished, at least 0.
+            state_dict: A tree of tensors, objects with state_dict(), and plain values.
+            force: Save although the policy doesn't ask for it.
+            metrics: Numbers to store with the commit, by name.
+
+        Returns:
+            True if the step was due, or forced, and is committed.
+
+        Raises:
+            StepkeeperError: This save failed, or an earlier one in the background did.
+
+        Ranks:
+            All ranks call this with the same arguments.
+
+        """
         if not self.save_async(step, state_dict, force, metrics=metrics):
             return False
-        self._saves.await_this()
+        self._parts.saver.await_commit()
         return True
 
     def save_async(
@@ -141,23 +119,37 @@ class DropIn:
         *,
         metrics: Mapping[str, object] | None = None,
     ) -> bool:
-        """True: `step` was to be saved, and its snapshot is taken: `state_dict` may change.
+        """Take a snapshot of `state_dict` if `step` is due, and save it in the background.
 
-        `in_flight` tells how it goes on. Waits for an earlier save if as many are in flight as may be. Any step may be
-        saved again, and is the newest then. Ranks: all.
+        `state_dict` may change as soon as this returns. `in_flight` tells how the save goes on. If as many saves
+        are in flight as max_pending_async allows, this waits for an earlier one. A step may be saved again; its
+        newest commit counts.
+
+        Args:
+            step: The step that was just finished, at least 0.
+            state_dict: A tree of tensors, objects with state_dict(), and plain values.
+            force: Save although the policy doesn't ask for it.
+            metrics: Numbers to store with the commit, by name.
+
+        Returns:
+            True if the step was due, or forced, and its snapshot is taken.
 
         Raises:
-            StepkeeperError: a save in the background failed since the last call.
+            StepkeeperError: A save in the background failed since the last call.
+
+        Ranks:
+            All ranks call this with the same arguments.
 
         """
-        self._leaving.check_open()
-        step = checked_step(step)
-        if not (self._stepping.reached(step) and self._stepping.saves_on_notice):
-            self._leaving.raise_failure()
-        self._stepping.finished(step, state_dict, metrics)
+        self._parts.shutdown.check_open()
+        step = validate_step(step)
+        if not (self._parts.controller.should_stop_at(step) and self._parts.controller.saves_on_notice):
+            self._parts.shutdown.raise_failure()
+        request = SaveRequest(step=step, state=state_dict, metrics=metrics)
+        self._parts.controller.on_step_finished(request)
         if not (self.should_save(step) or force):
             return False
-        self._stepping.begin_save(step, state_dict, metrics)
+        self._parts.controller.start_save(request)
         return True
 
     def restore(
@@ -170,36 +162,51 @@ class DropIn:
         strict: bool = True,
         cast: bool = False,
     ) -> None:
-        """`state_dict` is what the newest commit of `step` on HEAD's line holds. The log is left alone. Ranks: all.
+        """Fill `state_dict` in place from the newest commit of `step` on HEAD's line. The log is left as it is.
 
-        Waits for saves in flight. The first save after it goes on from that commit: what was newer is an abandoned
-        branch then. A part of a commit leaves it at what was restored or saved before, if anything was.
-        `items` and `exclude` are patterns of flat names, which select what is below them too: "model" is all of
-        "model.…". With `strict=False` what both have is filled and the rest stays as it is; `cast=True` converts
-        dtypes.
+        Saves in flight are awaited first. The next save goes on from the restored commit, and newer commits become
+        an abandoned branch. If only a part of the commit is restored, the next save goes on from what was restored
+        or saved before, if anything was.
+
+        Args:
+            step: The step to restore.
+            state_dict: A tree of tensors, objects with load_state_dict(), and plain values; tensors are filled in
+                place.
+            items: Patterns of flat names to restore, which also select everything below them: "model" selects all
+                of "model.…". None restores all.
+            exclude: Patterns of flat names to leave out.
+            strict: If False, fill the names that both have and leave the rest of `state_dict` as it is.
+            cast: Convert tensors to the dtypes of `state_dict`.
 
         Raises:
-            FencedError: this process has claimed the root, and another claim owns it now.
+            FencedError: This process has claimed the root, and another claim owns it now.
             LoadMismatchError: `state_dict` asks for other things than the commit holds. Nothing was changed.
-            RestoreError: there is no such commit, and it lists those that there are; or it was deleted while it was
-                read, and parts of it are in `state_dict`: restore another one.
-            TornCheckpointError: bytes of it are bad.
+            RestoreError: There is no such commit, and the message lists those that there are; or it was deleted
+                while it was read, and parts of it are in `state_dict`: restore another one.
+            TornCheckpointError: Bytes of the commit are bad.
+
+        Ranks:
+            All ranks call this with the same arguments.
 
         """
-        # A commit that comes meanwhile may delete what is being read.
-        self._saves.wait()
-        self._leaving.raise_failure()
-        record = self._restorer.step(
-            step, state_dict, rules=LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
-        )
-        self._saves.restored(record, self._restorer.take_written(), whole=items is None and not exclude)
-        self._events.restored(record)
+        # The cleanup after a save's commit may delete the commit that is being read.
+        self._parts.saver.wait_until_idle()
+        self._parts.shutdown.raise_failure()
+        rules = LoadRules(items=items, exclude=exclude, strict=strict, cast=cast)
+        record = restore_step(self._parts.restorer, self._parts.companion, step, state_dict, rules=rules)
+        self._parts.saver.mark_restored(record, whole=items is None and not exclude)
+        self._parts.save_hooks.log_restore(record)
 
     def all_steps(self) -> list[int]:
-        """The steps that can be restored: HEAD's and its ancestors'."""
-        return self._restorer.steps()
+        """List the steps that can be restored, those of HEAD and its ancestors, without repetition."""
+        return list_steps(self._parts.store)
 
     def join(self) -> None:
-        """No save is in flight. Raises what one of them failed with."""
-        self._saves.wait()
-        self._leaving.raise_failure(newest=True)
+        """Wait until no save is in flight.
+
+        Raises:
+            StepkeeperError: One of the saves failed.
+
+        """
+        self._parts.saver.wait_until_idle()
+        self._parts.shutdown.raise_failure(newest=True)

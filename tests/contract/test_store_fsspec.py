@@ -1,4 +1,4 @@
-"""What fsspec has a file system for does what every store has to do, or is refused before anything is put."""
+"""Test that stores on fsspec's file systems do what every store has to do, or are refused before anything is put."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 from typing_extensions import override
 
-from stepkeeper.companion.messages import Begin, Open
+from stepkeeper.companion.messages import ClaimRequest, OpenRequest
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import MissingObjectError, NotExclusiveError, StorageError, TransientStorageError
 from stepkeeper.storage import open_store
@@ -263,7 +263,7 @@ def test_a_companion_is_told_what_its_manager_was(promised: bool) -> None:
             super().__init__(objects)
 
     fsspec.register_implementation("stepkeeper-overwriting", Overwriting, clobber=True)
-    opening = Open(
+    opening = OpenRequest(
         rank=0,
         world_size=1,
         uri="stepkeeper-overwriting://checkpoints/run",
@@ -271,11 +271,11 @@ def test_a_companion_is_told_what_its_manager_was(promised: bool) -> None:
     )
     session = Session(opening, lambda directive: None)
     if promised:
-        assert session.begin(Begin()).claim.slot == 0
+        assert session.claim_root(ClaimRequest()).claim.slot == 0
         assert list(objects) == ["checkpoints/run/.stepkeeper/log/00000000.json"]
     else:
         with pytest.raises(NotExclusiveError, match="unsafe_single_writer=True"):
-            session.begin(Begin())
+            session.claim_root(ClaimRequest())
         assert objects == {}
 
 

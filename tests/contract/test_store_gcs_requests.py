@@ -1,4 +1,4 @@
-"""What is asked of a bucket: one conditional request for an entry of the log, and nothing that composes."""
+"""Test the requests to a bucket: one conditional request for an entry of the log, and nothing that composes."""
 
 import base64
 import secrets

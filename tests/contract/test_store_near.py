@@ -32,8 +32,8 @@ class TestNearStore(StoreContract):
     def test_a_large_object(self, store: Store, another: Store) -> None:  # type: ignore[explicit-override, override]  # and more
         assert isinstance(store, Copying)
         super().test_a_large_object(store)
-        assert store.take_n_bytes() >= self.large_bytes
-        assert store.take_n_bytes() == 0
+        assert store.take_read_bytes() >= self.large_bytes
+        assert store.take_read_bytes() == 0
 
 
 def near(folder: Path) -> Copying:

@@ -1,4 +1,4 @@
-"""What the chart's roles allow, as the API server sees it."""
+"""Test that the chart's roles allow, by the API server's own answers, what the operator needs and no more."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -53,7 +53,7 @@ class Pods:
         return found
 
     def ended(self, name: str) -> dict[str, Any]:
-        """How the pod's container ended."""
+        """Return how the pod's container ended."""
         until(lambda: "terminated" in self.get(name)["status"]["containerStatuses"][0]["state"])
         state: dict[str, Any] = self.get(name)["status"]["containerStatuses"][0]["state"]["terminated"]
         return state

@@ -1,4 +1,4 @@
-"""What runs in a pod is the wheel, with what its image promises and nothing else."""
+"""Test that a pod runs the wheel, with what its image promises and nothing else."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ READ_ONLY = {
 
 
 def told_by(cluster: Cluster, name: str, image: str, modules: list[str], **pod: object) -> dict[str, object]:
-    """What Python in the image says of itself."""
+    """Return what Python in the image reports of itself."""
     script = TELL.replace("NAMES", repr(modules))
     mounts = [{"name": "torch", "mountPath": "/opt/torch", "readOnly": True}] if "volumes" in pod else []
     container = {

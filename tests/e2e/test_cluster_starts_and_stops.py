@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 @dataclass(frozen=True)
 class Machine:
-    """What a cluster could have changed of the machine, besides what has the cluster's own names."""
+    """The parts of the machine that a cluster could have changed, besides those with the cluster's own names."""
 
     mounts: frozenset[Path]
     tables: str
@@ -59,7 +59,7 @@ def assert_nothing_left(layout: Layout) -> None:
 
 
 def run_pod(cluster: Cluster, name: str, script: str, *options: str) -> str:
-    """What a pod with a shell printed, which has ended with success."""
+    """Run a pod with a shell until it has ended with success, and return its output."""
     image = cluster.load_shell_image()
     cluster.kubectl(
         "run", name, f"--image={image}", "--restart=Never", *options, "--command", "--", "sh", "-c", script

@@ -32,7 +32,7 @@ def kubectl(cluster: Cluster) -> Cluster:
 
 
 def refusal(cluster: Cluster, path: Path, *options: str) -> str:
-    """What is said against the manifest; empty if nothing is."""
+    """Return the API server's objection to the manifest; empty if there is none."""
     try:
         cluster.kubectl("apply", "--dry-run=server", *options, "-f", str(path))
     except CommandError as error:

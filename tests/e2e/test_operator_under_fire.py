@@ -1,4 +1,4 @@
-"""What once made the operator charge the wrong cause, start two gangs or stand still, done to it on a real cluster."""
+"""Do to the operator, on a real cluster, what once made it charge the wrong cause, start two gangs or stand still."""
 
 import json
 import shlex
@@ -159,7 +159,7 @@ def test_bad_values_in_a_last_word_spoil_no_status(operator: Cluster, jobs: dict
 
 
 def refused_writes(cluster: Cluster) -> list[str]:
-    """What the operator wrote that the API server found to be no valid object."""
+    """Return the operator's writes that the API server found to be no valid object."""
     lines = Path(cluster.audit_log).read_text(encoding="utf-8").splitlines()
     entries = [entry for line in lines if (entry := json.loads(line))["user"]["username"] == ACCOUNT]
     return [

@@ -1,4 +1,4 @@
-"""What the README shows is taken as it stands."""
+"""Test that what the README shows can be used as it stands."""
 
 import re
 from pathlib import Path

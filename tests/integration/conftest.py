@@ -1,16 +1,20 @@
-"""What several of these tests share: a script run as all ranks of a small world."""
+"""Share processes with torch, processes with torch_xla on 4 devices, and the ranks of a small world."""
 
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from fork_server import TORCH, ForkedProcess, ForkServer
+
+DEVICES = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
 
 Launch = Callable[..., None]
-"""launch(script, world_size, folder, *arguments): every rank ended well."""
+"""launch(script, world_size, *arguments): every rank ended well."""
 
 
 OnDevices = Callable[..., str]
@@ -29,48 +33,55 @@ def max_isa(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def run_on_devices() -> OnDevices:
-    return _run_on_devices
+def devices_server() -> Iterator[ForkServer]:
+    """Start one whose processes have torch_xla with 4 devices, which are set before it is imported."""
+    with closing(
+        ForkServer(*TORCH, "torch_xla.runtime", "torch_xla.distributed.spmd", env=DEVICES)
+    ) as server:
+        yield server
 
 
-def _run_on_devices(
-    script: Path, *arguments: object, timeout_s: float = 280, max_isa: str | None = None
-) -> str:
-    """In a process of its own, in which torch_xla has 4 devices: these are set before it is imported."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if max_isa is not None:
-        flags += f" --xla_cpu_max_isa={max_isa}"
-    done = subprocess.run(
-        [sys.executable, str(script), *map(str, arguments)],
-        env={**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4", "XLA_FLAGS": flags},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+@pytest.fixture(scope="session")
+def run_on_devices(devices_server: ForkServer) -> OnDevices:
+    def run(script: Path, *arguments: object, timeout_s: float = 280, max_isa: str | None = None) -> str:
+        if max_isa is None:
+            done = devices_server.run([script, *arguments], timeout=timeout_s)
+        else:
+            # XLA reads its flags when it is imported: the fork server's are set already.
+            flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa={max_isa}"
+            done = subprocess.run(
+                [sys.executable, str(script), *map(str, arguments)],
+                env={**os.environ, **DEVICES, "XLA_FLAGS": flags},
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture
-def launch() -> Launch:
-    return _launch
+def launch(torch_servers: tuple[ForkServer, ForkServer]) -> Launch:
+    def launch(script: Path, world_size: int, *arguments: object, timeout_s: float = 200) -> None:
+        """Run `script RANK WORLD_SIZE ARGUMENT…` as each rank. Fails with what the ranks wrote if one ended badly."""
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = [Path(folder) / f"{rank}.txt" for rank in range(world_size)]
+            ranks: list[ForkedProcess] = []
+            try:
+                for rank, output in enumerate(outputs):
+                    command = [script, rank, world_size, *arguments]
+                    with output.open("w") as stream:
+                        server = torch_servers[rank % 2]
+                        ranks.append(server.start(command, stdout=stream, stderr=subprocess.STDOUT))
+                codes = [process.wait(timeout_s) for process in ranks]
+            finally:
+                for process in ranks:
+                    process.kill()
+                    process.wait()
+            said = "\n".join(output.read_text()[-3000:] for output in outputs)
+        assert codes == [0] * world_size, said
 
-
-def _launch(script: Path, world_size: int, *arguments: str | Path, timeout_s: float = 200) -> None:
-    """Each rank is `python script RANK WORLD_SIZE ARGUMENT…`. Fails with what the ranks wrote if one ended badly."""
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder) / f"{rank}.txt" for rank in range(world_size)]
-        ranks = []
-        try:
-            for rank, output in enumerate(outputs):
-                command = [sys.executable, str(script), str(rank), str(world_size), *map(str, arguments)]
-                with output.open("w") as stream:
-                    ranks.append(subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT))
-            codes = [process.wait(timeout_s) for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        said = "\n".join(output.read_text()[-3000:] for output in outputs)
-    assert codes == [0] * world_size, said
+    return launch

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stepkeeper.checkpoint import SaveOrder, ValueOrder
-from stepkeeper.companion.messages import Begin, Commit, Open, Write
+from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
+from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest
 from stepkeeper.companion.session import Session
 from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage import open_store
 from stepkeeper.testing.background import done
-from stepkeeper.testing.checkpoints import SmallRoot
+from stepkeeper.testing.checkpoints import SmallRoot, write_request
 from stepkeeper.testing.pod import pod_identity
 
 COMMAND = [str(Path(sys.executable).with_name("stepkeeper"))]
@@ -30,7 +30,7 @@ class Job:
 
     def __init__(self, url: str) -> None:
         self.session = Session(
-            Open(
+            OpenRequest(
                 rank=0,
                 world_size=1,
                 uri=url,
@@ -39,7 +39,7 @@ class Job:
             ),
             lambda directive: None,
         )
-        self.claim = self.session.begin(Begin()).claim
+        self.claim = self.session.claim_root(ClaimRequest()).claim
         self.steps = 0
         self.complaint: BaseException | None = None
         self.ended = threading.Event()
@@ -62,11 +62,11 @@ class Job:
             step=self.steps + 1,
             claim=self.claim.slot,
             nonce=secrets.token_hex(16),
-            tensors=(),
+            structure=Structure(),
             values=(ValueOrder(fqn="blob", start=0, length_bytes=1 << 20),),
         )
-        self.session.write(Write(order=order), self.region)
-        _, after = self.session.commit(Commit(folder=order.folder, others=(), duration_millis=1))
+        self.session.shares.write_share(write_request(order), self.region)
+        _, after = self.session.commit_save(CommitRequest(folder=order.folder, others=(), duration_millis=1))
         done(after)
         self.steps += 1
 

@@ -13,7 +13,7 @@ import torch
 
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import Begin, Kind, Open
+from stepkeeper.companion.messages import ClaimRequest, Kind, OpenRequest
 from stepkeeper.contract.wire import encode
 
 FORKED = Path(__file__).parent / "companion_process" / "forked.py"
@@ -40,9 +40,9 @@ def test_a_companion_that_is_told_to_stop_while_it_starts_answers_all_the_same(
 ) -> None:
     process = CompanionProcess(lambda _: None)
     os.kill(process.pid, number)
-    opening = Open(rank=0, world_size=1, uri=(tmp_path / "root").as_uri())
-    process.ask(Kind.OPEN, encode(opening), timeout_s=60)
-    assert process.ask(Kind.BEGIN, encode(Begin()), timeout_s=60)["claim"]["slot"] == 0
+    opening = OpenRequest(rank=0, world_size=1, uri=(tmp_path / "root").as_uri())
+    process.send_request(Kind.OPEN, encode(opening), timeout_s=60)
+    assert process.send_request(Kind.CLAIM, encode(ClaimRequest()), timeout_s=60)["claim"]["slot"] == 0
     process.close()
 
 

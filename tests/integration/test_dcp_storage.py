@@ -3,8 +3,6 @@
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fork_server import ForkServer
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -298,14 +297,8 @@ def test_ranks_save_and_load_each_others_dtensors(launch: Callable[..., None], t
     launch(FOLDER / "ranks.py", 2, tmp_path)
 
 
-def test_killed_anywhere_what_can_be_read_is_whole(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, FOLDER / "killed.py", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_killed_anywhere_what_can_be_read_is_whole(torch_server: ForkServer, tmp_path: Path) -> None:
+    done = torch_server.run([FOLDER / "killed.py", tmp_path], timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     shutil.rmtree(tmp_path)
 

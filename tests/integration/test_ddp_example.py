@@ -1,13 +1,17 @@
 """The DDP example on 1, then 4, then 2 processes: one training, and one model's worth of bytes, spread over all."""
 
 import math
+import os
 import re
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 
 # Four trainings one after the other, of up to four processes that import torch.
 pytestmark = pytest.mark.timeout(900)
@@ -27,26 +31,68 @@ class Run:
     losses: dict[int, float]
 
 
-def train(root: Path, n_processes: int, n_steps: int) -> Run:
+Train = Callable[[Path, int, int], Run]
+"""train(root, n_processes, n_steps): what rank 0 has printed."""
+
+
+def read_run(output: str, n_processes: int) -> Run:
+    start = re.search(rf"start step=(\d+) processes={n_processes}\n", output)
+    assert start is not None
+    losses = {int(step): float(loss) for step, loss in _STEP.findall(output)}
+    return Run(started_from=int(start[1]), losses=losses)
+
+
+def train_by_torchrun(root: Path, n_processes: int, n_steps: int) -> Run:
+    """As the example's page says."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(n_processes), "--local-ranks-filter", "0"]
     command += [str(TRAIN), "--checkpoint-uri", root.as_uri(), "--steps", str(n_steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    start = re.search(rf"start step=(\d+) processes={n_processes}\n", done.stdout)
-    assert start is not None
-    losses = {int(step): float(loss) for step, loss in _STEP.findall(done.stdout)}
-    return Run(started_from=int(start[1]), losses=losses)
+    return read_run(done.stdout, n_processes)
+
+
+@pytest.fixture
+def train(torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path) -> Train:
+    """Start the processes as torchrun would, with the same variables."""
+
+    def train(root: Path, n_processes: int, n_steps: int) -> Run:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = [TRAIN, "--checkpoint-uri", root.as_uri(), "--steps", n_steps]
+        outputs = [tmp_path / f"{rank}-of-{n_processes}.txt" for rank in range(n_processes)]
+        processes = []
+        try:
+            for rank, output in enumerate(outputs):
+                env = os.environ | {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(rank),
+                    "WORLD_SIZE": str(n_processes),
+                    "LOCAL_WORLD_SIZE": str(n_processes),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                }
+                with output.open("w") as stream:
+                    server = torch_servers[rank % 2]
+                    processes.append(server.start(command, env=env, stdout=stream, stderr=subprocess.STDOUT))
+            codes = [process.wait(200) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        assert codes == [0] * n_processes, "\n".join(output.read_text()[-3000:] for output in outputs)
+        return read_run(outputs[0].read_text(), n_processes)
+
+    return train
 
 
 def sizes_of(root: Path, step: int) -> list[int]:
     return [path.stat().st_size for path in root.glob(f"{step}/*/*.distcp")]
 
 
-def test_one_training_goes_on_with_1_then_4_then_2_processes(tmp_path: Path) -> None:
+def test_one_training_goes_on_with_1_then_4_then_2_processes(train: Train, tmp_path: Path) -> None:
     whole = train(tmp_path / "whole", 1, 30)
     root = tmp_path / "changing"
-    runs = [train(root, 1, 10), train(root, 4, 20), train(root, 2, 30)]
+    runs = [train(root, 1, 10), train(root, 4, 20), train_by_torchrun(root, 2, 30)]
 
     assert [run.started_from for run in runs] == [0, 10, 20]
     losses = {step: loss for run in runs for step, loss in run.losses.items()}

@@ -1,10 +1,9 @@
 """A conversion needs memory for a tensor and a buffer, however large the file is."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 
 CONVERT = Path(__file__).parent / "formats_memory" / "convert.py"
 LARGEST_BYTES = 64 << 20
@@ -16,9 +15,10 @@ VERIFIED_BYTES = (8 + 2 * 3 + 4) * (16 << 20)
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(torch_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("formats")
-    subprocess.run([sys.executable, CONVERT, "make", folder, str(FILE_BYTES), str(LARGEST_BYTES)], check=True)
+    made = torch_server.run([CONVERT, "make", folder, FILE_BYTES, LARGEST_BYTES])
+    assert made.returncode == 0, made.stderr[-4000:]
     return folder
 
 
@@ -33,13 +33,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("checkpoint_to_torch_save", "root"),
     ],
 )
-def test_peak_memory_is_a_tensor_and_a_buffer(call: str, src: str, files: Path, tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, CONVERT, call, files / src, tmp_path / "converted"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+def test_peak_memory_is_a_tensor_and_a_buffer(
+    torch_server: ForkServer, call: str, src: str, files: Path, tmp_path: Path
+) -> None:
+    run = torch_server.run([CONVERT, call, files / src, tmp_path / "converted"])
+    assert run.returncode == 0, run.stderr[-4000:]
     grown_bytes = int(run.stdout)
     # Pages of files are the kernel's to drop, so what counts is what belongs to no file.
     assert grown_bytes <= LARGEST_BYTES + BUFFERS_BYTES + (VERIFIED_BYTES if src == "root" else 0)

@@ -22,7 +22,8 @@ from stepkeeper.errors import (
     SaveError,
 )
 from stepkeeper.log import Log
-from stepkeeper.save.pipeline import InFlight, SaveState
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.report import SaveState
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError, UnsupportedValueError
 
@@ -310,7 +311,7 @@ def test_two_lost_companions_in_a_row_raise(uri: str) -> None:
     manager = open_manager(uri)
     manager.save(1, state)
     for step in (2, 3):
-        pid = manager._companion.process().pid
+        pid = manager._parts.companion.ensure_process().pid
         os.kill(pid, signal.SIGSTOP)
         kill_during(manager.step(step, state).in_flight, pid)
     with pytest.raises(SaveError, match="companion"):
@@ -326,7 +327,7 @@ def test_an_error_in_the_background_raises_at_the_next_call(uri: str) -> None:
     # A file where the next step's folder has to be.
     Path(uri.removeprefix("file://"), "2").write_text("")
     manager.save_async(2, state)
-    assert manager._saves.wait()
+    assert manager._parts.saver.wait_until_idle()
     with pytest.raises(SaveError, match="in the background failed"):
         manager.step(3, state)
     assert manager.step(3, state).in_flight is not None

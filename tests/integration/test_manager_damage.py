@@ -159,7 +159,7 @@ def test_a_mistake_of_the_users_condemns_nothing(tmp_path: Path, mistake: str) -
 
 
 class Counting:
-    """What `Raising` is when it is well."""
+    """Do what `Raising` does while it is well."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"n": 0}

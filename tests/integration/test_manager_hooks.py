@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stepkeeper import CheckpointManager, SaveReport
-from stepkeeper.training import shutdown as leaving
+from stepkeeper.training import shutdown
 
 UNCLOSED = """
 import sys, time, torch
@@ -54,7 +54,7 @@ def test_a_hook_may_ask_the_manager_for_all_that_it_has(uri: str) -> None:
 def test_a_hook_that_hangs_keeps_no_manager_open(
     uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leaving, "_HOOKS_S", 0.1)
+    monkeypatch.setattr(shutdown, "_HOOKS_S", 0.1)
     free = threading.Event()
     with CheckpointManager(uri, 1) as manager:
         manager.on_save(lambda _: free.wait(60))

@@ -152,12 +152,12 @@ def test_a_populated_region_is_written_to_without_a_fault_and_holds_what_it_held
     size_bytes, others_bytes = 40 * MIB, mapped_bytes()
     region, data = Region(), b"\x07" * size_bytes
     region.reserve(size_bytes)
-    region.write(5 * MIB, b"was there")
+    region.write_bytes(5 * MIB, b"was there")
     region.populate(size_bytes)
     assert mapped_bytes() >= others_bytes + size_bytes
-    assert bytes(region.tensor(5 * MIB, torch.uint8, (9,)).tolist()) == b"was there"
+    assert bytes(region.view_tensor(5 * MIB, torch.uint8, (9,)).tolist()) == b"was there"
     before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-    region.write(0, data)
+    region.write_bytes(0, data)
     n_faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
     assert n_faults < size_bytes // resource.getpagesize() // 100
     region.close()
@@ -178,7 +178,7 @@ def test_memory_of_saves_is_there_before_the_first_of_them(tmp_path: Path) -> No
 
 
 def mapped_bytes() -> int:
-    """How much of the memory of snapshots this process has pages of, also of managers that nobody has closed."""
+    """Return how much of the memory of snapshots this process has pages of, also of managers that nobody has closed."""
     gc.collect()
     parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
     sizes = (

@@ -39,7 +39,7 @@ _GARBAGE: Final = "e" * 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What there is before a start, and what the start does in which somebody is killed."""
+    """The root before a start, and the operations of the start in which a process is killed."""
 
     before: tuple[int, ...] = ()
     """Steps of another start's commits."""
@@ -64,7 +64,7 @@ CASES: Final = tuple(product(PROGRAMS, (1, 2)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How all ranks of one start ended, and what they said."""
+    """The end of all ranks of one start, and their output."""
 
     folder: Path
     codes: tuple[int | None, ...]
@@ -169,7 +169,7 @@ def order_of(program: Program, folder: Path, root: Path, fault: Fault | None = N
 
 
 def prepared(program: Program, world_size: int, folder: Path) -> Whole:
-    """What is there before the program starts, and what its processes ask of the store."""
+    """Prepare what is there before the program starts, and count what its processes ask of the store."""
     folder.mkdir(parents=True)
     root = folder / "root"
     root.mkdir()
@@ -234,7 +234,7 @@ def check_went_on(faulty: Start) -> None:
 
 
 def check_went_back(reading: Reading, step: int) -> None:
-    """What was saved after that descends from there."""
+    """Check that what was saved after that descends from there."""
     for commit in reading.bodies.values():
         if commit["step"] in {20, 21, 22}:
             parent = reading.bodies[commit["parent"]]
@@ -242,7 +242,7 @@ def check_went_back(reading: Reading, step: int) -> None:
 
 
 def number_of(whole: Whole, commit: Mapping[str, Any]) -> int:
-    """Of the start that saved it."""
+    """Return the number of the start that saved it."""
     claim = int(commit["folder"].partition("/")[2].partition("-")[0])
     return int(claim > whole.tail)
 

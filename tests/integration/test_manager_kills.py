@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pytest
 
-from stepkeeper.log import Begin, Log
+from stepkeeper.log import BeginEntry, Log
 from stepkeeper.storage import Store, open_store
 
 RANK: Final = Path(__file__).parent / "manager_trainer" / "rank.py"
@@ -34,13 +34,13 @@ class Start:
     outputs: list[Path]
 
     def said(self, event: str) -> dict[str, Any] | None:
-        """What rank 0 said first of that event, if it has by now."""
+        """Return rank 0's first line of that event, if there is one by now."""
         lines = self.outputs[0].read_text().splitlines(keepends=True)
         said = [json.loads(line) for line in lines if line.endswith("\n") and line.startswith("{")]
         return next((each for each in said if each["event"] == event), None)
 
     def hear_start(self) -> dict[str, Any]:
-        """What rank 0 says once it has restored."""
+        """Return what rank 0 prints once it has restored."""
         wait_for(lambda: self.said("start") is not None, self)
         said = self.said("start")
         assert said is not None
@@ -74,7 +74,7 @@ def is_companion(pid: int) -> bool:
 
 @contextmanager
 def start(folder: Path, world_size: int) -> Iterator[Start]:
-    """That many ranks, which train on and save every other step."""
+    """Start that many ranks, which train on and save every other step."""
     folder.mkdir()
     uri = (folder.parent / "root").as_uri()
     options = json.dumps({"interval": 2, "pause_s": 0.002})
@@ -114,7 +114,7 @@ def check_restored(store: Store, said: dict[str, Any]) -> None:
     begin = state.claim
     assert begin is not None
     body = log.entry(begin).body
-    assert isinstance(body, Begin)
+    assert isinstance(body, BeginEntry)
     # No retention here: all that was ever committed is in the state.
     before = [slot for slot in state.commits if slot < begin]
     assert body.base == max(before, default=None)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from stepkeeper import CheckpointManager
 from stepkeeper.cli.app import app
 from stepkeeper.errors import RestoreError, TornCheckpointError
-from stepkeeper.log import Begin, Commit, Log
+from stepkeeper.log import BeginEntry, CommitEntry, Log
 from stepkeeper.storage import open_store
 from stepkeeper_planners.errors import LoadMismatchError
 
@@ -56,7 +56,7 @@ def entries(root: Path) -> Iterator[Any]:
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """What isn't ours."""
+    """Return the other writer's files."""
     found = (path for path in root.glob("*/*") if path.is_file())
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
@@ -83,10 +83,10 @@ def test_an_old_root_is_resumed_and_left_as_it_is(root: Path, old: Path) -> None
             manager.save(step, state_at(step))
         assert manager.in_flight is None
     begin, *others = entries(root)
-    assert isinstance(begin, Begin)
+    assert isinstance(begin, BeginEntry)
     assert begin.legacy is not None
     assert (begin.base, begin.legacy.step, begin.legacy.folder) == (None, 300, "checkpoint_300")
-    first = next(body for body in others if isinstance(body, Commit))
+    first = next(body for body in others if isinstance(body, CommitEntry))
     assert (first.step, first.parent, first.legacy) == (301, None, begin.legacy)
     with manager_of(root) as manager:
         # What retention deleted of ours takes nothing of theirs along.
@@ -114,7 +114,7 @@ def test_what_is_bad_is_read_again_and_the_older_one_is_gone_on_from(
         manager.save(201, state)
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
     assert any("checkpoint_300" in each for each in said)
-    bases = [body.legacy for body in entries(root) if isinstance(body, Begin)]
+    bases = [body.legacy for body in entries(root) if isinstance(body, BeginEntry)]
     first, second = (base for base in bases if base is not None)
     assert (first.step, second.step) == (300, 200)
     assert (root / "checkpoint_300").is_dir()

@@ -1,4 +1,4 @@
-"""What a manager's process logs: each record says of which step, start and rank it is."""
+"""Test what a manager's process logs: each record names its step, start and rank."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from stepkeeper import CheckpointManager, loggers
 from stepkeeper.contract import ExitCode, Interval, Settings
 from stepkeeper.errors import CompanionError, SaveError
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training.environment import Environment, Places
+from stepkeeper.training.environment import Environment, PodPaths
 
 PACKAGE = Path(loggers.__file__).parent
 
@@ -46,7 +46,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[logging.LogRecord]]
 
 
 def of_pod(folder: Path, **identity: Any) -> Environment:
-    places = Places(
+    places = PodPaths(
         settings_folder=folder,
         notice_file=folder / "notice",
         termination_file=folder / "no such folder" / "termination",
@@ -97,7 +97,13 @@ def test_each_record_of_a_training_that_goes_wrong_says_whose_it_is(
         training(manager)
     assert {whose(record)[1:] for record in logged} == {("2.1", 0)}
     told = {record.name.removeprefix("stepkeeper").removeprefix(".") for record in logged}
-    assert {"", "stepping", "ending", "progress", "companion.supervisor"} <= told
+    modules = {
+        "training.step_controller",
+        "training.termination",
+        "companion.progress",
+        "companion.supervisor",
+    }
+    assert {"", *modules} <= told
     about = {step: whose(record)[0] for record in logged if (step := named_step(record)) is not None}
     assert {1, 2, 5} <= about.keys()
     assert all(step == named for named, step in about.items())

@@ -2,24 +2,19 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 
 SCRIPT = Path(__file__).parent / "manager_trainer" / "many.py"
 
 
 @pytest.mark.parametrize("case", ["unclosed", "closed", "trained"])
-def test_any_number_of_managers_takes_no_descriptors_threads_or_signals(case: str, tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path / "root"), case, "100"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_any_number_of_managers_takes_no_descriptors_threads_or_signals(
+    torch_server: ForkServer, case: str, tmp_path: Path
+) -> None:
+    ended = torch_server.run([SCRIPT, tmp_path / "root", case, 100], timeout=120)
     assert ended.returncode == -signal.SIGTERM, ended.stderr[-3000:]
     said = [json.loads(line) for line in ended.stdout.splitlines()]
     assert said[0] == {"fds": 0, "threads": 0}

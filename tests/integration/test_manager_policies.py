@@ -3,24 +3,22 @@
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from stepkeeper import CheckpointManager, PerRank, SaveReport
+from stepkeeper import CheckpointManager, SaveReport
 from stepkeeper.contract import Interval, Settings
-from stepkeeper.errors import ForeignRootError, GangError, SaveError
+from stepkeeper.errors import OtherJobsRootError, PeerLostError, SaveError
 from stepkeeper.log import Log
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
 from stepkeeper.storage import open_store
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training.environment import Environment, Places
+from stepkeeper.training.environment import Environment, PodPaths
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def open_manager(uri: str, policy: SavePolicy | int = 10**6, **options: Any) -> 
 
 
 def saved_steps(uri: str, policy: SavePolicy, n_steps: int, error: BaseException | None = None) -> list[int]:
-    """Of a training of so many steps, which `error` ends behind them."""
+    """Return the saved steps of a training of so many steps, which `error` ends behind them."""
     state = new_state()
     train(state, 0)
     manager = open_manager(uri, policy)
@@ -64,163 +62,19 @@ def saved_steps(uri: str, policy: SavePolicy, n_steps: int, error: BaseException
     return open_manager(uri).all_steps()
 
 
-def test_an_exception_leaves_the_last_finished_step_behind(uri: str) -> None:
-    assert saved_steps(uri, save.OnException(), 3, ValueError("the loss is no number")) == [3]
-    state = new_state()
-    train(state, 0)
-    open_manager(uri).restore(3, state)
-    assert state["position"] == 3
-
-
-def test_a_keyboard_interrupt_is_an_exception_too(uri: str) -> None:
-    policy = save.AnyOf((save.EveryNSteps(2), save.OnException()))
-    assert saved_steps(uri, policy, 3, KeyboardInterrupt()) == [2, 3]
-
-
 @pytest.mark.parametrize(
-    ("policy", "error"),
-    [
-        (save.OnException(), None),
-        (save.OnException(), SystemExit(3)),
-        (save.OnException(), GangError("rank 1 is lost")),
-        (save.EveryNSteps(7), ValueError("the loss is no number")),
-    ],
-    ids=["no exception", "a chosen end", "our own", "not asked for"],
+    "error",
+    [None, SystemExit(3), PeerLostError("rank 1 is lost"), ValueError("the loss is no number")],
+    ids=["no exception", "a chosen end", "our own", "the training's"],
 )
-def test_nothing_is_saved_for(uri: str, policy: SavePolicy, error: BaseException | None) -> None:
-    if isinstance(error, GangError):
+def test_nothing_is_saved_for(uri: str, error: BaseException | None) -> None:
+    policy = save.EveryNSteps(7)
+    if isinstance(error, PeerLostError):
         with pytest.raises(SystemExit, match="78"):
             saved_steps(uri, policy, 3, error)
         assert open_manager(uri).all_steps() == []
     else:
         assert saved_steps(uri, policy, 3, error) == []
-
-
-def change_by_an_optimizer(state: dict[str, Any]) -> None:
-    state["optimizer"].zero_grad()
-    state["optimizer"].step()
-
-
-def change_in_place(state: dict[str, Any]) -> None:
-    with torch.no_grad():
-        state["model"].bias.mul_(2.0)
-
-
-def change_by_data(state: dict[str, Any]) -> None:
-    """As optimizers written by hand do, which torch has no count of."""
-    state["model"].bias.data.add_(0.5)
-
-
-def change_by_numpy(state: dict[str, Any]) -> None:
-    state["model"].bias.detach().numpy()[:] += 0.5
-
-
-def change_by_other_data(state: dict[str, Any]) -> None:
-    other = state["ema"].clone()
-    other[-1] = 2.0
-    state["ema"].data = other
-
-
-def change_what_came_later(state: dict[str, Any]) -> None:
-    with torch.no_grad():
-        state["ema"].mul_(2.0)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        change_by_an_optimizer,
-        change_in_place,
-        change_by_data,
-        change_by_numpy,
-        change_by_other_data,
-        change_what_came_later,
-    ],
-)
-def test_a_state_that_is_between_two_steps_is_not_saved(
-    uri: str, change: Callable[[dict[str, Any]], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    state = new_state()
-    train(state, 0)
-
-    def training(manager: CheckpointManager) -> None:
-        for step in (1, 2):
-            train(state, step)
-            manager.step(step, state)
-            state["ema"] = torch.ones(100)
-        manager.step(3, state)
-        change(state)
-        raise ValueError("the loss is no number")
-
-    with pytest.raises(ValueError, match="no number"), open_manager(uri, save.OnException()) as manager:
-        training(manager)
-    assert open_manager(uri).all_steps() == []
-    assert "no step's as a whole" in caplog.text
-
-
-class Loader:
-    """Where a training stands in its data."""
-
-    def __init__(self) -> None:
-        self.position = 0
-        self.order = np.arange(4)
-
-    def __next__(self) -> int:
-        self.position += 1
-        self.order[0] = self.position
-        return self.position
-
-    def state_dict(self) -> dict[str, Any]:
-        return vars(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-
-
-def test_a_loader_that_has_gone_on_is_saved_where_it_was(uri: str) -> None:
-    """The batch that the failed step took is to come again."""
-
-    def state_of_data() -> dict[str, Any]:
-        loader, seeds = Loader(), [torch.arange(3)]
-        return {"loader": loader, "own": PerRank(Loader()), "pair": (np.zeros(2), 1), "seeds": seeds}
-
-    def training(manager: CheckpointManager) -> None:
-        for step in range(1, 6):
-            batch = next(state["loader"]), next(state["own"].value)
-            state["pair"][0][:] = step
-            if batch == (3, 3):
-                raise ValueError("the loss is no number")
-            train(state, step)
-            manager.step(step, state)
-
-    state = new_state() | state_of_data()
-    train(state, 0)
-    with pytest.raises(ValueError, match="no number"), open_manager(uri, save.OnException()) as manager:
-        training(manager)
-    found = new_state() | state_of_data()
-    train(found, 0)
-    open_manager(uri).restore(2, found)
-    assert (found["position"], next(found["loader"]), next(found["own"].value)) == (2, 3, 3)
-    assert found["loader"].order.tolist() == found["own"].value.order.tolist() == [3, 1, 2, 3]
-    assert found["pair"][0].tolist() == [2.0, 2.0]
-    assert torch.equal(found["model"].weight, state["model"].weight)
-
-
-def test_what_cannot_be_saved_for_an_exception_hides_it_not(
-    uri: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    state = new_state() | {"lock": "a string for now"}
-
-    def training(manager: CheckpointManager) -> None:
-        manager.step(1, state)
-        state["lock"] = object()
-        manager.step(2, state)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), open_manager(uri, save.OnException()) as manager:
-        training(manager)
-    assert "step 2 is not saved for the exception" in caplog.text
-    assert "lock: a builtins.object can't be stored" in caplog.text
 
 
 def test_continuous_saves_begin_when_the_one_before_is_committed(uri: str) -> None:
@@ -255,8 +109,8 @@ def test_reports_say_where_the_time_went(uri: str, caplog: pytest.LogCaptureFixt
         # A file where the next step's folder has to be.
         Path(uri.removeprefix("file://"), "2").write_text("")
         manager.step(2, state)
-        manager._saves.wait()
-        assert manager._saves.cost is not None
+        manager._parts.saver.wait_until_idle()
+        assert manager._parts.saver.cost is not None
         remove()
         with pytest.raises(SaveError, match="in the background failed"):
             manager.save(3, state)
@@ -334,7 +188,7 @@ def test_another_jobs_root_is_taken_over_where_that_is_said(uri: str, name: bool
     state = {"w": torch.zeros(3)}
     for wrong in (False, "default/other"):
         with (
-            pytest.raises(ForeignRootError, match="default/lm"),
+            pytest.raises(OtherJobsRootError, match="default/lm"),
             open_manager(uri, take_over=wrong) as manager,
         ):
             save_once(manager, state)
@@ -346,8 +200,8 @@ def test_another_jobs_root_is_taken_over_where_that_is_said(uri: str, name: bool
 def save_once(manager: CheckpointManager, state: dict[str, Any]) -> None:
     try:
         manager.save(20, state, force=True)
-    except ForeignRootError:
-        manager._leaving._end(1, None)
+    except OtherJobsRootError:
+        manager._parts.shutdown._end(1, None)
         raise
 
 
@@ -360,12 +214,12 @@ def test_how_often_the_job_was_restarted_is_told_to_the_policy(uri: str, tmp_pat
     environment = Environment(
         identity=pod_identity(restart_attempt=3),
         settings=Settings(uri=uri, interval=Interval(steps=1)),
-        places=Places(notice_file=tmp_path / "notice", termination_file=tmp_path / "termination"),
+        places=PodPaths(notice_file=tmp_path / "notice", termination_file=tmp_path / "termination"),
     )
     policy = save.AnyOf((save.EveryNSteps(7), save.Auto()))
     manager = open_manager(uri, policy, environment=environment)
     manager.save(7, {"w": torch.zeros(3)})
-    seen, later = manager._stepping._seen(), manager._stepping._seen()
+    seen, later = manager._parts.controller._read_conditions(), manager._parts.controller._read_conditions()
     assert seen.disruptions.count == 2
     assert 7200 <= seen.disruptions.over_s < later.disruptions.over_s < 7300
     assert seen.cost is not None

@@ -4,15 +4,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import ForkedProcess, ForkServer
 
 from stepkeeper.contract import (
     ExitCode,
@@ -24,14 +24,14 @@ from stepkeeper.contract import (
 )
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper.testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    process: "subprocess.Popen[str]"
+    process: ForkedProcess
 
     def hear(self, event: str, *, at_least: int = 0) -> dict[str, Any]:
         """The next line of that event (from that step on)."""
@@ -44,18 +44,28 @@ class Trainer:
 
     def end(self) -> int:
         self.process.communicate(timeout=60)
-        return self.process.returncode
+        return self.process.wait()
 
 
-@contextmanager
-def trainer(uri: str, n_steps: int, env: dict[str, str] | None = None, **options: Any) -> Iterator[Trainer]:
-    command = [sys.executable, str(TRAINER), uri, str(n_steps), json.dumps(options)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | (env or {}))
-    try:
-        yield Trainer(process=process)
-    finally:
-        process.kill()
-        process.communicate()
+StartTrainer = Callable[..., AbstractContextManager[Trainer]]
+"""trainer(uri, n_steps, env, **options): it runs as long as one is in it, if it does not end before."""
+
+
+@pytest.fixture
+def trainer(torch_server: ForkServer) -> StartTrainer:
+    @contextmanager
+    def trainer(
+        uri: str, n_steps: int, env: dict[str, str] | None = None, **options: Any
+    ) -> Iterator[Trainer]:
+        command = [TRAINER, uri, n_steps, json.dumps(options)]
+        process = torch_server.start(command, env=os.environ | (env or {}), stdout=subprocess.PIPE)
+        try:
+            yield Trainer(process=process)
+        finally:
+            process.kill()
+            process.communicate()
+
+    return trainer
 
 
 def pod(
@@ -66,7 +76,7 @@ def pod(
     settings = Settings(uri=uri, interval=Interval(steps=interval_steps), on_disruption=on_disruption)
     (folder / "settings.json").write_bytes(settings.to_json())
     identity = pod_identity()
-    return identity.to_env()
+    return pod_environ(identity)
 
 
 def last_word(folder: Path) -> Termination:
@@ -84,7 +94,7 @@ def gone(pid: int, timeout_s: float = 5.0) -> bool:
     return False
 
 
-def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path) -> None:
+def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path, trainer: StartTrainer) -> None:
     uri = (tmp_path / "root").as_uri()
     env = pod(tmp_path / "pod", uri, interval_steps=1000)
     with trainer(uri, 100_000, env, pod=str(tmp_path / "pod"), pause_s=0.01, worker=True) as first:
@@ -117,7 +127,9 @@ def test_sigterm_saves_the_step_and_ends_with_75(tmp_path: Path) -> None:
     assert last_word(tmp_path / "pod").code == ExitCode.DONE
 
 
-def test_a_blocked_trainer_that_is_told_and_killed_leaves_the_reason_behind(tmp_path: Path) -> None:
+def test_a_blocked_trainer_that_is_told_and_killed_leaves_the_reason_behind(
+    tmp_path: Path, trainer: StartTrainer
+) -> None:
     env = pod(tmp_path / "pod", (tmp_path / "root").as_uri())
     with trainer("", 100, env, pod=str(tmp_path / "pod"), pause_s=100) as blocked:
         blocked.hear("step")
@@ -134,14 +146,14 @@ def test_a_blocked_trainer_that_is_told_and_killed_leaves_the_reason_behind(tmp_
     assert (word.notice, word.step, word.claim) == ("sigterm", 1, 0)
 
 
-def test_hosts_that_do_not_know_each_other_are_refused(tmp_path: Path) -> None:
+def test_hosts_that_do_not_know_each_other_are_refused(tmp_path: Path, trainer: StartTrainer) -> None:
     env = pod(tmp_path / "pod", (tmp_path / "root").as_uri())
     with trainer("", 1, env | {Identity.variable("n_slices"): "2"}, pod=str(tmp_path / "pod")) as lonely:
         assert lonely.end() == 1
     assert not (tmp_path / "root").exists()
 
 
-def test_the_notice_file_stops_and_skip_saves_nothing(tmp_path: Path) -> None:
+def test_the_notice_file_stops_and_skip_saves_nothing(tmp_path: Path, trainer: StartTrainer) -> None:
     uri = (tmp_path / "root").as_uri()
     env = pod(tmp_path / "pod", uri, on_disruption=OnDisruption.SKIP)
     with trainer(uri, 100_000, env, pod=str(tmp_path / "pod"), pause_s=0.01, wait=True) as first:
@@ -154,7 +166,9 @@ def test_the_notice_file_stops_and_skip_saves_nothing(tmp_path: Path) -> None:
     assert (word.notice, word.sequence, head.step % 5) == ("file", head.slot, 0)
 
 
-def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(tmp_path: Path) -> None:
+def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(
+    tmp_path: Path, trainer: StartTrainer
+) -> None:
     uri = (tmp_path / "root").as_uri()
     with trainer(uri, 100_000, interval=3, pause_s=0.002) as first:
         pid = first.hear("step", at_least=100)["pid"]
@@ -168,7 +182,7 @@ def test_a_killed_trainer_takes_its_companion_along_and_the_next_resumes(tmp_pat
         assert second.end() == ExitCode.DONE
 
 
-def test_an_exception_is_the_last_word(tmp_path: Path) -> None:
+def test_an_exception_is_the_last_word(tmp_path: Path, trainer: StartTrainer) -> None:
     uri = (tmp_path / "root").as_uri()
     env = pod(tmp_path / "pod", uri)
     with trainer(uri, 100, env, pod=str(tmp_path / "pod"), raise_at=7) as failing:
@@ -183,7 +197,7 @@ def test_an_exception_is_the_last_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("owner", ["earlier start", "other job"])
-def test_a_trainer_that_is_fenced_ends_with_77(tmp_path: Path, owner: str) -> None:
+def test_a_trainer_that_is_fenced_ends_with_77(tmp_path: Path, trainer: StartTrainer, owner: str) -> None:
     uri = (tmp_path / "root").as_uri()
     env = pod(tmp_path / "pod", uri)
     change = {"restart_attempt": "4"} if owner == "earlier start" else {"job": "other", "job_uid": "uid-2"}
@@ -201,7 +215,7 @@ def test_a_trainer_that_is_fenced_ends_with_77(tmp_path: Path, owner: str) -> No
     assert Log(open_store(uri)).open().tail == tail, "nothing was appended"
 
 
-def test_a_later_claim_stops_a_trainer_that_still_runs(tmp_path: Path) -> None:
+def test_a_later_claim_stops_a_trainer_that_still_runs(tmp_path: Path, trainer: StartTrainer) -> None:
     uri = (tmp_path / "root").as_uri()
     with trainer(uri, 100_000, interval=5, pause_s=0.01) as first:
         first.hear("step", at_least=6)

@@ -3,13 +3,13 @@
 import json
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import ForkedProcess, ForkServer
 
 from stepkeeper.checkpoint import read_manifests
 from stepkeeper.contract import ExitCode
@@ -19,40 +19,34 @@ from stepkeeper.storage import open_store
 RANK = Path(__file__).parent / "manager_trainer" / "rank.py"
 N_RANKS = 2
 
-Process = subprocess.Popen[str]
+Ranks = Callable[..., AbstractContextManager[list[ForkedProcess]]]
+"""ranks(folder, n_steps, **options): the processes of all of them, as long as one is in it."""
 
 
-@contextmanager
-def ranks(folder: Path, n_steps: int, **options: Any) -> Iterator[list[Process]]:
-    folder.mkdir(exist_ok=True)
-    (folder / "port").unlink(missing_ok=True)
-    uri = (folder / "root").as_uri()
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(RANK),
-                uri,
-                str(rank),
-                str(N_RANKS),
-                str(folder),
-                str(n_steps),
-                json.dumps(options),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(N_RANKS)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+@pytest.fixture
+def ranks(torch_servers: tuple[ForkServer, ForkServer]) -> Ranks:
+    @contextmanager
+    def ranks(folder: Path, n_steps: int, **options: Any) -> Iterator[list[ForkedProcess]]:
+        folder.mkdir(exist_ok=True)
+        (folder / "port").unlink(missing_ok=True)
+        uri = (folder / "root").as_uri()
+        processes = [
+            torch_servers[rank % 2].start(
+                [RANK, uri, rank, N_RANKS, folder, n_steps, json.dumps(options)], stdout=subprocess.PIPE
+            )
+            for rank in range(N_RANKS)
+        ]
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+
+    return ranks
 
 
-def hear(process: Process, event: str, at_least: int = 0) -> dict[str, Any]:
+def hear(process: ForkedProcess, event: str, at_least: int = 0) -> dict[str, Any]:
     assert process.stdout is not None
     for line in process.stdout:
         if not line.startswith("{"):
@@ -63,13 +57,15 @@ def hear(process: Process, event: str, at_least: int = 0) -> dict[str, Any]:
     raise AssertionError(f"a rank ended with {process.wait()} before it said {event!r}")
 
 
-def rest(process: Process) -> list[dict[str, Any]]:
+def rest(process: ForkedProcess) -> list[dict[str, Any]]:
     out, _ = process.communicate(timeout=200)
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
 @pytest.mark.parametrize(("told", "collective"), [(1, False), (0, True)])
-def test_one_notice_makes_all_ranks_save_one_step(tmp_path: Path, told: int, collective: bool) -> None:
+def test_one_notice_makes_all_ranks_save_one_step(
+    tmp_path: Path, ranks: Ranks, told: int, collective: bool
+) -> None:
     with ranks(tmp_path / "run", 100_000, interval=10**6, pause_s=0.004, collective=collective) as both:
         for process in both:
             hear(process, "step", at_least=20)
@@ -96,7 +92,7 @@ def test_one_notice_makes_all_ranks_save_one_step(tmp_path: Path, told: int, col
 
 @pytest.mark.parametrize("options", [{}, {"asks": True}, {"asks": True, "preemption": False}])
 def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(
-    tmp_path: Path, options: dict[str, Any]
+    tmp_path: Path, ranks: Ranks, options: dict[str, Any]
 ) -> None:
     with ranks(tmp_path / "run", 300, seconds=0.4, pause_s=0.002, **options) as both:
         said = [rest(process) for process in both]
@@ -106,7 +102,7 @@ def test_a_policy_by_the_clock_saves_the_same_steps_in_all_ranks(
     assert saved[0]
 
 
-def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path, ranks: Ranks) -> None:
     with ranks(tmp_path / "run", 100_000, interval=10, fail_at=20, pause_s=0.002) as both:
         for process in both:
             rest(process)
@@ -121,7 +117,7 @@ def test_a_rank_that_cannot_write_voids_the_save_for_all(tmp_path: Path) -> None
     assert 20 not in steps
 
 
-def test_a_companion_that_is_lost_once_costs_one_save_and_no_rank(tmp_path: Path) -> None:
+def test_a_companion_that_is_lost_once_costs_one_save_and_no_rank(tmp_path: Path, ranks: Ranks) -> None:
     with ranks(tmp_path / "run", 60, interval=10, lose_at=20, pause_s=0.06) as both:
         for process in both:
             rest(process)

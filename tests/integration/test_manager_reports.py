@@ -6,7 +6,6 @@ import json
 import os
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from fork_server import ForkedProcess, ForkServer
 from typing_extensions import override
 
 from stepkeeper.companion.endpoint import EndpointError, ReportTarget, post_report
@@ -28,10 +28,10 @@ from stepkeeper.contract import (
     ReportPhase,
     Settings,
 )
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper.testing.pod import pod_environ, pod_identity
 
 TRAINER = Path(__file__).parent / "manager_trainer" / "trainer.py"
-STARTED: "list[subprocess.Popen[bytes]]" = []
+STARTED: list[ForkedProcess] = []
 PATH = "/v1/namespaces/default/jobs/lm/report"
 
 
@@ -147,8 +147,8 @@ def _no_trainer_is_left() -> Iterator[None]:
 
 
 def start_trainer(
-    pod: Path, url: str, n_steps: int, *, interval: int = 10, **options: object
-) -> "subprocess.Popen[bytes]":
+    server: ForkServer, pod: Path, url: str, n_steps: int, *, interval: int = 10, **options: object
+) -> ForkedProcess:
     uri = (pod.parent / "root").as_uri()
     settings = Settings(
         uri=uri,
@@ -160,17 +160,19 @@ def start_trainer(
     # A proxy that isn't there: whoever asks it gets nowhere.
     env = (
         os.environ
-        | identity.to_env()
+        | pod_environ(identity)
         | {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     )
-    command = [sys.executable, str(TRAINER), uri, str(n_steps), json.dumps({"pod": str(pod), **options})]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+    command = [TRAINER, uri, n_steps, json.dumps({"pod": str(pod), **options})]
+    process = server.start(command, env=env, stdout=subprocess.DEVNULL)
     STARTED.append(process)
     return process
 
 
-def test_the_operator_hears_of_the_whole_life(operator: Operator, pod: Path) -> None:
-    process = start_trainer(pod, operator.url, 40, wait=True, pause_s=0.1)
+def test_the_operator_hears_of_the_whole_life(
+    operator: Operator, torch_server: ForkServer, pod: Path
+) -> None:
+    process = start_trainer(torch_server, pod, operator.url, 40, wait=True, pause_s=0.1)
     assert process.wait(120) == ExitCode.DONE
     phases = [report.phase for report in operator.reports]
     assert phases[0] in (ReportPhase.STARTING, ReportPhase.RESTORING)
@@ -188,7 +190,9 @@ def test_the_operator_hears_of_the_whole_life(operator: Operator, pod: Path) -> 
     assert all(commit.uri.startswith((pod.parent / "root").as_uri()) for commit in told.values())
 
 
-def test_stop_and_checkpoint_now_come_as_answers(operator: Operator, pod: Path) -> None:
+def test_stop_and_checkpoint_now_come_as_answers(
+    operator: Operator, torch_server: ForkServer, pod: Path
+) -> None:
     def answer(report: Report) -> Directive:
         if report.step is None:
             return Directive()
@@ -197,7 +201,7 @@ def test_stop_and_checkpoint_now_come_as_answers(operator: Operator, pod: Path) 
         return Directive(stop=True)
 
     operator.answer = answer
-    process = start_trainer(pod, operator.url, 100_000, interval=100_000, pause_s=0.01)
+    process = start_trainer(torch_server, pod, operator.url, 100_000, interval=100_000, pause_s=0.01)
     assert process.wait(120) == ExitCode.SAVED
     stopped = operator.wait_for(lambda report: report.notice is not None)
     assert stopped.notice == "directive"
@@ -205,15 +209,19 @@ def test_stop_and_checkpoint_now_come_as_answers(operator: Operator, pod: Path) 
     assert 1 <= len(asked) <= 2, "one for the request however often it was repeated, one for the stop"
 
 
-def test_training_goes_on_when_nobody_answers(operator: Operator, pod: Path) -> None:
+def test_training_goes_on_when_nobody_answers(
+    operator: Operator, torch_server: ForkServer, pod: Path
+) -> None:
     operator.status = 503
-    process = start_trainer(pod, operator.url, 30, wait=True)
+    process = start_trainer(torch_server, pod, operator.url, 30, wait=True)
     assert process.wait(120) == ExitCode.DONE
 
 
-def test_a_commit_is_told_until_it_was_answered(operator: Operator, pod: Path) -> None:
+def test_a_commit_is_told_until_it_was_answered(
+    operator: Operator, torch_server: ForkServer, pod: Path
+) -> None:
     operator.status = 409
-    start_trainer(pod, operator.url, 100_000, pause_s=0.01)
+    start_trainer(torch_server, pod, operator.url, 100_000, pause_s=0.01)
     operator.wait_for(lambda report: len(report.commits) >= 2)
     operator.status = 200
     first = operator.wait_for(lambda report: report.step is not None and len(report.commits) >= 2)

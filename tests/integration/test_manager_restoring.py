@@ -1,12 +1,11 @@
 """Ranks that restore together: if one of them can't, none is changed, and all say why."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 
 SHARING = Path(__file__).parent / "manager_trainer" / "sharing.py"
 RESTORING = Path(__file__).parent / "manager_trainer" / "restoring.py"
@@ -22,13 +21,6 @@ def test_what_is_saved_after_going_back_descends_from_what_was_restored(
     launch: Callable[..., None], tmp_path: Path
 ) -> None:
     launch(RESTORING, 2, tmp_path, "going_back")
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_a_state_that_is_built_alike_is_not_planned_again_after_a_restart(
-    launch: Callable[..., None], tmp_path: Path, world_size: int
-) -> None:
-    launch(RESTORING, world_size, tmp_path, "planned_again")
 
 
 def test_what_one_node_reads_bad_another_reads_again(launch: Callable[..., None], tmp_path: Path) -> None:
@@ -52,10 +44,12 @@ def test_what_several_ranks_need_one_reads_for_all(
     launch(SHARING, world_size, tmp_path, scenario)
 
 
-def test_a_rank_that_is_killed_in_a_restore_is_named_by_the_others(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_in_a_restore_is_named_by_the_others(
+    torch_servers: tuple[ForkServer, ForkServer], tmp_path: Path
+) -> None:
     ranks = [
-        subprocess.Popen([sys.executable, str(SHARING), str(rank), "2", str(tmp_path), "one_is_killed"])
-        for rank in range(2)
+        server.start([SHARING, rank, 2, tmp_path, "one_is_killed"])
+        for rank, server in enumerate(torch_servers)
     ]
     try:
         assert [rank.wait(200) for rank in ranks] == [0, -signal.SIGKILL]

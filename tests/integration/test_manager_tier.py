@@ -6,17 +6,17 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
+from fork_server import ForkServer
 
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import ExitCode
-from stepkeeper.log import Commit, Log, Quarantine, Restored
+from stepkeeper.log import CommitEntry, Log, QuarantineEntry, RestoredEntry
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
 
@@ -35,7 +35,7 @@ def disk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As long as this file is there, companions write no data to a root."""
+    """Keep companions from writing data to a root as long as this file is there."""
     file = tmp_path / "hold"
     monkeypatch.setenv("STEPKEEPER_TEST_HOLD", str(file))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "held"), os.environ.get("PYTHONPATH", "")]))
@@ -96,7 +96,7 @@ def test_a_restore_reads_none_of_the_roots_data(root: Path, disk: Path, reads: l
     assert [path.parent.parent.name for path in copies(disk)] == ["2", "3"]
     check_restored(root, disk, 3)
     assert reads == []
-    assert Restored not in kinds(root), "nobody has seen that the root's bytes are right"
+    assert RestoredEntry not in kinds(root), "nobody has seen that the root's bytes are right"
 
 
 def flip(copy: Path) -> None:
@@ -123,8 +123,8 @@ def test_what_is_bad_or_gone_there_is_read_at_the_root_and_condemns_nothing(
     assert len(reads) == 1
     assert copies(disk) == []
     check_restored(root, disk, 1)
-    assert Quarantine not in kinds(root)
-    assert kinds(root)[-1] is Restored, "all of it was read at the root"
+    assert QuarantineEntry not in kinds(root)
+    assert kinds(root)[-1] is RestoredEntry, "all of it was read at the root"
 
 
 def test_verify_reads_the_root(root: Path, disk: Path, reads: list[str]) -> None:
@@ -141,7 +141,7 @@ def test_the_next_snapshot_is_taken_while_the_root_is_slow(root: Path, disk: Pat
             # One snapshot's memory: without the tier the second call would never come back.
             assert manager.save_async(step, state_at(step))
         assert manager.all_steps() == []
-        assert Commit not in kinds(root)
+        assert CommitEntry not in kinds(root)
         hold.unlink()
         manager.wait()
         for step in (1, 2):
@@ -160,11 +160,15 @@ def test_devices_have_their_room_back_while_the_root_is_slow(
 
 @pytest.mark.parametrize("ending", ["killed", "told"])
 def test_a_step_that_only_a_local_disk_has_is_never_restored(
-    root: Path, disk: Path, hold: Path, tmp_path: Path, reads: list[str], ending: str
+    torch_server: ForkServer,
+    root: Path,
+    disk: Path,
+    hold: Path,
+    tmp_path: Path,
+    reads: list[str],
+    ending: str,
 ) -> None:
-    trainer = subprocess.Popen(
-        [sys.executable, str(HERE / "trainer.py"), str(tmp_path), ending], stdout=subprocess.PIPE, text=True
-    )
+    trainer = torch_server.start([HERE / "trainer.py", tmp_path, ending], stdout=subprocess.PIPE)
     assert trainer.stdout is not None
     try:
         assert trainer.stdout.readline() == "staged\n"
@@ -179,7 +183,7 @@ def test_a_step_that_only_a_local_disk_has_is_never_restored(
     hold.unlink()
     check_restored(root, disk, 1)
     assert reads == []
-    assert kinds(root).count(Commit) == 1
+    assert kinds(root).count(CommitEntry) == 1
     # What was used stays, the save that came to nothing goes first.
     saved(root, disk, 3)
     assert [path.parent.parent.name for path in copies(disk)] == ["1", "3"]

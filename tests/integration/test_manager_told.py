@@ -1,11 +1,10 @@
 """Trainers that are told to stop while something else is wrong, as processes of their own."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 
 from stepkeeper.contract import ExitCode, Termination
 from stepkeeper.log import Log
@@ -26,15 +25,9 @@ TRAINER = Path(__file__).parent / "manager_trainer" / "told.py"
     ],
 )
 def test_what_a_trainer_that_is_told_leaves_behind(
-    tmp_path: Path, case: str, code: ExitCode, step: int
+    torch_server: ForkServer, tmp_path: Path, case: str, code: ExitCode, step: int
 ) -> None:
-    process = subprocess.run(
-        [sys.executable, str(TRAINER), str(tmp_path), case],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    process = torch_server.run([TRAINER, tmp_path, case], timeout=60)
     assert process.returncode == code, process.stderr
     head = Log(open_store((tmp_path / "root").as_uri())).open().latest
     assert head is not None

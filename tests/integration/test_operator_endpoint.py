@@ -1,4 +1,4 @@
-"""The endpoint over real sockets: who may report, and what is answered to everybody else."""
+"""Test the endpoint over real sockets: the pods that may report, and the refusals of all others."""
 
 import json
 import ssl
@@ -12,10 +12,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from typing_extensions import override
 
 from stepkeeper.contract import Directive, Report, ReportPhase, token_audience
-from stepkeeper_operator.cache import JobKey
-from stepkeeper_operator.certificates import make_tls
+from stepkeeper_operator.cache.cache import JobKey
 from stepkeeper_operator.cluster import TOKEN_REVIEWS, Resource
-from stepkeeper_operator.endpoint import Authority, KubernetesTokens, TokenPod, make_app
+from stepkeeper_operator.endpoint import KubernetesTokens, ReportAuthenticator, ReportEndpoint, TokenPod
+from stepkeeper_operator.endpoint.certificates import make_tls
 from stepkeeper_operator.endpoint.serving import Servers, load_certificate, server_tls
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.metrics import Metrics
@@ -25,7 +25,7 @@ PATH = "/v1/namespaces/default/jobs/lm/report"
 
 
 class Tokens:
-    """A token is `<pod name>@<audience>`: the API server's part, without one."""
+    """Verify tokens `<pod name>@<audience>` in place of an API server."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -39,7 +39,7 @@ class Tokens:
 
 
 class Desk:
-    """The endpoint of a world with one running job."""
+    """Post to the endpoint of a world with one running job."""
 
     def __init__(
         self, world: World, app: web.Application, client: TestClient[web.Request, web.Application]
@@ -63,14 +63,14 @@ class Desk:
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
     world = World()
-    await world.settle(rounds=4)
+    await world.run_until_settled(rounds=4)
     made: list[Desk] = []
 
     def enqueue(key: JobKey) -> None:
         made[0].enqueued.append(key)
 
-    app = make_app(
-        authority=Authority(world.cache, world.cluster, Tokens(world)),
+    endpoint = ReportEndpoint(
+        authenticator=ReportAuthenticator(world.cache, world.cluster, Tokens(world)),
         reports=world.reports,
         enqueue=enqueue,
         acting=lambda: made[0].acting,
@@ -78,6 +78,7 @@ async def desk() -> AsyncIterator[Desk]:
         metrics=Metrics(),
         clock=lambda: world.now,
     )
+    app = endpoint.make_app()
     async with TestClient(TestServer(app)) as client:
         made.append(Desk(world, app, client))
         yield made[0]
@@ -90,7 +91,7 @@ async def test_a_report_of_a_running_pod_is_taken_and_answered_with_a_directive(
     status, body = await desk.post(REPORT, token=desk.token())
     assert status == 200
     assert Directive.from_json(body) == Directive(report_interval_s=7)
-    last = desk.world.reports.of(desk.world.job.metadata.uid)
+    last = desk.world.reports.get_report(desk.world.job.metadata.uid)
     assert last is not None
     assert (last.report.step, last.ordinal, last.received_at) == (42, (0, 0), desk.world.now)
     assert desk.enqueued == [JobKey("default", "lm")]
@@ -138,9 +139,9 @@ async def test_a_pod_of_a_replaced_jobset_is_told_to_stop(desk: Desk) -> None:
 
 async def test_what_the_watches_have_not_brought_yet_is_asked_for(desk: Desk) -> None:
     for pod in desk.world.pods:
-        desk.world.cache.see_pod(pod, deleted=True)
-    for job in desk.world.cluster.all("jobs"):
-        desk.world.cache.see_job(job, deleted=True)
+        desk.world.cache.record_pod(pod, deleted=True)
+    for job in desk.world.cluster.list_objects("jobs"):
+        desk.world.cache.record_job(job, deleted=True)
     desk.world.cache.forget_jobset(JobKey("default", "lm"))
     status, _ = await desk.post(REPORT, token=desk.token())
     assert status == 200
@@ -180,7 +181,7 @@ async def test_an_operator_that_does_not_act_takes_nothing(desk: Desk) -> None:
 
 
 class Reviewer(FakeCluster):
-    """Answers TokenReviews as an API server does."""
+    """Answer TokenReviews as an API server does."""
 
     def __init__(self, status: RawObject) -> None:
         super().__init__(lambda: 0.0)

@@ -1,14 +1,13 @@
-"""Snapshots hold the state as it was, whatever becomes of it at once; and nothing is compiled twice for them."""
+"""SnapshotTaker hold the state as it was, whatever becomes of it at once; and nothing is compiled twice for them."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import ForkServer
 
 FOLDER = Path(__file__).parent / "snapshots"
 Said = Callable[..., dict[str, Any]]
@@ -63,9 +62,11 @@ def test_one_small_program_is_compiled_for_all_saves_and_ahead_of_the_first(
         assert found["most pieces"] > 2
 
 
-def test_torch_xlas_own_example_runs_word_for_word_beside_a_reader(said_by: Said, tmp_path: Path) -> None:
+def test_torch_xlas_own_example_runs_word_for_word_beside_a_reader(
+    said_by: Said, torch_server: ForkServer, tmp_path: Path
+) -> None:
     looks = tmp_path / "looks"
-    reader = subprocess.Popen([sys.executable, str(FOLDER / "reader.py"), str(tmp_path / "root"), str(looks)])
+    reader = torch_server.start([FOLDER / "reader.py", tmp_path / "root", looks])
     try:
         wait_for_first(looks)
         for start in (1, 2):

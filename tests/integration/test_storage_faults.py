@@ -1,4 +1,4 @@
-"""What goes wrong with a store under a running job: it is said, earlier steps stay, and the next save works again.
+"""Test faults of a store under a running job: they are reported, earlier steps stay, and the next save works again.
 
 One manager with its companion process lives through all faults of a back end. Folders are on a small tmpfs in a mount
 namespace of their own, and the job's user is nobody; a bucket is an emulator behind a proxy.
@@ -28,7 +28,7 @@ WELL: Final = {"committed": 1, "health": None, "ok": True}
 
 
 class Place(Protocol):
-    """Where the job's root is, as a test sees it."""
+    """The place of the job's root, as a test sees it."""
 
     def contents(self) -> dict[str, str]:
         """Every object's path, and what tells its bytes from others."""
@@ -75,7 +75,7 @@ class Run:
         self.check(before, contents)
 
     def check(self, before: list[int], contents: dict[str, str]) -> None:
-        """What was there is there as it was, and the next save is another one that can be restored."""
+        """Check that earlier steps are as they were, and that the next save is another one that can be restored."""
         after = self.save_well()
         assert contents.items() <= self.place.contents().items()
         assert self.place.check([*before, after]) == {"right": [*before, after]}
@@ -103,7 +103,7 @@ def run_on_folder(folder: Folder) -> Iterator[Run]:
 
 
 def pages_of_a_save(folder: Folder) -> dict[str, int]:
-    """Of the newest step, by the name of the file."""
+    """Return the sizes of the newest step's files in pages, by the name of the file."""
     (newest,) = max(folder.root.glob("[0-9]*"), key=lambda path: int(path.name)).iterdir()
     return {path.name: path.stat().st_blocks * 512 // PAGE_BYTES for path in newest.iterdir()}
 
@@ -254,7 +254,7 @@ def on(name: str, fault: Fault) -> Callable[[str, str], Fault]:
 
 
 def first_on(name: str, fault: Fault) -> Callable[[str, str], Fault]:
-    """Of the first such request alone."""
+    """Return a function that applies the fault to the first such request alone."""
     left = [fault]
     every = on(name, fault)
     return lambda method, about: left.pop() if left and every(method, about) == fault else "none"

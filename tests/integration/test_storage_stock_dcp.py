@@ -1,7 +1,6 @@
 """Stock torch loads what the torch-free half wrote: every dtype, every shape, shards over files, bytes values."""
 
 import io
-import json
 import pickle
 import zipfile
 import zlib
@@ -16,11 +15,18 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.storage import _dtype_to_storage_type_map, _new_dtypes
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.checkpoint import (
+    SaveOrder,
+    Structure,
+    TensorOrder,
+    ValueOrder,
+    finish_checkpoint,
+    write_checkpoint,
+)
 from stepkeeper.checkpoint.dcp_format.dtypes import DTYPES
 from stepkeeper.checkpoint.dcp_format.metadata import KeyPath
-from stepkeeper.checkpoint.dcp_format.pickle_writer import pickled
-from stepkeeper.checkpoint.dcp_format.tensor_file import blob_frame, blob_layout
+from stepkeeper.checkpoint.dcp_format.pickle_writer import encode_pickle
+from stepkeeper.checkpoint.dcp_format.tensor_file import frame_blob, lay_out_blob
 from stepkeeper.storage.posix import PosixStore
 
 pytestmark = [
@@ -87,13 +93,13 @@ def write(
             step=1,
             claim=0,
             nonce="ab" * 16,
-            tensors=tuple(rank.tensors),
+            structure=Structure.build(rank.tensors, aliases=aliases),
             values=tuple(rank.values),
         )
-        manifests.append(write_checkpoint(store, order, memoryview(rank.data), aliases=aliases))
-    others = [manifest.ref() for manifest in manifests[1:]]
-    paths = None if key_paths is None else json.dumps(key_paths)
-    finish_checkpoint(store, manifests[0], others, key_paths=paths)
+        manifests.append(write_checkpoint(store, order, memoryview(rank.data)))
+    others = [manifest.make_ref() for manifest in manifests[1:]]
+    structure = None if key_paths is None else Structure.build((), key_paths=key_paths)
+    finish_checkpoint(store, manifests[0], others, structure=structure)
     return root / manifests[0].folder
 
 
@@ -105,9 +111,9 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
 @pytest.mark.parametrize("name", DTYPES)
 def test_a_blob_is_what_torch_load_reads(name: str, shape: tuple[int, ...]) -> None:
     tensor = filled(name, shape)
-    before, behind = blob_frame(name, shape, zlib.crc32(raw_bytes(tensor)))
+    before, behind = frame_blob(name, shape, zlib.crc32(raw_bytes(tensor)))
     blob = before + raw_bytes(tensor) + behind
-    layout = blob_layout(name, shape)
+    layout = lay_out_blob(name, shape)
     end = layout.data_offset_bytes + layout.data_bytes
     assert layout.length_bytes == len(blob)
     assert layout.data_offset_bytes % 64 == 0
@@ -128,7 +134,7 @@ def test_no_dtype_that_torch_saves_is_forgotten() -> None:
 
 def test_a_dtype_that_torch_has_no_storage_for_is_refused() -> None:
     with pytest.raises(ValueError, match="dtype 'qint8' can't be saved; known: bool, "):
-        blob_layout("qint8", (1,))
+        lay_out_blob("qint8", (1,))
 
 
 def test_stock_dcp_loads_shards_of_every_dtype_and_values(tmp_path: Path) -> None:
@@ -203,14 +209,14 @@ def test_a_checkpoint_without_values_or_key_paths_converts(tmp_path: Path) -> No
     ids=repr,
 )
 def test_plain_values_survive_the_pickle(value: object) -> None:
-    assert pickle.loads(pickled(value)) == value
+    assert pickle.loads(encode_pickle(value)) == value
 
 
 def test_names_beyond_the_short_memo_survive_the_pickle() -> None:
     value = [f"name {number}" for number in range(300)] * 2
-    assert pickle.loads(pickled(value)) == value
+    assert pickle.loads(encode_pickle(value)) == value
 
 
 def test_what_has_no_place_in_a_pickle_is_refused() -> None:
     with pytest.raises(TypeError, match="float has no place"):
-        pickled([1.5])
+        encode_pickle([1.5])

@@ -7,12 +7,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import ForkServer
 
 SCRIPTS = Path(__file__).parent / "torch_xla_faults"
 RANKS = 4
@@ -78,23 +78,22 @@ def on_devices(
 
 
 @pytest.fixture(scope="module")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+def on_ranks(
+    devices_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, str(SCRIPTS / "ranks.py")]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(RANKS), str(folder)],
-            env={**os.environ, "PJRT_DEVICE": "CPU"},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
+    env = {**os.environ, "PJRT_DEVICE": "CPU"}
+    errors = [folder / f"stderr-{rank}" for rank in range(RANKS)]
+    processes = []
     try:
-        for process in processes:
-            _, said = process.communicate(timeout=240)
-            assert process.returncode == 0, said[-4000:]
+        for rank, file in enumerate(errors):
+            command = [SCRIPTS / "ranks.py", rank, RANKS, folder]
+            with file.open("w") as stderr:
+                processes.append(
+                    devices_server.start(command, env=env, stdout=subprocess.DEVNULL, stderr=stderr)
+                )
+        for process, file in zip(processes, errors, strict=True):
+            assert process.wait(240) == 0, file.read_text()[-4000:]
     finally:
         for process in processes:
             process.kill()

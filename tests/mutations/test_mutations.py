@@ -4,23 +4,20 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Final
 
 import pytest
+from fork_server import ForkServer
 
 PATCHES: Final = Path(__file__).parent
 REPOSITORY: Final = PATCHES.parents[1]
-_PYTEST: Final = (
-    "import sys, pytest, stepkeeper; assert stepkeeper.__file__.startswith(sys.argv[1]), stepkeeper.__file__; "
-    "sys.exit(pytest.main(sys.argv[2:]))"
-)
+MUTATED: Final = PATCHES / "mutated.py"
 _RULES: Final = "tests/unit/runtime/test_log_rules.py"
 _BACK: Final = "tests/unit/runtime/test_log_going_back.py"
 _OPENING: Final = "tests/unit/runtime/test_log_opening.py"
-_COLLECT: Final = "tests/unit/runtime/test_collect.py"
-_PROBE: Final = "tests/unit/runtime/test_probe.py"
+_GARBAGE: Final = "tests/unit/runtime/test_garbage.py"
+_ROOT_CHECK: Final = "tests/unit/runtime/test_root_check.py"
 _GCS: Final = "tests/contract/test_store_gcs_requests.py"
 _BYTES: Final = "tests/property/test_storage_bytes.py"
 _CUT: Final = "tests/property/test_storage_power_cut.py::test_nothing_that_was_answered_is_lost"
@@ -28,7 +25,7 @@ _KILL: Final = "tests/property/test_storage_kill.py::test_killed_at_any_storage_
 _LEGACY: Final = "tests/integration/test_manager_legacy.py"
 _TIER: Final = "tests/unit/runtime/test_local_tier.py"
 _RECURRING: Final = (
-    "tests/unit/runtime/test_recurring_saves.py::"
+    "tests/unit/runtime/test_structure_cache.py::"
     "test_what_an_earlier_save_has_left_changes_nothing_that_is_stored"
 )
 _DCP: Final = "tests/integration/test_dcp_storage.py"
@@ -51,9 +48,9 @@ TESTS: Final = {
     "gap": f"{_OPENING}::test_a_gap_is_refused_and_named",
     "pin-then-refresh": "tests/unit/runtime/test_pins.py::"
     "test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held",
-    "pins-hold": f"{_COLLECT}::test_what_is_pinned_keeps_its_data_until_its_last_pin_is_gone",
-    "garbage-is-older": f"{_COLLECT}::test_anybody_can_collect_beside_a_process_that_saves",
-    "garbage-is-unnamed": f"{_COLLECT}::test_garbage_of_earlier_claims_goes_and_nothing_else",
+    "pins-hold": f"{_GARBAGE}::test_what_is_pinned_keeps_its_data_until_its_last_pin_is_gone",
+    "garbage-is-older": f"{_GARBAGE}::test_anybody_can_collect_beside_a_process_that_saves",
+    "garbage-is-unnamed": f"{_GARBAGE}::test_garbage_of_earlier_claims_goes_and_nothing_else",
     "entry-before-deletion": f"{_KILL}[deleting-1]",
     "verified-is-kept": "tests/unit/runtime/test_retention.py::test_the_newest_verified_one_is_kept_however_old",
     "verified-first": "tests/unit/runtime/test_retention.py::test_without_a_verified_one_nothing_goes",
@@ -63,18 +60,20 @@ TESTS: Final = {
     "condemned-is-no-scratch": f"{_RULES}::"
     "test_a_root_whose_commits_were_all_condemned_is_begun_anew_only_when_told",
     "foreign-root": f"{_RULES}::test_another_jobs_root_needs_a_take_over",
-    "probe-is-exclusive": f"{_PROBE}::test_a_name_that_can_be_taken_twice_is_refused",
-    "probe-by-the-last": f"{_PROBE}::test_a_name_that_another_host_can_take_too_is_refused",
-    "probe-is-shared": f"{_PROBE}::test_two_hosts_with_disks_of_their_own_are_refused_at_once_and_named",
-    "place-first": "tests/unit/runtime_process/test_save_votes.py::"
+    "probe-is-exclusive": f"{_ROOT_CHECK}::test_a_name_that_can_be_taken_twice_is_refused",
+    "probe-by-the-last": f"{_ROOT_CHECK}::test_a_name_that_another_host_can_take_too_is_refused",
+    "probe-is-shared": f"{_ROOT_CHECK}::test_two_hosts_with_disks_of_their_own_are_refused_at_once_and_named",
+    "place-first": "tests/unit/runtime_process/test_save_persist.py::"
     "test_no_rank_waits_for_one_whose_companion_does_not_start",
     "moved-before-written": "tests/unit/runtime_process/test_save_transfers.py::"
     "test_a_region_is_not_used_again_before_all_is_in_it",
-    "told-plan": "tests/unit/runtime_process/test_companion_plans.py::"
-    "test_another_plan_has_another_name_and_only_the_last_is_held",
+    "told-structure": "tests/unit/runtime_process/test_companion_structures.py::"
+    "test_another_structure_has_another_key_and_only_the_last_is_held",
+    "told-is-proven": "tests/unit/runtime_process/test_companion_structures.py::"
+    "test_nothing_is_written_by_a_key_that_what_was_told_does_not_have",
     "recurring-values": _RECURRING,
     "recurring-ranks": _RECURRING,
-    "vote": "tests/unit/runtime_process/test_save_votes.py::test_what_one_rank_could_not_write_is_void",
+    "vote": "tests/unit/runtime_process/test_save_persist.py::test_what_one_rank_could_not_write_is_void",
     "whole": "tests/unit/runtime/test_checkpoint_objects.py::test_ranks_that_do_not_fit_together_are_no_checkpoint",
     "block-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[__0_0.distcp]",
     "manifest-checksum": f"{_BYTES}::test_a_flipped_bit_anywhere_in_an_object_is_seen[manifest.0.json]",
@@ -82,9 +81,9 @@ TESTS: Final = {
     "staged-is-compared": f"{_TIER}::test_a_disk_that_holds_something_else_by_then_uploads_nothing_of_it",
     "copies-prove-nothing": "tests/integration/test_manager_tier.py::test_a_restore_reads_none_of_the_roots_data",
     "legacy-is-chosen": f"{_LEGACY}::test_an_old_root_is_resumed_and_left_as_it_is",
-    "legacy-below": "tests/unit/runtime/test_log_legacy.py::"
+    "legacy-below": "tests/unit/runtime/test_log_foreign_steps.py::"
     "test_when_the_first_commit_is_condemned_what_lies_below_it_is_the_latest_again",
-    "second-reading": "tests/unit/runtime_process/test_second_readings.py::"
+    "second-reading": "tests/unit/runtime_process/test_second_read.py::"
     "test_one_node_alone_reads_again_over_fresh_connections",
     "one-condemnation": f"{_LEGACY}::test_two_bad_ones_in_one_start_are_no_bad_checkpoints",
     "link": "tests/contract/test_store_posix.py::test_of_64_threads_in_8_processes_one_wins_each_slot",
@@ -106,6 +105,20 @@ TESTS: Final = {
     "dcp-all-there": f"{_DCP}::test_hosts_that_do_not_see_one_folder_make_no_checkpoint",
 }
 """By patch, the test that must notice."""
+
+ALWAYS: Final = (
+    "fence",
+    "foreign-root",
+    "rename-replaces-nothing",
+    "vote",
+    "entry-checksum",
+    "block-checksum",
+    "pins-hold",
+    "entry-before-deletion",
+    "verified-is-kept",
+    "garbage-is-older",
+)
+"""What the other mechanisms stand on: these are tried in each run of the tests, the others with the long ones."""
 
 
 def test_each_patch_has_its_test() -> None:
@@ -143,20 +156,15 @@ def test_each_patch_applies(name: str) -> None:
     apply(name, REPOSITORY, "--check")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", TESTS)
-def test_without_a_mechanism_its_test_goes_red(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.long) for name in TESTS]
+)
+def test_without_a_mechanism_its_test_goes_red(torch_server: ForkServer, tmp_path: Path, name: str) -> None:
     runtime = patched(name, tmp_path)
-    command = [sys.executable, "-c", _PYTEST, str(runtime), "-q", "-x", "-p", "no:cacheprovider", TESTS[name]]
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": str(runtime), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,
-    )
+    command = [MUTATED, runtime, "-q", "-x", "-p", "no:cacheprovider", TESTS[name]]
+    # The patched runtime is that of companions, too.
+    env = os.environ | {"PYTHONPATH": str(runtime), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = torch_server.run(command, env=env, cwd=REPOSITORY, timeout=250)
     said = done.stdout[-3000:] + done.stderr[-3000:]
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, said
     assert re.search(r"\b1 failed", said), said

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the operator comes to rest, and never runs what it must not run."""
+"""Test that the operator comes to rest after any events in any order, and never runs what it must not run."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from stepkeeper.contract import Commit, ExitCode, Head, Report, ReportPhase, Termination
+from stepkeeper.contract import ExitCode, Head, Report, ReportedCommit, ReportPhase, Termination
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
 from stepkeeper_operator.testing import World
 
@@ -31,12 +31,14 @@ def _commit(world: World, index: int) -> None:
     latest = world.status.checkpoint.latest if world.status.checkpoint is not None else None
     sequence = 1 + index + (0 if latest is None else latest.sequence)
     uri = f"gs://bucket/runs/lm/{sequence}"
-    commit = Commit(sequence=sequence, step=sequence, uri=uri, size_bytes=1, duration_millis=1, time_unix_s=1)
+    commit = ReportedCommit(
+        sequence=sequence, step=sequence, uri=uri, size_bytes=1, duration_millis=1, time_unix_s=1
+    )
     head = Head(sequence=sequence, step=sequence, uri=uri, size_bytes=1)
     report = Report(
         phase=ReportPhase.TRAINING, root="r", tail=sequence, head=head, step=sequence, commits=(commit,)
     )
-    world.report(report)
+    world.receive_report(report)
 
 
 def _saved(world: World, index: int) -> None:
@@ -82,7 +84,7 @@ slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 async def play(world: World, story: list[tuple[str, int, int]]) -> None:
-    """What happens, with so many reconciles and rounds of the controllers after each."""
+    """Play the events, with so many reconciles and rounds of the controllers after each."""
     for name, index, rounds in story:
         HAPPENINGS[name](world, index)
         for _ in range(rounds):
@@ -93,9 +95,9 @@ async def play(world: World, story: list[tuple[str, int, int]]) -> None:
 
 
 async def come_to_rest(world: World) -> None:
-    """Back-offs, grace periods and the time of a guess are over."""
+    """Let back-offs, grace periods and the time of a guess pass."""
     for _ in range(12):
-        await world.settle(rounds=4)
+        await world.run_until_settled(rounds=4)
         world.now += 60
 
 
@@ -113,7 +115,7 @@ def check_invariants(world: World) -> None:
 
 
 def may_run_on(world: World, pod: dict[str, Any]) -> bool:
-    """Not what was deleted, and has yet to hear of it from a node that isn't heard of any more."""
+    """Return False for a deleted pod that only waits for a silent node to end it."""
     told = pod["metadata"].get("deletionTimestamp") and pod["spec"]["nodeName"] in world.controllers.stuck
     return pod["status"]["phase"] == "Running" and not told
 
@@ -127,7 +129,7 @@ def test_the_operator_comes_to_rest_and_then_writes_nothing(story: list[tuple[st
         await play(world, story)
         await come_to_rest(world)
         check_invariants(world)
-        assert await world.writes_of(rounds=3) == []
+        assert await world.record_writes(rounds=3) == []
         if world.status.phase is Phase.FAILED:
             assert not [pod for pod in world.pods if may_run_on(world, pod)], "nothing runs after the end"
 
@@ -142,7 +144,7 @@ def test_a_restarted_operator_decides_as_the_old_one_would_have(story: list[tupl
         await play(world, story)
         await come_to_rest(world)
         world.restart_operator()
-        assert await world.writes_of(rounds=2) == []
+        assert await world.record_writes(rounds=2) == []
 
     asyncio.run(run())
 
@@ -159,9 +161,9 @@ def test_a_job_that_only_fails_is_restarted_exactly_as_often_as_allowed(
         }
         world = World(restarts=restarts)
         for gap in gaps:
-            await world.settle(rounds=5 + gap)
+            await world.run_until_settled(rounds=5 + gap)
             _end(world, 0, 1)
-        await world.settle(rounds=10)
+        await world.run_until_settled(rounds=10)
         assert world.status.phase is Phase.FAILED
         assert world.status.restarts.total == max_failures
 
@@ -169,7 +171,7 @@ def test_a_job_that_only_fails_is_restarted_exactly_as_often_as_allowed(
 
 
 def test_the_happenings_have_an_effect() -> None:
-    """A story of nothing would prove nothing."""
+    """A run without events would prove nothing."""
 
     async def run() -> None:
         world = World()

@@ -11,11 +11,11 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from stepkeeper_planners.adapters.placements import (
-    Cut,
+    DimShard,
     RankMesh,
+    add_slice_dimension,
     box_of_rank,
     chunks_on_mesh,
-    with_siblings,
 )
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
@@ -25,38 +25,40 @@ SHAPES = st.lists(st.integers(1, 11), min_size=1, max_size=3).map(tuple)
 
 @st.composite
 def meshes(draw: st.DrawFn) -> RankMesh:
-    """Of up to 3 dimensions, in any order, some ranks left out."""
+    """Draw meshes of up to 3 dimensions, in any order, some ranks left out."""
     shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
     ranks = draw(st.permutations(range(prod(shape) + 2)))[: prod(shape)]
     return RankMesh(shape=shape, ranks=tuple(ranks))
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[RankMesh, tuple[int, ...], list[Cut | None]]:
+def cases(draw: st.DrawFn) -> tuple[RankMesh, tuple[int, ...], list[DimShard | None]]:
     mesh, shape = draw(meshes()), draw(SHAPES)
     ndim = len(shape)
-    cuts: list[Cut | None] = []
+    cuts: list[DimShard | None] = []
     for _ in mesh.shape:
         dim = draw(st.none() | st.integers(-ndim, ndim - 1))
-        cuts.append(None if dim is None else Cut(dim=dim))
+        cuts.append(None if dim is None else DimShard(dim=dim))
     return mesh, shape, cuts
 
 
 @st.composite
-def strided_cases(draw: st.DrawFn) -> tuple[RankMesh, tuple[int, ...], list[Cut | None]]:
+def strided_cases(draw: st.DrawFn) -> tuple[RankMesh, tuple[int, ...], list[DimShard | None]]:
     """FSDP over tensor parallelism, copied or not: the last mesh dimension cuts first."""
     mesh, shape = draw(meshes().filter(lambda mesh: len(mesh.shape) > 1 < mesh.shape[-1])), draw(SHAPES)
     dim = draw(st.integers(0, len(shape) - 1))
-    over = Cut(dim=dim, split_factor=mesh.shape[-1])
-    cuts: list[Cut | None] = [over, Cut(dim=dim)]
+    over = DimShard(dim=dim, split_factor=mesh.shape[-1])
+    cuts: list[DimShard | None] = [over, DimShard(dim=dim)]
     if len(mesh.shape) == 3:
         # Cuts that another strided shard is made over are counted in its factor.
-        more = Cut(dim=dim, split_factor=mesh.shape[-1] * mesh.shape[-2])
-        cuts.insert(0, draw(st.sampled_from([None, more, Cut(dim=draw(st.integers(0, len(shape) - 1)))])))
+        more = DimShard(dim=dim, split_factor=mesh.shape[-1] * mesh.shape[-2])
+        cuts.insert(
+            0, draw(st.sampled_from([None, more, DimShard(dim=draw(st.integers(0, len(shape) - 1)))]))
+        )
     return mesh, shape, cuts
 
 
-def torch_placements(cuts: list[Cut | None], ndim: int) -> list[Placement]:
+def torch_placements(cuts: list[DimShard | None], ndim: int) -> list[Placement]:
     found: list[Placement] = []
     for cut in cuts:
         if cut is None:
@@ -70,7 +72,7 @@ def torch_placements(cuts: list[Cut | None], ndim: int) -> list[Placement]:
 
 @given(cases() | strided_cases())
 def test_every_rank_holds_what_torch_says(
-    case: tuple[RankMesh, tuple[int, ...], list[Cut | None]],
+    case: tuple[RankMesh, tuple[int, ...], list[DimShard | None]],
 ) -> None:
     mesh, shape, cuts = case
     chunks = chunks_on_mesh(mesh, tuple(cuts), shape)
@@ -99,7 +101,7 @@ def test_fsdp_over_two_axes_of_tensor_parallelism_is_cut_last(dp: int, ep: int, 
     """Torch's own function gives up on this one; the truth is the tensor itself, cut as FSDP cuts it."""
     size = dp * ep * tp * part
     mesh = RankMesh(shape=(dp, ep, tp), ranks=tuple(range(dp * ep * tp)))
-    cuts = (Cut(dim=0, split_factor=ep * tp), Cut(dim=0), Cut(dim=0))
+    cuts = (DimShard(dim=0, split_factor=ep * tp), DimShard(dim=0), DimShard(dim=0))
     whole = np.arange(size)
     for rank, (d, e, t) in enumerate(product(range(dp), range(ep), range(tp))):
         expected = np.split(np.split(np.split(whole, ep)[e], tp)[t], dp)[d]
@@ -118,7 +120,7 @@ def test_every_slice_of_a_mesh_finds_the_same_copies_beside_it(root: RankMesh, d
     found = set()
     for ranks in slices:
         shape = (ranks.size,) if flat else ranks.shape
-        found.add(with_siblings(RankMesh(shape=shape, ranks=tuple(ranks.flatten().tolist())), root))
+        found.add(add_slice_dimension(RankMesh(shape=shape, ranks=tuple(ranks.flatten().tolist())), root))
     (whole,) = found
     columns = np.array(whole.ranks).reshape(slices[0].size, -1)
     assert sorted(map(tuple, columns.T.tolist())) == sorted(

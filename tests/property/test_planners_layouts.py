@@ -9,7 +9,8 @@ from planners_parts.layouts import cut_anywhere
 
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Owner, Ranks, TensorLayout
-from stepkeeper_planners.loading.resharding import StoredTensor, pieces_of
+from stepkeeper_planners.loading.resharding import plan_tensor_reads
+from stepkeeper_planners.loading.stored_state import StoredTensor
 from stepkeeper_planners.saving.assignment import plan_save
 
 SHAPES = st.lists(st.integers(0, 9), max_size=3).map(tuple)
@@ -49,9 +50,9 @@ def test_save_in_one_layout_and_load_in_another_is_the_identity(
         local = wanted.local_boxes(rank)
         buffers = {index: np.full(box.sizes, -1) for index, box in local.items()}
         times_read = {index: np.zeros(box.sizes, dtype=np.int64) for index, box in local.items()}
-        for piece in pieces_of(wanted, stored, Ranks(rank=rank, world_size=loaded_by)):
-            to = piece.wanted_box.shifted(local[piece.local_index].offsets).slices
-            of = piece.wanted_box.shifted(piece.stored_box.offsets).slices
+        for piece in plan_tensor_reads(wanted, stored, Ranks(rank=rank, world_size=loaded_by)):
+            to = piece.wanted_box.relative_to(local[piece.local_index].offsets).slices
+            of = piece.wanted_box.relative_to(piece.stored_box.offsets).slices
             buffers[piece.local_index][to] = contents[piece.stored_index][of]
             times_read[piece.local_index][to] += 1
         for index, box in local.items():

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from stepkeeper_planners import SPMDLoadPlanner
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.geometry.overlaps import common_parts
+from stepkeeper_planners.geometry.overlaps import find_intersections
 
 # Of complex32, which torch stores none the less.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -124,4 +124,4 @@ def test_no_common_part_is_overlooked(seed: int, n_axes: int, n_boxes: int, n_as
         [(n, common) for n, box in enumerate(many) if (common := asked.intersect(box)) is not None]
         for asked in asking
     ]
-    assert common_parts(asking, many) == each
+    assert find_intersections(asking, many) == each

@@ -1,17 +1,21 @@
 """No overlap is overlooked and none is made up, whatever the boxes; and looking for one takes n log n."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import combinations
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepkeeper_planners.errors import LayoutError
+from stepkeeper_planners.geometry import disjoint
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.geometry.overlaps import OverlapSearch, find_overlap
+from stepkeeper_planners.geometry.disjoint import BoxLike, Search, find_overlap, sweep
+from stepkeeper_planners.geometry.overlaps import OverlapSearch
 
 
 def box(*spans: tuple[int, int]) -> Box:
@@ -64,12 +68,40 @@ def slats(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
     return (n_boxes, 5), [box((number, number + 1), (0, 5)) for number in range(n_boxes)]
 
 
-TILINGS: list[Callable[[int], tuple[tuple[int, ...], list[Box]]]] = [spiral, columns, windmills, slats]
+def stairs(n_boxes: int) -> tuple[tuple[int, ...], list[Box]]:
+    """A column, a row on top of the rest, a column of what is left, and so on: one box is parted off at a time."""
+    side = n_boxes // 2
+    boxes = [box((side, side + 1), (side, side + 1))]
+    for low in range(side):
+        boxes += [box((low, low + 1), (low, side + 1)), box((low + 1, side + 1), (low, low + 1))]
+    return (side + 1, side + 1), boxes
+
+
+def search_tree(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
+    return OverlapSearch(boxes).found
+
+
+SEARCHES: list[Search] = [sweep, search_tree]
+TILINGS: list[Callable[[int], tuple[tuple[int, ...], list[Box]]]] = [
+    spiral,
+    columns,
+    windmills,
+    slats,
+    stairs,
+]
 
 
 @settings(deadline=None, max_examples=120)
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 150), st.integers(2, 400))
-def test_found_exactly_if_there_is_one(seed: int, n_axes: int, n_boxes: int, side: int) -> None:
+@given(
+    st.sampled_from(SEARCHES),
+    st.integers(0, 2**32),
+    st.integers(1, 4),
+    st.integers(0, 150),
+    st.integers(2, 400),
+)
+def test_found_exactly_if_there_is_one(
+    search_rest: Search, seed: int, n_axes: int, n_boxes: int, side: int
+) -> None:
     chance = random.Random(seed)
 
     def any_box() -> Box:
@@ -77,12 +109,27 @@ def test_found_exactly_if_there_is_one(seed: int, n_axes: int, n_boxes: int, sid
         return box(*((start, start + chance.randint(1, 1 + side // 20)) for start in starts))
 
     boxes = [any_box() for _ in range(n_boxes)]
-    found = find_overlap(boxes)
+    found = find_overlap(boxes, search_rest)
     if found is None:
         assert all(one.intersect(other) is None for one, other in combinations(boxes, 2))
     else:
         assert found[0] < found[1]
         assert boxes[found[0]].intersect(boxes[found[1]]) is not None
+
+
+@pytest.mark.parametrize("search_rest", SEARCHES)
+def test_few_boxes_and_empty_ones_overlap_exactly_if_an_element_is_in_two(search_rest: Search) -> None:
+    chance = random.Random(3)
+    for _ in range(2000):
+        n_axes = chance.randint(1, 3)
+        boxes: list[Box] = []
+        seen = np.zeros((7,) * n_axes, dtype=int)
+        for _ in range(chance.randint(0, 5)):
+            starts = [chance.randint(0, 4) for _ in range(n_axes)]
+            boxes.append(box(*((start, start + chance.randint(0, 3)) for start in starts)))
+            seen[boxes[-1].slices] += 1
+        found = find_overlap(boxes, search_rest)
+        assert (found is not None) == bool((seen > 1).any())
 
 
 @settings(deadline=None, max_examples=60)
@@ -116,8 +163,26 @@ def test_eight_times_the_boxes_are_eight_times_the_work_and_a_logarithm(
         for n_boxes in (1_000, 8_000):
             search = OverlapSearch(tiling(n_boxes)[1])
             assert search.found is None
-            yield len(tiling(n_boxes)[1]), search.n_looked_at
+            yield len(tiling(n_boxes)[1]), search.n_visited
 
     (n_few, few), (n_many, many) = looked_at()
     # n log^2 n grows 8 * (13 / 10)^2 = 13.5 times, n squared 64 times.
     assert many / few < 14 * (n_many / n_few) / 8
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_parting_alone_is_no_more_work_than_that(
+    tiling: Callable[[int], tuple[tuple[int, ...], list[Box]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check the work where straight lines part one box at a time from the rest: the search of the rest takes over."""
+    n_sorted: list[int] = []
+
+    def count(items: Iterable[object], **options: Any) -> list[Any]:
+        held = list(items)
+        n_sorted.append(len(held))
+        return sorted(held, **options)
+
+    monkeypatch.setattr(disjoint, "sorted", count, raising=False)
+    boxes = tiling(4_000)[1]
+    assert find_overlap(boxes, search_tree) is None
+    assert sum(n_sorted) < 30 * len(boxes)

@@ -30,7 +30,7 @@ Stored = dict[MetadataIndex, Any]
 
 @st.composite
 def layouts(draw: st.DrawFn, shape: tuple[int, ...], world_size: int) -> list[list[Box]]:
-    """Of each rank its boxes: any cover of the shape, each part of it on any ranks."""
+    """Draw the boxes of each rank: any cover of the shape, each part of it on any ranks."""
     held: list[list[Box]] = [[] for _ in range(world_size)]
     for box in draw(boxes_of(shape)):
         for rank in draw(st.sets(st.integers(0, world_size - 1), min_size=1)):
@@ -50,7 +50,7 @@ def sent(plan: Any) -> Any:
 
 
 def saved(states: Sequence[dict[str, Any]]) -> tuple[Stored, Metadata]:
-    """What the ranks wrote, and what the coordinator says of it."""
+    """Save, and return what the ranks wrote and the coordinator's metadata."""
     planners, plans, stored = [SPMDSavePlanner() for _ in states], [], Stored()
     for rank, (planner, state) in enumerate(zip(planners, states, strict=True)):
         with as_rank(save_module, rank, len(states)):
@@ -87,7 +87,7 @@ def load(states: Sequence[dict[str, Any]], stored: Stored, metadata: Metadata) -
 
 
 def covered(metadata: Metadata, fqn: str) -> torch.Tensor:
-    """How often each element is in a chunk."""
+    """Count in how many chunks each element is."""
     entry = metadata.state_dict_metadata[fqn]
     assert isinstance(entry, TensorStorageMetadata)
     times = torch.zeros(entry.size, dtype=torch.int64)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from stepkeeper_planners.errors import DuplicateNameError
-from stepkeeper_planners.state.gatherer import Gatherer
+from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.tree import gather_state, scatter_state
+from stepkeeper_planners.state.structure import StructureCache
+from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
 
 KEYS = st.one_of(st.text(alphabet="ab.0@/", max_size=3), st.integers(0, 2), st.none(), st.booleans())
@@ -63,11 +64,11 @@ def test_names_and_leaves_are_those_of_stock(tree: dict[Any, Any]) -> None:
         leaves, paths = flatten_state_dict(tree)
     except ValueError:
         try:
-            gather_state(tree)
+            flatten_state(tree)
         except DuplicateNameError:
             return
         raise
-    flat = gather_state(tree)
+    flat = flatten_state(tree)
     ours = {**flat.tensors, **flat.values, **{name: flat.tensors[of] for name, of in flat.aliases.items()}}
     assert ours.keys() == leaves.keys()
     assert all(ours[name] is leaf or isinstance(leaf, list) for name, leaf in leaves.items())
@@ -77,10 +78,10 @@ def test_names_and_leaves_are_those_of_stock(tree: dict[Any, Any]) -> None:
 @given(TREES)
 def test_names_do_not_depend_on_what_is_an_object(tree: dict[Any, Any]) -> None:
     try:
-        plain = gather_state({"a": tree})
+        plain = flatten_state({"a": tree})
     except DuplicateNameError:
         return
-    whole = gather_state({"a": Part(tree)})
+    whole = flatten_state({"a": Part(tree)})
     assert (whole.tensors.keys(), whole.values.keys(), whole.paths) == (
         plain.tensors.keys(),
         plain.values.keys(),
@@ -91,13 +92,15 @@ def test_names_do_not_depend_on_what_is_an_object(tree: dict[Any, Any]) -> None:
 @settings(deadline=None)
 @given(st.lists(TREES, min_size=2, max_size=3))
 def test_what_was_gathered_before_makes_no_difference(trees: list[dict[Any, Any]]) -> None:
-    gatherer = Gatherer()
+    cache = StructureCache(lambda flat, _value_bytes: flat.paths)
     for tree in (*trees, *map(other, reversed(trees)), *trees):
         try:
-            fresh = gather_state(tree)
+            fresh = flatten_state(tree)
         except DuplicateNameError:
             continue
-        again = gatherer.gather(tree).flat
+        found = cache.look_up(tree)
+        again = found.flat
+        assert found.derived == fresh.paths
         assert (again.paths, again.aliases) == (fresh.paths, fresh.aliases)
         assert (again.values.keys(), [*again.tensors]) == (fresh.values.keys(), [*fresh.tensors])
         assert all(again.tensors[name] is fresh.tensors[name] for name in fresh.tensors)
@@ -140,7 +143,7 @@ def test_what_was_saved_is_loaded(tree: dict[Any, Any], own: dict[Any, Any]) -> 
         "mine": PerRank(Part(own)),
     }
     try:
-        flat = gather_state(saved)
+        flat = flatten_state(saved)
     except DuplicateNameError:
         return
     values = {
@@ -153,12 +156,12 @@ def test_what_was_saved_is_loaded(tree: dict[Any, Any], own: dict[Any, Any]) -> 
         "own": PerRank(None),
         "mine": PerRank(Part(None)),
     }
-    wanted = gather_state(loaded)
+    wanted = flatten_state(loaded)
     assert wanted.values.keys() == flat.values.keys()
     assert wanted.tensors.keys() | wanted.aliases.keys() == flat.tensors.keys() | flat.aliases.keys()
     for name, tensor in wanted.tensors.items():
         tensor.copy_(flat.tensors[flat.aliases.get(name, name)])
-    scatter_state(loaded, wanted, values)
+    fill_state(loaded, wanted, values)
     assert same(loaded["plain"], tree)
     assert same(loaded["object"].tree, tree)
     assert same(loaded["own"].value, own)

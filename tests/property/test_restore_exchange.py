@@ -12,16 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepkeeper.checkpoint import blocks as blocks_module
-from stepkeeper.checkpoint.blocks import BlockTable, runs_of
-from stepkeeper.checkpoint.contents import Contents
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, TensorRecord
+from stepkeeper.checkpoint.blocks import BlockTable, Contents, encode_runs
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord
+from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Sharing
 from stepkeeper.restore.placing import Bytes, Places, stored_tensor
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout
-from stepkeeper_planners.loading.matching import Stored, Wanted, compare
+from stepkeeper_planners.loading.load_request import LoadRequest
+from stepkeeper_planners.loading.matching import compare
+from stepkeeper_planners.loading.stored_state import StoredState
 
 BLOCK = 64
 """Small, so that everything is cut everywhere."""
@@ -70,7 +72,7 @@ DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.complex128]
 
 
 class Objects:
-    """What was written, and how often each byte of it was read."""
+    """The written objects, and how often each byte of them was read."""
 
     def __init__(self) -> None:
         self.data: dict[str, bytearray] = {}
@@ -146,13 +148,13 @@ class Network:
         self.fillings: list[Filling] = []
         self.sent: set[tuple[int, int]] = set()
 
-    def send(self, rank: int, number: int, data: Bytes) -> None:
+    def send_block(self, rank: int, number: int, data: Bytes) -> None:
         assert (rank, number) not in self.sent
         self.sent.add((rank, number))
         for first in range(0, data.size, 23):
-            self.fillings[rank].put(number, first, data[first : first + 23])
+            self.fillings[rank].put_bytes(number, first, data[first : first + 23])
 
-    def stop(self, error: BaseException) -> None:
+    def announce_failure(self, error: BaseException) -> None:
         raise AssertionError from error
 
 
@@ -164,7 +166,7 @@ def test_whatever_is_where_all_ranks_get_what_they_ask_for_and_each_block_is_rea
     tensors, objects, manifest = saved
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(blocks_module, "BLOCK_BYTES", BLOCK)
-        contents = Contents.of([manifest])
+        contents = Contents.from_manifests([manifest])
         places, states = [], []
         layouts = [
             layout_of(fqn, tensor, data.draw(covers(tuple(tensor.shape))), data, world_size)
@@ -204,9 +206,11 @@ def asked(
     contents: Contents, layouts: list[TensorLayout], ranks: Ranks
 ) -> tuple[Places, dict[str, torch.Tensor]]:
     mine = [layout for layout in layouts if layout.local_boxes(ranks.rank)]
-    wanted = Wanted(layouts=mine)
+    wanted = LoadRequest(layouts=mine)
     reads, differences = compare(
-        wanted, Stored(tensors={fqn: stored_tensor(each) for fqn, each in contents.tensors.items()}), ranks
+        wanted,
+        StoredState(tensors={fqn: stored_tensor(each) for fqn, each in contents.tensors.items()}),
+        ranks,
     )
     assert not differences.missing
     assert not differences.mismatched
@@ -218,11 +222,12 @@ def asked(
 
 
 def deliver(table: BlockTable, places: list[Places], contents: Contents, network: Network) -> None:
-    """As the ranks do it, at the same time."""
-    needs = [runs_of(each.by_block) for each in places]
+    """Deliver as the ranks do, at the same time."""
+    needs = [encode_runs(each.by_block) for each in places]
     sharing = Sharing.of(needs, table)
     duties = [
-        sharing.duties(rank, each.by_block, table, contents.reading_order) for rank, each in enumerate(places)
+        sharing.assign_duties(rank, each.by_block, table, contents.reading_order)
+        for rank, each in enumerate(places)
     ]
     for rank, each in enumerate(duties):
         assert set(each.reads) | set(each.receives) == set(places[rank].by_block)

@@ -51,7 +51,7 @@ def whole() -> Mapping[str, bytes]:
     root.save(20, world_size=2)
     root.save(30, world_size=2)
     root.begin(1)
-    root.log.restored(root.claim, 3)
+    root.log.mark_restored(root.claim, 3)
     root.save(40, world_size=2)
     root.log.void(root.claim, "given up", f"50/4-{'d' * 32}")
     root.log.delete(root.claim, lambda state: [2])
@@ -71,7 +71,7 @@ def opened(objects: Mapping[str, bytes]) -> LogState:
 
 
 def log_paths(objects: Mapping[str, bytes]) -> list[str]:
-    """Of the entries that opening the log needs."""
+    """Return the paths of the entries that opening the log needs."""
     paths = sorted(path for path in objects if path.startswith(".stepkeeper/log/"))
     return paths[opened(objects).index :]
 
@@ -89,14 +89,14 @@ def folder_of(objects: Mapping[str, bytes]) -> str:
 
 
 def bad_objects(objects: Mapping[str, bytes]) -> set[str]:
-    """As `stepkeeper verify` names them."""
+    """Return the bad objects, as `stepkeeper verify` names them."""
     latest = opened(objects).latest
     assert latest is not None
     return {each.name for each in verify_commit(store_of(objects), latest, patience=IMPATIENT).bad}
 
 
 def read_all(objects: Mapping[str, bytes]) -> None:
-    """As a restore reads them."""
+    """Read all as a restore does."""
     store, latest = store_of(objects), opened(objects).latest
     assert latest is not None
     manifests = read_manifests(store, latest, patience=IMPATIENT)

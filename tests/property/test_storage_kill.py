@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, TypeVar, final
 
 import pytest
-from storage_disk.companions import Gang, check_root
+from storage_disk.companions import Companions, check_root
 
 from stepkeeper.log import Log
 from stepkeeper.log.entries import new_nonce
@@ -98,34 +98,34 @@ Program = Callable[[str, Deadly, int], None]
 
 
 def saving(uri: str, deadly: Deadly, n_ranks: int) -> None:
-    gang = Gang(uri, n_ranks, wrap=deadly.around)
+    companions = Companions(uri, n_ranks, wrap=deadly.around)
     deadly.armed = True
-    gang.begin()
-    gang.save(10)
+    companions.begin()
+    companions.save(10)
 
 
 def saving_again(uri: str, deadly: Deadly, n_ranks: int) -> None:
-    earlier = Gang(uri, n_ranks, wrap=deadly.around)
+    earlier = Companions(uri, n_ranks, wrap=deadly.around)
     earlier.begin()
     earlier.save(10)
     saving(uri, deadly, n_ranks)
 
 
 def deleting(uri: str, deadly: Deadly, n_ranks: int) -> None:
-    gang = Gang(uri, n_ranks, last=1, wrap=deadly.around)
-    gang.begin()
-    gang.save(10)
+    companions = Companions(uri, n_ranks, last=1, wrap=deadly.around)
+    companions.begin()
+    companions.save(10)
     deadly.armed = True
-    gang.save(20)
+    companions.save(20)
 
 
 def collecting(uri: str, deadly: Deadly, n_ranks: int) -> None:
-    gang = Gang(uri, n_ranks, wrap=deadly.around)
-    gang.begin()
-    gang.save(10)
+    companions = Companions(uri, n_ranks, wrap=deadly.around)
+    companions.begin()
+    companions.save(10)
     for rank in range(n_ranks):
-        gang.write(gang.order(20, rank, "e" * 32))
-    gang.begin()
+        companions.write(companions.order(20, rank, "e" * 32))
+    companions.begin()
     store = deadly.around(0, PosixStore(Path(uri.removeprefix("file://"))))
     deadly.armed = True
     assert len(gc(Log(store), store).collected) == 1
@@ -135,7 +135,7 @@ PROGRAMS: Final[tuple[Program, ...]] = (saving, saving_again, deleting, collecti
 
 
 def ended(act: Callable[[int], None]) -> tuple[int, list[int]]:
-    """How a fork that did that, given a pipe, has ended, and the numbers that it wrote."""
+    """Do that in a fork, given a pipe, and return how it ended and the numbers that it wrote."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -197,29 +197,32 @@ def test_a_rank_killed_at_any_storage_operation_of_its_own(tmp_path: Path) -> No
     for number, moment in ((number, moment) for number in range(20) for moment in ("before", "after")):
         root = tmp_path / f"{number}-{moment}"
         uri = root.as_uri()
-        gang = Gang(uri, 2)
-        gang.begin()
-        first = gang.save(10)
+        companions = Companions(uri, 2)
+        companions.begin()
+        first = companions.save(10)
         nonce = new_nonce()
 
         def act(
-            pipe: int, at: tuple[int, str] = (number, moment), gang: Gang = gang, nonce: str = nonce
+            pipe: int,
+            at: tuple[int, str] = (number, moment),
+            companions: Companions = companions,
+            nonce: str = nonce,
         ) -> None:
             deadly = Deadly(at, pipe)
-            session = gang.sessions[1]
+            session = companions.sessions[1]
             session._store = deadly.around(1, session._store)
             deadly.armed = True
-            gang.write(gang.order(20, 1, nonce))
+            companions.write(companions.order(20, 1, nonce))
 
         code, _ = ended(act)
-        gang.write(gang.order(20, 0, nonce))
+        companions.write(companions.order(20, 0, nonce))
         if code == 0:
             break
         assert code == -signal.SIGKILL
         n_killed += 1
-        gang.void(gang.order(20, 0, nonce).folder)
+        companions.void(companions.order(20, 0, nonce).folder)
         line = Log(PosixStore(root)).open().line
         assert [record.slot for record in line] == [first.slot]
-        again = gang.save(20)
+        again = companions.save(20)
         check_root(PosixStore(root), committed=again.slot, world_size=2)
     assert n_killed >= 4

@@ -28,7 +28,7 @@ GARBAGE: Final = f"15/0-{'e' * 32}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Old:
-    """Who is held up."""
+    """The process that is held up."""
 
     program: Program
     asks: frozenset[str]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, final
 
 import pytest
-from storage_disk.companions import Gang, check_root
+from storage_disk.companions import Companions, check_root
 from storage_disk.disk import Answered, Contents, Disk, Killed, Op, Recorder, write_out
 from store_parts.behind import Behind
 from typing_extensions import override
@@ -25,6 +25,7 @@ from stepkeeper.retention.garbage import gc
 from stepkeeper.storage import direct, posix
 from stepkeeper.storage.base import Buffer, Store
 from stepkeeper.storage.posix import PosixStore
+from stepkeeper.storage.posix_files import rename_no_replace
 
 ROOT: Final = "runs/x"
 SEED: Final = 20261121
@@ -58,7 +59,7 @@ class Told(Behind):
 
 @final
 class Machine:
-    """Where a scenario runs: a disk whose operations are recorded."""
+    """The machine of a scenario: a disk whose operations are recorded."""
 
     def __init__(self, disk: Path, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -69,11 +70,13 @@ class Machine:
     def store(self) -> Told:
         return Told(PosixStore(self.root), self.recorder)
 
-    def start(self, *, last: int | None = None) -> Gang:
+    def start(self, *, last: int | None = None) -> Companions:
         """A start of the job has claimed the root."""
-        gang = Gang(self.root.as_uri(), last=last, wrap=lambda rank, store: Told(store, self.recorder))
-        gang.begin()
-        return gang
+        companions = Companions(
+            self.root.as_uri(), last=last, wrap=lambda rank, store: Told(store, self.recorder)
+        )
+        companions.begin()
+        return companions
 
     def now(self) -> None:
         self.first = len(self.recorder.ops)
@@ -98,16 +101,16 @@ def saving_again(machine: Machine) -> None:
 
 
 def deleting(machine: Machine) -> None:
-    gang = machine.start(last=1)
-    gang.save(10)
+    companions = machine.start(last=1)
+    companions.save(10)
     machine.now()
-    gang.save(20)
+    companions.save(20)
 
 
 def collecting(machine: Machine) -> None:
-    gang = machine.start()
-    gang.save(10)
-    gang.write(gang.order(20, 0, "e" * 32))
+    companions = machine.start()
+    companions.save(10)
+    companions.write(companions.order(20, 0, "e" * 32))
     later = machine.start()
     machine.now()
     gc(Log(machine.store()), machine.store())
@@ -125,7 +128,7 @@ def meeting_an_entry(machine: Machine) -> None:
 
 
 def meeting_an_object(machine: Machine) -> None:
-    """Of two tries of one write the first was killed when all was written but nothing synced."""
+    """Write an object whose first write was killed when all was written but nothing synced."""
     machine.start().save(10)
     machine.now()
     path = f"20/0-{'c' * 32}/__0_0.distcp"
@@ -212,7 +215,7 @@ def is_commit(path: str, data: bytes) -> bool:
 
 @pytest.fixture
 def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a disk is put together again: no power is cut while that is looked at."""
+    """Return the folder where a disk is put together again. No power is cut meanwhile: fsync does nothing."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return tmp_path / "replayed"
 
@@ -248,10 +251,10 @@ def test_nor_where_files_cannot_be_linked(
         raise OSError(errno.EOPNOTSUPP, "no links here")
 
     def renaming(machine: Machine) -> None:
-        rename = machine.recorder.renaming(posix._rename_no_replace)
+        rename = machine.recorder.renaming(rename_no_replace)
         with monkeypatch.context() as patch:
             patch.setattr(os, "link", refused)
-            patch.setattr(posix, "_rename_no_replace", rename)
+            patch.setattr(posix, "rename_no_replace", rename)
             saving(machine)
 
     machine = record(tmp_path / "disk", renaming)

@@ -1,1 +1,1 @@
-"""The custom resources as values: the source that the CRDs are generated from, and what every other module reads."""
+"""Define the custom resources as values. The CRDs are generated from these types, and every other module reads them."""

@@ -1,4 +1,4 @@
-"""What the TPU generations look like on Kubernetes: node label, shape of a topology, chips on a host."""
+"""Describe the TPU generations on Kubernetes: node label, shape of a topology, chips on a host."""
 
 import math
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ class AcceleratorFacts:
     """Value of cloud.google.com/gke-tpu-accelerator on its nodes."""
 
     dimensions: int
-    """Sides of a topology: 2 (4x4) or 3 (2x2x4)."""
+    """Number of sides of a topology: 2 (4x4) or 3 (2x2x4)."""
 
     host_sizes: tuple[int, ...]
-    """How many chips a host of some machine type has."""
+    """Chips on a host, for each machine type."""
 
 
 ACCELERATORS: Final = {
@@ -43,15 +43,15 @@ _USUAL_HOST: Final = 4
 
 
 def count_chips(topology: str) -> int:
-    """Chips of one slice: the product of the sides."""
+    """Count the chips of one slice: the product of the sides."""
     return math.prod(int(side) for side in topology.split("x"))
 
 
 def chips_per_host(topology: str, asked: int | None) -> int:
-    """What the user asked for, else 4, the machine type that every generation has; 1 for a single chip."""
+    """Return the chips per host that the user set, else 4, which every generation has, or 1 for a single chip."""
     return asked if asked is not None else min(_USUAL_HOST, count_chips(topology))
 
 
 def count_hosts(topology: str, asked: int | None) -> int:
-    """Hosts of one slice."""
+    """Count the hosts of one slice."""
     return max(1, count_chips(topology) // chips_per_host(topology, asked))

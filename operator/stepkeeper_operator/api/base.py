@@ -1,4 +1,4 @@
-"""What all resource types share: how a Python value stands for a piece of JSON in the API."""
+"""Convert between Python values and the JSON of the API, for all resource types."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,27 +19,30 @@ SET: Final[dict[str, JsonValue]] = {"x-kubernetes-list-type": "set"}
 
 
 def map_by(key: str) -> dict[str, JsonValue]:
-    """Schema of a list whose items are told apart, and can be owned, by that field of theirs."""
+    """Return the schema of a list whose items have the field `key` as their identity and can be owned one by one."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 class Resource(BaseModel):
-    """Base of all: read with `model_validate(raw)`, written with `to_raw()`."""
+    """Base of all resource types. Read one with `model_validate(raw)`, write it with `to_raw()`."""
 
     model_config = CONFIG
 
     def to_raw(self) -> dict[str, Any]:
-        """Plain JSON types under the API's camelCase names; fields that are unset (None) are left out."""
+        """Return plain JSON types under the API's camelCase names. Fields that are unset (None) are left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 class SpecPart(Resource):
-    """What a user writes: a field that this version doesn't know is kept, to be named where the job is refused."""
+    """Base of the types that users write.
+
+    Unknown fields are kept, so that the operator can name them when it refuses a job.
+    """
 
     model_config = CONFIG | ConfigDict(extra="allow")
 
     def unknown_fields(self) -> Iterator[str]:
-        """The paths, from here, of fields that this version doesn't know."""
+        """Yield the paths, relative to this part, of the fields that this version doesn't know."""
         yield from self.model_extra or ()
         for name, field in type(self).model_fields.items():
             part = getattr(self, name)
@@ -48,7 +51,10 @@ class SpecPart(Resource):
 
 
 class StatusPart(Resource):
-    """What the operator wrote, maybe a newer one: fields that this version doesn't know are passed over."""
+    """Base of the types that the operator writes.
+
+    Unknown fields are dropped: a newer operator may have written them.
+    """
 
     model_config = CONFIG | ConfigDict(extra="ignore")
 

@@ -1,4 +1,4 @@
-"""Manifests of what the operator makes, from the job alone: nothing here reads a clock or a cluster."""
+"""Build the manifests of the operator's objects from the job alone. Nothing here reads a clock or a cluster."""
 
 from stepkeeper_operator.build.config_map import build_config_map, config_map_name
 from stepkeeper_operator.build.jobset import build_jobset, template_hash

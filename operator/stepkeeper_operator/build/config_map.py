@@ -1,4 +1,4 @@
-"""The ConfigMap that is mounted into every pod: settings.json and ca.crt."""
+"""Build the ConfigMap that is mounted into every pod: settings.json and ca.crt."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def config_map_name(job_name: str) -> str:
 
 
 def build_config_map(job: CheckpointedTrainingJob, settings: OperatorSettings, ca_pem: str) -> dict[str, Any]:
-    """The manifest. An edit reaches running pods through the mount and is used at their next start."""
+    """Build the manifest. An edit reaches running pods through the mount; they use it at their next start."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -1,4 +1,4 @@
-"""The JobSet that runs one job. Once made, only its `suspend` is changed."""
+"""Build the JobSet that runs one job. After it is made only its `suspend` changes."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ RULE_DISRUPTION: Final = "disruption"
 RULE_SAVED: Final = "saved"
 
 _MAX_IN_PLACE_FAILURES: Final = 2
-"""Restarts after application failures that JobSet does on its own, also without an operator. It has no back-off."""
+"""Restarts after application failures that JobSet does on its own, also without an operator. They have no back-off."""
 
 _QUEUE_LABELS: Final = "kueue.x-k8s.io/"
 
@@ -35,7 +35,10 @@ _QUEUE_LABELS: Final = "kueue.x-k8s.io/"
 def build_jobset(
     job: CheckpointedTrainingJob, *, number: int, failures_left: int, unreachable_s: int
 ) -> dict[str, Any]:
-    """The manifest of the job's JobSet with that number; `failures_left` restarts after failures are allowed."""
+    """Build the manifest of the job's JobSet with that number.
+
+    `failures_left` is how many restarts after failures are still allowed.
+    """
     placement = job.spec.placement
     labels = job_labels(job) | {JOBSET_NUMBER: str(number)}
     queue = {key: value for key, value in job.metadata.labels.items() if key.startswith(_QUEUE_LABELS)}
@@ -78,21 +81,21 @@ def build_jobset(
 
 
 def template_hash(job: CheckpointedTrainingJob) -> str:
-    """Digest of what the user wrote of the pods, and of nothing that the operator adds: its upgrade restarts none."""
+    """Digest the user's template and placement, without what the operator adds: its upgrade restarts no job."""
     placement = job.spec.placement.to_raw()
     text = json.dumps([job.spec.template, placement], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _fatal_codes(job: CheckpointedTrainingJob) -> list[int]:
-    """Codes that have a meaning of their own are never fatal."""
+    """List the user's fatal codes without those that have a meaning of their own: these are never fatal."""
     return sorted(set(job.spec.restarts.fatal_exit_codes) - {int(code) for code in ExitCode})
 
 
 def _job_rules(job: CheckpointedTrainingJob) -> list[dict[str, Any]]:
-    """A rule for each cause, since a Job's message to its JobSet names the rule that matched, and no other fact.
+    """Build one rule for each cause: a Job's message to its JobSet names the matching rule and no other fact.
 
-    The first match wins: a preempted trainer exits 75 and 143 alike, so conditions come before codes.
+    The first match wins. A preempted trainer exits 75 and 143 alike, so conditions come before codes.
     """
     rules = [_on_condition(HANG_CONDITION), _on_condition("DisruptionTarget")]
     rules += [_on_codes([ExitCode.SAVED]), _on_codes([ExitCode.FENCED])]
@@ -102,7 +105,10 @@ def _job_rules(job: CheckpointedTrainingJob) -> list[dict[str, Any]]:
 
 
 def _jobset_rules(job: CheckpointedTrainingJob) -> list[dict[str, Any]]:
-    """Without a rule, a failed Job is a failure of the application, which counts towards maxRestarts."""
+    """Build the failure policy's rules.
+
+    A failed Job that matches none counts towards maxRestarts as an application failure.
+    """
     neutral, final = "RestartJobSetAndIgnoreMaxRestarts", "FailJobSet"
     rules = [_rule(RULE_FENCED, final, _code_pattern([ExitCode.FENCED]))]
     if codes := _fatal_codes(job):

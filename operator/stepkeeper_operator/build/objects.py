@@ -1,4 +1,4 @@
-"""What all our manifests have in common."""
+"""Build the parts that all manifests have in common."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ __all__ = ["job_labels", "owner_reference"]
 
 
 def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
-    """The job as the controller of an object: the object goes when the job goes."""
+    """Refer to the job as the controller of an object, so that the object is deleted with the job."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

@@ -1,4 +1,4 @@
-"""Where the pods run: node selectors, tolerations and chips, added to what the template says."""
+"""Place the pods: add node selectors, tolerations and chips to the template."""
 
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from stepkeeper_operator.labels import (
 __all__ = ["SPOT_GRACE_S", "node_selector", "on_spot", "tolerations"]
 
 SPOT_GRACE_S: Final = 15
-"""What the kubelet of a Spot machine on GKE leaves a pod, whatever its grace period says."""
+"""Seconds that the kubelet of a Spot machine on GKE gives a pod, whatever its grace period says."""
 
 _RESERVATION_LABEL: Final = "cloud.google.com/reservation-name"
 
@@ -26,7 +26,7 @@ def on_spot(placement: PlacementSpec) -> bool:
 
 
 def node_selector(placement: PlacementSpec) -> dict[str, str]:
-    """Labels of the nodes that fit."""
+    """Return the labels of the nodes that fit the placement."""
     tpu = placement.tpu
     if tpu is None:
         return {}
@@ -40,10 +40,11 @@ def node_selector(placement: PlacementSpec) -> dict[str, str]:
 def tolerations(
     placement: PlacementSpec, given: list[dict[str, Any]], *, unreachable_s: int, grace_s: int
 ) -> list[dict[str, Any]]:
-    """The template's tolerations, and those that the placement needs.
+    """Return the template's tolerations plus those that the placement needs.
 
-    A pod leaves an unreachable node after `unreachable_s` instead of Kubernetes' 300 s, unless the template says
-    otherwise. A node that shuts down says that it is not ready while its pods save: they are left alone for longer.
+    A pod leaves an unreachable node after `unreachable_s` instead of Kubernetes' 300 s, unless the template
+    says otherwise. A node that shuts down says it is not ready while its pods still save, so those pods get
+    longer.
     """
     added: list[dict[str, Any]] = []
     if placement.tpu is not None:

@@ -1,4 +1,4 @@
-"""The pod template: the user's, with what a start needs to know and to reach."""
+"""Build the pod template: the user's, plus the identity, settings and token that the runtime reads."""
 
 import copy
 from typing import Any, Final
@@ -41,11 +41,11 @@ _FIELD_PATHS: Final = {
     "slice_index": f"metadata.labels['{JOB_INDEX_LABEL}']",
     "host_index": f"metadata.labels['{COMPLETION_INDEX_LABEL}']",
 }
-"""Fields of Identity that differ by pod: the downward API fills them."""
+"""Fields of Identity that differ by pod. The downward API fills them."""
 
 
 def build_pod_template(job: CheckpointedTrainingJob, *, number: int, unreachable_s: int) -> dict[str, Any]:
-    """The template of the JobSet with that number."""
+    """Build the pod template of the JobSet with that number."""
     template = copy.deepcopy(job.spec.template)
     meta = template.setdefault("metadata", {})
     meta["labels"] = (meta.get("labels") or {}) | job_labels(job) | {JOBSET_NUMBER: str(number)}
@@ -72,7 +72,7 @@ def build_pod_template(job: CheckpointedTrainingJob, *, number: int, unreachable
 
 
 def coordinator_name(job_name: str) -> str:
-    """DNS name of the first host of the first slice, from inside the namespace."""
+    """Return the DNS name of the first host of the first slice, as seen from inside the namespace."""
     return f"{job_name}-{WORKER_JOB}-0-0.{job_name}"
 
 

@@ -1,4 +1,4 @@
-"""The Kubernetes API as the operator uses it: plain objects in and out, errors of our own."""
+"""Talk to the Kubernetes API in plain objects, with the operator's own errors."""
 
 from stepkeeper_operator.cluster.client import Cluster, KubernetesCluster, connect
 from stepkeeper_operator.cluster.resources import (

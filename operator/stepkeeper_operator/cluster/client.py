@@ -1,4 +1,4 @@
-"""Requests to the API server, without generated models: objects stay the JSON that they are."""
+"""Send requests to the API server without generated models: objects stay JSON."""
 
 import json
 from collections.abc import Mapping
@@ -19,32 +19,31 @@ __all__ = ["Cluster", "KubernetesCluster", "connect"]
 _TIMEOUT_S = 15
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
-_MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 
 
 class Cluster(Protocol):
-    """Everything the operator asks of an API server. All methods raise ApiError for any other answer."""
+    """All requests that the operator sends to an API server. Every method raises ApiError for any other answer."""
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> RawObject | None:
-        """The object as it is now, or None if there is none."""
+        """Read the object. Return None if there is none."""
 
     async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
-        """Uids of all objects in all namespaces."""
+        """List the uids of all objects in all namespaces that match the selector."""
 
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        """The object exists. Raises AlreadyExistsError."""
+        """Create the object. Raises AlreadyExistsError."""
 
     async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        """The object is `body`. Raises ConflictError if its resourceVersion is not the present one."""
+        """Replace the object with `body`. Raises ConflictError if its resourceVersion is not the present one."""
 
     async def apply(
         self, resource: Resource, namespace: str, body: RawObject, *, subresource: str | None = None
     ) -> RawObject:
-        """Server-side applied: the fields in `body` are ours. Raises ConflictError for another uid or version."""
+        """Apply `body` server-side, and own its fields. Raises ConflictError for another uid or version."""
 
     async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
-        """The status of a pod is merged with `body`; conditions by type."""
+        """Merge `body` into the status of a pod. Conditions are merged by type."""
 
     async def delete(
         self,
@@ -56,14 +55,14 @@ class Cluster(Protocol):
         foreground: bool = False,
         at_once: bool = False,
     ) -> None:
-        """The object with that uid is gone or going. Raises ConflictError if another one has its name.
+        """Delete the object with that uid. Raises ConflictError if another object has its name.
 
-        With `at_once` a pod's object goes without its kubelet's word.
+        With `at_once` a pod's object is deleted without waiting for its kubelet.
         """
 
 
 class KubernetesCluster:
-    """`Cluster` over the asyncio client of the kubernetes package."""
+    """Implement `Cluster` with the asyncio client of the kubernetes package."""
 
     def __init__(self, client: kubernetes_client.ApiClient) -> None:
         self._client = client
@@ -166,7 +165,7 @@ class KubernetesCluster:
 
 
 async def connect(kubeconfig: Path | None) -> KubernetesCluster:
-    """A client for the cluster that `kubeconfig` names, or that this pod runs in."""
+    """Connect to the cluster that `kubeconfig` names, or to the one that this pod runs in."""
     configuration = kubernetes_client.Configuration()
     if kubeconfig is None:
         kubernetes_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]  # the package's own code has no annotations there

@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads or writes."""
+"""List the kinds of objects that the operator reads or writes."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -31,7 +31,7 @@ class Resource:
     def path(
         self, namespace: str | None = None, name: str | None = None, subresource: str | None = None
     ) -> str:
-        """URL path of the collection, the object or its subresource."""
+        """Return the URL path of the collection, the object or its subresource."""
         parts = ["/apis" if self.group else "/api", self.api_version]
         if namespace is not None:
             parts += ["namespaces", namespace]

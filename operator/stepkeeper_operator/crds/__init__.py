@@ -1,1 +1,1 @@
-"""Makes the CRDs from the types: `python -m stepkeeper_operator.crds`."""
+"""Generate the CRDs from the types: `python -m stepkeeper_operator.crds`."""

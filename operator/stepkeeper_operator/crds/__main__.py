@@ -1,4 +1,7 @@
-"""Writes the CRD, its policy, the chart's copies and the page in the docs. Run in the root of the repository."""
+"""Write the CRD, its admission policy, the chart's copies and the page of the docs.
+
+Run it in the root of the repository.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -21,13 +24,13 @@ _HEADER: Final = (
 _FOLDERS: Final = (Path("crds"), Path("charts/stepkeeper/crds"))
 _POLICY: Final = Path("crds") / f"{POLICY_NAME}.yaml"
 _POLICY_OF_CHART: Final = Path("charts/stepkeeper/files/unknown-fields.yaml")
-"""Of the chart it is a part: only what the folder crds of a chart holds is never upgraded."""
+"""The chart renders this file as a template: Helm never upgrades what a chart has in its crds folder."""
 
 _REFERENCE: Final = Path("docs/user/job-reference.md")
 
 
 def main() -> int:
-    """Everything that is made from the types is written. Returns the exit status."""
+    """Write everything that is generated from the types. Return the exit status."""
     if not Path("pyproject.toml").is_file():
         sys.stderr.write("run this in the root of the repository: it writes into crds/, charts/ and docs/\n")
         return 2

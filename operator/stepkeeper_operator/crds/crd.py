@@ -1,4 +1,4 @@
-"""The CRD of CheckpointedTrainingJob, from its types, its rules and JobSet's pod template."""
+"""Build the CRD of CheckpointedTrainingJob from its types, its rules and JobSet's pod template."""
 
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ _COLUMNS: Final = (
 
 
 def training_job_crd() -> dict[str, Any]:
-    """The CustomResourceDefinition as the API server takes it; the same at each call."""
+    """Build the CustomResourceDefinition for the API server. Each call returns the same."""
     names = {
         "kind": api.KIND,
         "listKind": f"{api.KIND}List",
@@ -50,7 +50,7 @@ def _column(name: str, kind: str, path: str, description: str) -> dict[str, str]
 
 
 def training_job_schema() -> Schema:
-    """The schema of the whole resource."""
+    """Build the schema of the whole resource."""
     schema = structural_schema(api.CheckpointedTrainingJob)
     for name in ("apiVersion", "kind"):
         schema = replace_at(schema, name, {"type": "string"})

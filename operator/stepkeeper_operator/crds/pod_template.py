@@ -1,6 +1,6 @@
-"""The schema of a pod template: the one of the pinned JobSet's CRD, kept in pod_template.yaml.
+"""Read the schema of a pod template, which is a copy of the pinned JobSet's, from pod_template.yaml.
 
-That file is written anew, when another JobSet or Kubernetes is pinned, from the CRD in JobSet's Go module:
+When another JobSet or Kubernetes is pinned, write that file again from the CRD in JobSet's Go module:
 ``python -m stepkeeper_operator.crds.pod_template $(go list -m -f '{{.Dir}}' sigs.k8s.io/jobset)/charts/jobset/crds/*``
 """
 
@@ -20,19 +20,20 @@ _IN_JOBSET: Final = (
 _MAX_CONTAINERS: Final = 32
 _MAX_VARIABLES: Final = 512
 _MAX_NAME: Final = 256
-"""The API server estimates the cost of rules from these; rules over env fit its budget up to here."""
+"""Bounds from which the API server estimates the cost of rules. Rules over env fit its budget up to these."""
 
 
 def pod_template_schema() -> dict[str, Any]:
-    """The schema for spec.template, as committed."""
+    """Return the committed schema of spec.template."""
     schema: dict[str, Any] = yaml.safe_load(_FILE.read_text())
     return schema
 
 
 def trim_pod_template(jobset_crd: Mapping[str, Any]) -> dict[str, Any]:
-    """What a pod template is in a CRD of JobSet, small enough for client-side apply and bounded for CEL.
+    """Cut the pod template's schema out of a CRD of JobSet, small enough for client-side apply and bounded for
+    CEL.
 
-    Descriptions are left out, and what only a running pod can have.
+    Leave out descriptions, and fields that only a running pod can have.
     """
     schema: Any = jobset_crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for key in _IN_JOBSET.split("."):
@@ -57,7 +58,7 @@ def _bound_containers(containers: dict[str, Any]) -> None:
 
 
 def _without_descriptions(node: Any) -> Any:
-    """A deep copy without the keyword; a field may have that name."""
+    """Copy the schema deeply without the keyword `description`. A field may have that name, and stays."""
     if isinstance(node, list):
         return [_without_descriptions(item) for item in node]
     if not isinstance(node, dict):

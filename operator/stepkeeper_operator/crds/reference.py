@@ -1,4 +1,4 @@
-"""The page of docs that lists a resource's fields, from its CRD."""
+"""Write the docs page that lists a resource's fields, from its CRD."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -8,7 +8,7 @@ from stepkeeper_operator.api.v1alpha1.rules import RULES
 __all__ = ["training_job_reference"]
 
 _OPAQUE: Final = "spec.template"
-"""A pod template: Kubernetes' own documentation says what is in it."""
+"""A pod template. Kubernetes' own documentation describes its fields."""
 
 _INTRODUCTION: Final = """\
 # CheckpointedTrainingJob
@@ -21,7 +21,7 @@ A training job that is started again from its latest committed checkpoint, whate
 
 
 def training_job_reference(crd: Mapping[str, Any]) -> str:
-    """The page, in Markdown."""
+    """Return the page in Markdown."""
     properties = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
     parts = [_INTRODUCTION]
     for name in ("spec", "status"):

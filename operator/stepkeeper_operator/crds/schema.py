@@ -1,4 +1,4 @@
-"""JSON schema, as pydantic writes it, to the structural schema that a CRD may have."""
+"""Convert the JSON schema that pydantic writes to the structural schema that a CRD may have."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
@@ -29,11 +29,12 @@ _KEPT: Final = (
     "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys",
 )
-"""In the order in which they are written."""
+"""Keywords that are kept, in the order in which they are written."""
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The schema of `model`: references resolved, optional fields without null, integers of 64 bits.
+    """Return the schema of `model` with references resolved, optional fields without null, and integers of 64
+    bits.
 
     Raises:
         GenerationError: A type has no structural schema: a float, a union, a tuple of fixed length.
@@ -68,13 +69,13 @@ def _convert_object(node: Mapping[str, Any], defs: Mapping[str, Any], path: str,
     if properties := node.get("properties"):
         result["properties"] = {name: _convert(p, defs, f"{path}.{name}") for name, p in properties.items()}
     if "default" in result:
-        # Written out: the API server tries the rules on a default before it adds those of the fields.
+        # Write the fields' defaults out: the API server checks the rules on this default before it adds them.
         fields = result.get("properties", {})
         result["default"] = {name: field["default"] for name, field in fields.items() if "default" in field}
 
 
 def _resolve(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """`node` with its reference, or the type that isn't null, in place; what it says itself goes first."""
+    """Replace a reference, or a union with null, by the type itself. The node's own keywords win."""
     own = {key: value for key, value in node.items() if key not in ("$ref", "anyOf")}
     if own.get("default", ...) is None:
         del own["default"]
@@ -91,7 +92,7 @@ def _resolve(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Map
 
 
 def without_defaults(schema: Schema) -> Schema:
-    """`schema` whose fields stay absent when nobody wrote them."""
+    """Return `schema` without defaults, so that fields stay absent when nobody wrote them."""
     result = {key: value for key, value in schema.items() if key != "default"}
     if "items" in result:
         result["items"] = without_defaults(result["items"])
@@ -101,7 +102,7 @@ def without_defaults(schema: Schema) -> Schema:
 
 
 def replace_at(schema: Schema, path: str, new: Schema) -> Schema:
-    """`schema` in which the field at `path` has `new`, and the description it had.
+    """Return `schema` with the field at `path` replaced by `new`. The field keeps its description.
 
     Raises:
         GenerationError: There is no such field.
@@ -117,7 +118,7 @@ def replace_at(schema: Schema, path: str, new: Schema) -> Schema:
 
 
 def add_rules(schema: Schema, rules: Iterable[Rule]) -> Schema:
-    """`schema` with each rule at its field.
+    """Return `schema` with each rule added at its field.
 
     Raises:
         GenerationError: A rule is for a field that isn't there.

@@ -1,8 +1,8 @@
-"""The admission policy that refuses a field which doesn't exist, and says which do.
+"""Build the admission policy that refuses unknown fields and names the known ones.
 
-Without it the API server drops such a field, and tells only clients that ask for strict validation: its name, and no
-more. CEL in the CRD can't see what the schema doesn't name. So the schema keeps unknown fields of the parts of spec
-that are ours, and this policy refuses them, whatever the client asks for.
+Without it the API server drops such a field and tells only clients that ask for strict validation; it gives
+the name and nothing more. CEL in the CRD can't see fields that the schema doesn't name. So the schema keeps
+the unknown fields of our parts of spec, and this policy refuses them, whatever the client asks for.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,17 +16,17 @@ __all__ = ["POLICY_NAME", "keep_unknown_fields", "unknown_fields_manifests", "un
 POLICY_NAME: Final = f"unknown-fields.{api.PLURAL}.{api.GROUP}"
 _KEEP: Final = "x-kubernetes-preserve-unknown-fields"
 _OPAQUE: Final = "spec.template"
-"""A pod template has hundreds of fields, and the API server's own words for unknown ones."""
+"""A pod template has hundreds of fields, and the API server has its own message for unknown ones."""
 
 
 def keep_unknown_fields(schema: Schema) -> Schema:
-    """`schema` of a whole resource, of whose spec the API server drops nothing but in the pod template."""
+    """Return the resource's schema with unknown fields of spec kept, except in the pod template."""
     spec = _keeping(schema["properties"]["spec"], "spec")
     return {**schema, "properties": {**schema["properties"], "spec": spec}}
 
 
 def unknown_fields_policy(schema: Schema) -> dict[str, Any]:
-    """The spec of a ValidatingAdmissionPolicy for the resource with that schema."""
+    """Build the spec of a ValidatingAdmissionPolicy for the resource with that schema."""
     parts = list(_parts(schema["properties"]["spec"], "spec"))
     places = _places(parts)
     return {
@@ -41,7 +41,7 @@ def unknown_fields_policy(schema: Schema) -> dict[str, Any]:
                 }
             ]
         },
-        # What is stored already may still be labelled, or deleted by its owner's end.
+        # Objects that are stored already can still be labelled, or deleted with their owner.
         "matchConditions": [
             {
                 "name": "spec-changes",
@@ -61,7 +61,7 @@ def unknown_fields_policy(schema: Schema) -> dict[str, Any]:
 
 
 def unknown_fields_manifests(schema: Schema) -> list[dict[str, Any]]:
-    """The policy and what puts it into force, as they are applied without the chart."""
+    """Build the policy and its binding, to be applied without the chart."""
     head = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": POLICY_NAME}}
     policy = {**head, "kind": "ValidatingAdmissionPolicy", "spec": unknown_fields_policy(schema)}
     binding = {**head, "kind": "ValidatingAdmissionPolicyBinding"}
@@ -76,7 +76,7 @@ def _keeping(part: Schema, path: str) -> Schema:
 
 
 def _parts(part: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every object of ours with its path, outer ones first."""
+    """Yield every object of ours with its path, outer ones first."""
     if path == _OPAQUE or "properties" not in part:
         return
     yield path, part
@@ -85,7 +85,7 @@ def _parts(part: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[st
 
 
 def _places(parts: list[tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
-    """Where a field of that name is to be found."""
+    """Map each field name to the paths where a field of that name exists."""
     places: dict[str, list[str]] = {}
     for path, part in parts:
         for name in part["properties"]:
@@ -113,7 +113,7 @@ def _message(path: str, part: Mapping[str, Any], places: Mapping[str, str]) -> s
 
 
 def _listed(part: Mapping[str, Any]) -> str:
-    """The names of the fields, with those of the next level in braces."""
+    """List the names of the fields, with those of the next level in braces."""
     return ", ".join(
         f"{name} {{{', '.join(field['properties'])}}}" if "properties" in field else name
         for name, field in part["properties"].items()

@@ -1,7 +1,14 @@
-"""The HTTPS endpoint that pods report to."""
+"""Serve the HTTPS endpoint that pods report to."""
 
-from stepkeeper_operator.endpoint.app import make_app
-from stepkeeper_operator.endpoint.authority import Authority, Reporter
+from stepkeeper_operator.endpoint.app import ReportEndpoint
+from stepkeeper_operator.endpoint.authentication import ReportAuthenticator, Reporter
 from stepkeeper_operator.endpoint.tokens import KubernetesTokens, TokenPod, TokenVerifier
 
-__all__ = ["Authority", "KubernetesTokens", "Reporter", "TokenPod", "TokenVerifier", "make_app"]
+__all__ = [
+    "KubernetesTokens",
+    "ReportAuthenticator",
+    "ReportEndpoint",
+    "Reporter",
+    "TokenPod",
+    "TokenVerifier",
+]

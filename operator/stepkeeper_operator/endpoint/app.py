@@ -1,4 +1,4 @@
-"""POST /v1/namespaces/{namespace}/jobs/{name}/report: a Report in, a Directive out."""
+"""Answer POST /v1/namespaces/{namespace}/jobs/{name}/report: a Report in, a Directive out."""
 
 import logging
 import time
@@ -9,32 +9,34 @@ from aiohttp import web
 
 from stepkeeper.contract import ContractError, Directive, Report
 from stepkeeper.contract.report import REPORT_LIMIT_BYTES
-from stepkeeper_operator.cache import JobKey
-from stepkeeper_operator.endpoint.authority import Authority
+from stepkeeper_operator.cache.cache import JobKey
+from stepkeeper_operator.cache.reports import LastReport, ReportCache
+from stepkeeper_operator.endpoint.authentication import ReportAuthenticator
 from stepkeeper_operator.errors import ApiError, ReportRefusedError
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.reports import LastReport, ReportBook
 
-__all__ = ["REPORT_PATH", "make_app"]
+__all__ = ["REPORT_PATH", "ReportEndpoint"]
 
 REPORT_PATH: Final = "/v1/namespaces/{namespace}/jobs/{name}/report"
 
 _log = logging.getLogger(__name__)
 
 
-class _Reception:
+class ReportEndpoint:
+    """Accept the reports of pods. `acting` says whether this operator holds the Lease."""
+
     def __init__(
         self,
         *,
-        authority: Authority,
-        reports: ReportBook,
+        authenticator: ReportAuthenticator,
+        reports: ReportCache,
         enqueue: Callable[[JobKey], None],
         acting: Callable[[], bool],
         report_interval_s: int,
         metrics: Metrics,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._authority = authority
+        self._authenticator = authenticator
         self._reports = reports
         self._enqueue = enqueue
         self._acting = acting
@@ -42,11 +44,17 @@ class _Reception:
         self._metrics = metrics
         self._clock = clock
 
-    async def post(self, request: web.Request) -> web.Response:
-        """The answer to a report, or the refusal as JSON."""
+    def make_app(self) -> web.Application:
+        """Return the application, to be served with TLS."""
+        app = web.Application(client_max_size=REPORT_LIMIT_BYTES)
+        app.router.add_post(REPORT_PATH, self._handle_post)
+        return app
+
+    async def _handle_post(self, request: web.Request) -> web.Response:
+        """Answer a report with a directive, or with the refusal as JSON."""
         key = JobKey(request.match_info["namespace"], request.match_info["name"])
         try:
-            directive = await self._take(key, request)
+            directive = await self._accept_report(key, request)
         except ReportRefusedError as refusal:
             self._metrics.reports.labels(code=str(refusal.status)).inc()
             _log.info(
@@ -57,62 +65,35 @@ class _Reception:
         self._metrics.reports.labels(code="200").inc()
         return web.Response(body=directive.to_json(), content_type="application/json")
 
-    async def _take(self, key: JobKey, request: web.Request) -> Directive:
+    async def _accept_report(self, key: JobKey, request: web.Request) -> Directive:
         if not self._acting():
             raise ReportRefusedError(
                 503, "this operator is not, or not yet, the acting one: report again later"
             )
-        token = _bearer(request)
-        body = await _body(request)
+        token = _read_token(request)
+        body = await _read_body(request)
         try:
-            reporter = await self._authority.check(key, token)
+            reporter = await self._authenticator.authenticate(key, token)
         except (ApiError, OSError, TimeoutError) as error:
             raise ReportRefusedError(503, f"the API server doesn't answer: {error}") from error
         try:
             report = Report.from_json(body)
         except ContractError as error:
             raise ReportRefusedError(400, str(error)) from error
-        last = LastReport(
-            report=report, ordinal=reporter.ordinal, pod=reporter.pod, received_at=self._clock()
-        )
-        self._reports.add(reporter.job_uid, last)
+        last = LastReport(report=report, ordinal=reporter.ordinal, received_at=self._clock())
+        self._reports.add_report(reporter.job_uid, last)
         self._enqueue(key)
         return self._directive
 
 
-def make_app(
-    *,
-    authority: Authority,
-    reports: ReportBook,
-    enqueue: Callable[[JobKey], None],
-    acting: Callable[[], bool],
-    report_interval_s: int,
-    metrics: Metrics,
-    clock: Callable[[], float] = time.time,
-) -> web.Application:
-    """The application; serve it with TLS. `acting` says whether this operator holds the Lease."""
-    reception = _Reception(
-        authority=authority,
-        reports=reports,
-        enqueue=enqueue,
-        acting=acting,
-        report_interval_s=report_interval_s,
-        metrics=metrics,
-        clock=clock,
-    )
-    app = web.Application(client_max_size=REPORT_LIMIT_BYTES)
-    app.router.add_post(REPORT_PATH, reception.post)
-    return app
-
-
-def _bearer(request: web.Request) -> str:
+def _read_token(request: web.Request) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise ReportRefusedError(401, "the Authorization header carries no bearer token")
     return token.strip()
 
 
-async def _body(request: web.Request) -> bytes:
+async def _read_body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:

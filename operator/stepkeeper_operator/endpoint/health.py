@@ -1,4 +1,4 @@
-"""/healthz and /metrics."""
+"""Serve /healthz and /metrics."""
 
 import time
 from collections.abc import Callable
@@ -6,13 +6,13 @@ from typing import Final
 
 from aiohttp import web
 
-from stepkeeper_operator.cache import Cache
+from stepkeeper_operator.cache.cache import Cache
 from stepkeeper_operator.metrics import Metrics
 
 __all__ = ["make_health_app"]
 
 _MAX_WATCH_AGE_S: Final = 1200
-"""A kubelet renews its node's status every 5 minutes at the latest: longer silence means that no watch works."""
+"""A kubelet renews its node's status at least every 5 minutes, so a longer silence means that no watch works."""
 
 
 def make_health_app(
@@ -23,11 +23,11 @@ def make_health_app(
     queue_length: Callable[[], int],
     clock: Callable[[], float] = time.time,
 ) -> web.Application:
-    """The application. That it answers shows that the loop lives."""
+    """Make the application. Any answer of it shows that the event loop lives."""
 
     async def healthz(_: web.Request) -> web.Response:
-        age_s = clock() - cache.last_seen_at
-        n_nodes, _n_unknown = cache.node_counts()
+        age_s = clock() - cache.last_event_at
+        n_nodes, _n_unknown = cache.count_nodes()
         # An operator that waits for the Lease watches nothing yet.
         silent = acting() and n_nodes > 0 and age_s > _MAX_WATCH_AGE_S
         body = {"acting": acting(), "watch_age_s": int(age_s)}
@@ -35,7 +35,7 @@ def make_health_app(
 
     async def render(_: web.Request) -> web.Response:
         metrics.queue_length.set(queue_length())
-        metrics.watch_age_seconds.set(clock() - cache.last_seen_at)
+        metrics.watch_age_seconds.set(clock() - cache.last_event_at)
         metrics.acting.set(acting())
         return web.Response(body=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 

@@ -1,4 +1,4 @@
-"""The two servers: HTTPS for pods, plain HTTP for probes and metrics."""
+"""Run the two servers: HTTPS for pods, plain HTTP for probes and metrics."""
 
 import ssl
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from stepkeeper_operator.certificates import KeyPair
+from stepkeeper_operator.endpoint.certificates import KeyPair
 
 __all__ = ["Servers", "load_certificate", "server_tls"]
 
@@ -14,14 +14,14 @@ _SHUTDOWN_S = 3.0
 
 
 def server_tls() -> ssl.SSLContext:
-    """A context without a certificate yet; one context serves renewed certificates without a restart."""
+    """Make a TLS context without a certificate. One context serves renewed certificates without a restart."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
 def load_certificate(context: ssl.SSLContext, serving: KeyPair) -> None:
-    """New connections get this certificate."""
+    """Serve this certificate to new connections."""
     # The ssl module reads certificates from files only.
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = Path(folder, "tls.crt"), Path(folder, "tls.key")
@@ -32,7 +32,7 @@ def load_certificate(context: ssl.SSLContext, serving: KeyPair) -> None:
 
 
 class Servers:
-    """Servers that run in this loop until `close`."""
+    """Run servers in this event loop until `close`."""
 
     def __init__(self) -> None:
         self._runners: list[web.AppRunner] = []
@@ -40,7 +40,7 @@ class Servers:
     async def start(
         self, app: web.Application, *, host: str, port: int, tls: ssl.SSLContext | None = None
     ) -> int:
-        """The app is served; answers with the port, which is chosen freely for port 0."""
+        """Serve the app. Return the port; port 0 picks a free one."""
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
         await runner.setup()
         self._runners.append(runner)

@@ -1,17 +1,17 @@
-"""The endpoint's certificate: kept in a Secret, so that pods trust the next operator too, and renewed in time."""
+"""Renew the endpoint's certificate in time, and keep it in a Secret so that pods trust the next operator too."""
 
 import asyncio
 import logging
 import ssl
 
-from stepkeeper_operator.certificates import (
+from stepkeeper_operator.cluster import SECRETS, Cluster
+from stepkeeper_operator.endpoint.certificates import (
     TlsMaterial,
     make_tls,
     needs_renewal,
     read_secret,
     secret_manifest,
 )
-from stepkeeper_operator.cluster import SECRETS, Cluster
 from stepkeeper_operator.endpoint.serving import load_certificate, server_tls
 from stepkeeper_operator.errors import ApiError
 
@@ -23,7 +23,7 @@ _CHECK_S = 3600.0
 
 
 class ServingCertificate:
-    """One certificate and the TLS context that serves it."""
+    """Hold one certificate and the TLS context that serves it."""
 
     def __init__(self, cluster: Cluster, *, namespace: str, secret_name: str, names: tuple[str, ...]) -> None:
         self._cluster = cluster
@@ -35,12 +35,12 @@ class ServingCertificate:
 
     @property
     def ca_pem(self) -> str:
-        """What pods trust. Known after the first `renew`."""
+        """The CA that pods trust. Known after the first `renew`."""
         assert self._tls is not None  # renewed before anything is served
         return self._tls.ca.certificate_pem.decode()
 
     async def renew(self) -> None:
-        """The context serves a certificate that is valid for a while, from the CA that the pods know."""
+        """Load a certificate that stays valid for a while, signed by the CA that the pods know."""
         secret = await self._cluster.get(SECRETS, self._namespace, self._secret_name)
         tls = None if secret is None else read_secret(secret)
         if tls is None or needs_renewal(tls, self._names):
@@ -50,8 +50,8 @@ class ServingCertificate:
         self._tls = tls
         load_certificate(self.context, tls.serving)
 
-    async def keep(self) -> None:
-        """Renews in time until cancelled. A failure is tried again: there is a month for it."""
+    async def keep_renewing(self) -> None:
+        """Renew in time until cancelled. A failure is tried again: there is a month for it."""
         while True:
             await asyncio.sleep(_CHECK_S)
             try:

@@ -1,4 +1,4 @@
-"""Which pod a bearer token belongs to, as the API server says."""
+"""Find the pod that a bearer token belongs to, with a TokenReview of the API server."""
 
 import hashlib
 import time
@@ -27,11 +27,14 @@ class TokenPod:
 
 class TokenVerifier(Protocol):
     async def verify(self, token: str, audience: str) -> TokenPod | None:
-        """The pod that the token is bound to; None for a token that is bad, of another audience or of no pod."""
+        """Return the pod that the token is bound to.
+
+        Return None for a token that is bad, of another audience or of no pod.
+        """
 
 
 class KubernetesTokens:
-    """Asks with a TokenReview; a good answer is believed for a short while."""
+    """Verify tokens with a TokenReview. A good answer is believed for a short while."""
 
     def __init__(
         self, cluster: Cluster, *, cached_s: float = 30.0, clock: Callable[[], float] = time.monotonic

@@ -1,8 +1,20 @@
-"""What the operator keeps of other objects: small frozen values, made from an object as the API server sends it."""
+"""Read objects of the API server into small frozen values that hold only what the operator uses."""
 
+from stepkeeper_operator.facts.config_map import ConfigMap, read_config_map
 from stepkeeper_operator.facts.job import Job, read_job
 from stepkeeper_operator.facts.jobset import JobSet, read_jobset
 from stepkeeper_operator.facts.node import Node, read_node
 from stepkeeper_operator.facts.pod import Pod, read_pod
 
-__all__ = ["Job", "JobSet", "Node", "Pod", "read_job", "read_jobset", "read_node", "read_pod"]
+__all__ = [
+    "ConfigMap",
+    "Job",
+    "JobSet",
+    "Node",
+    "Pod",
+    "read_config_map",
+    "read_job",
+    "read_jobset",
+    "read_node",
+    "read_pod",
+]

@@ -1,4 +1,4 @@
-"""A batch Job of a JobSet: only how it ended."""
+"""Read a batch Job of a JobSet: only how it ended."""
 
 from dataclasses import dataclass
 
@@ -19,14 +19,13 @@ class Job:
 
     ordinal: tuple[int, int] | None
     failure_reason: str | None
-    """Set from FailureTarget on, before the last pod has ended."""
+    """Set from the condition FailureTarget on, before the last pod has ended."""
 
     failure_message: str
-    completed: bool
 
 
 def read_job(raw: RawObject) -> Job:
-    """The facts of a batch Job object."""
+    """Read the facts of a batch Job object."""
     meta = raw["metadata"]
     failure = next(
         (c for kind in ("Failed", "FailureTarget") if (c := condition_of(raw, kind)).get("status") == "True"),
@@ -41,5 +40,4 @@ def read_job(raw: RawObject) -> Job:
         ordinal=ordinal_of(raw, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL),
         failure_reason=failure.get("reason"),
         failure_message=failure.get("message", ""),
-        completed=condition_of(raw, "Complete").get("status") == "True",
     )

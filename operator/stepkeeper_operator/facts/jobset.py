@@ -1,4 +1,4 @@
-"""A JobSet: identity, restarts and terminal state."""
+"""Read a JobSet: identity, restarts and terminal state."""
 
 from dataclasses import dataclass
 
@@ -20,14 +20,14 @@ class JobSet:
     number: int
     template_hash: str
     suspend: bool
-    """What its spec asks for."""
+    """True if its spec asks for suspension."""
 
     suspended: bool
-    """What is true."""
+    """True if it is suspended."""
 
     restarts: int
     restarts_counted: int
-    """Those that count towards maxRestarts: what JobSet took for failures of the application."""
+    """Restarts that count towards maxRestarts: those that JobSet took for failures of the application."""
 
     rule: str | None
     """Name of the failure-policy rule of the last restart."""
@@ -39,16 +39,16 @@ class JobSet:
 
     @property
     def ordinal(self) -> tuple[int, int]:
-        """Of the attempt that runs, or would, now."""
+        """The ordinal of its present or next attempt: the JobSet's number and its restarts so far."""
         return (self.number, self.restarts)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self.completed or self.failure_reason is not None
 
 
 def read_jobset(raw: RawObject) -> JobSet:
-    """The facts of a JobSet object."""
+    """Read the facts of a JobSet object."""
     meta, status = raw["metadata"], raw.get("status", {})
     labels = meta.get("labels") or {}
     failed = condition_of(raw, "Failed")

@@ -1,4 +1,4 @@
-"""A node: whether it lives, and what it is made of."""
+"""Read a node: its identity, whether it is a Spot machine, and whether it is alive."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ class Node:
     uid: str
     spot: bool
     unknown_since: float | None
-    """Since when its kubelet hasn't been heard of; None while it has."""
+    """Unix time since which its kubelet is silent; None while it isn't."""
 
     gone_since: float | None = None
-    """When its object was seen to be deleted."""
+    """Unix time when its object was seen to be deleted."""
 
     @property
     def lost(self) -> bool:
@@ -25,7 +25,7 @@ class Node:
 
 
 def read_node(raw: RawObject) -> Node:
-    """The facts of a node object."""
+    """Read the facts of a node object."""
     meta = raw["metadata"]
     ready = condition_of(raw, "Ready")
     unknown = ready.get("status") == "Unknown"

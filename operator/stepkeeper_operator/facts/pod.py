@@ -1,4 +1,4 @@
-"""A pod in the few fields that decide anything; a thousand jobs of sixteen pods have to fit in memory."""
+"""Read the few fields of a pod that decide anything: a thousand jobs of sixteen pods have to fit in memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MESSAGE_LIMIT = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerEnd:
-    """How a container besides the trainer ended."""
+    """The end of a container other than the trainer."""
 
     name: str
     code: int
@@ -36,14 +36,14 @@ class Pod:
     name: str
     uid: str
     job_uid: str
-    """Uid of the CheckpointedTrainingJob, as the label says."""
+    """Uid of the CheckpointedTrainingJob, from the label."""
 
     owner_uid: str | None
     """Uid of the batch Job that controls it."""
 
     ordinal: tuple[int, int] | None
     rank: tuple[int, int]
-    """Slice and host within the slice."""
+    """Index of the slice, and of the host within the slice."""
 
     created_at: float
     node: str | None
@@ -51,15 +51,14 @@ class Pod:
     reason: str | None
     """status.reason: Evicted, NodeShutdown, …"""
 
-    ready: bool
     started: bool
-    """The trainer container runs or ran."""
+    """True if the trainer container runs or ran."""
 
     deadline: float | None
-    """When its deletion is due: deletionTimestamp, which includes the grace."""
+    """Unix time when its deletion is due: deletionTimestamp, which includes the grace period."""
 
     grace_s: int
-    """Of its deletion once it is being deleted, else of its template."""
+    """Grace period of its deletion once it is being deleted, else of its template."""
 
     disruption: str | None
     """Reason of a true DisruptionTarget condition."""
@@ -67,7 +66,7 @@ class Pod:
     hang: bool
     exit_code: int | None
     exit_reason: str | None
-    """Why the kubelet says the container ended, e.g. OOMKilled."""
+    """The kubelet's reason for the container's end, e.g. OOMKilled."""
 
     finished_at: float | None
     termination: Termination | None
@@ -75,10 +74,10 @@ class Pod:
     """The first init container or sidecar that exited with another code than 0."""
 
     others_running: tuple[str, ...] = ()
-    """Names of the containers besides the trainer that have to end before the pod does, and haven't."""
+    """Names of the other containers that still run. The pod ends only with all of them."""
 
     waiting: str | None
-    """Why it doesn't start, in words for a person."""
+    """The reason why it doesn't start, for a person."""
 
     @property
     def terminal(self) -> bool:
@@ -86,12 +85,12 @@ class Pod:
 
     @property
     def code(self) -> int | None:
-        """The code the process meant: the termination message is believed before the exit code."""
+        """The exit code that the process meant: the termination message is believed before the exit code."""
         return self.exit_code if self.termination is None else self.termination.code
 
 
 def read_pod(raw: RawObject) -> Pod:
-    """The facts of a pod object."""
+    """Read the facts of a pod object."""
     meta, spec, status = raw["metadata"], raw.get("spec", {}), raw.get("status", {})
     labels = meta.get("labels") or {}
     trainer = _trainer_status(status)
@@ -110,7 +109,6 @@ def read_pod(raw: RawObject) -> Pod:
         node=spec.get("nodeName"),
         phase=status.get("phase", "Pending"),
         reason=status.get("reason"),
-        ready=condition_of(raw, "Ready").get("status") == "True",
         started=bool(ended) or "running" in trainer.get("state", {}),
         deadline=parse_time(meta.get("deletionTimestamp")),
         grace_s=spec.get("terminationGracePeriodSeconds", 30) if deleted_grace is None else deleted_grace,
@@ -134,7 +132,10 @@ def _trainer_status(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _other_failure(spec: Mapping[str, Any], status: Mapping[str, Any]) -> ContainerEnd | None:
-    """Init containers that are restarted are left out: their ends don't end a pod."""
+    """Find the first other container that failed.
+
+    Init containers that are restarted don't end a pod, so they are left out.
+    """
     restarted = {c["name"] for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"}
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
     for container in containers:
@@ -163,7 +164,7 @@ def _termination(message: str | None) -> Termination | None:
     try:
         return Termination.from_json(message)
     except ContractError:
-        # Another program's last words, or the fallback to the log's end: the exit code speaks instead.
+        # The message is another program's, or the end of the log: believe the exit code instead.
         return None
 
 

@@ -1,4 +1,4 @@
-"""Reading pieces that all Kubernetes objects have in common."""
+"""Read the pieces that all Kubernetes objects have in common."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -18,17 +18,17 @@ RawObject: TypeAlias = Mapping[str, Any]
 
 
 def parse_time(text: str | None) -> float | None:
-    """Unix seconds of an RFC 3339 time, or None for None."""
+    """Parse an RFC 3339 time to Unix seconds. Return None for None."""
     return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
 def render_time(unix_s: float) -> str:
-    """RFC 3339 in whole seconds, as Kubernetes writes times. The inverse of `parse_time`."""
+    """Render Unix seconds as RFC 3339 in whole seconds, as Kubernetes writes times. The inverse of `parse_time`."""
     return datetime.fromtimestamp(int(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def condition_of(raw: RawObject, kind: str) -> Mapping[str, str]:
-    """The status condition of that type, or an empty mapping."""
+    """Return the status condition of that type, or an empty mapping."""
     for condition in raw.get("status", {}).get("conditions") or ():
         if condition["type"] == kind:
             return dict(condition)
@@ -36,19 +36,19 @@ def condition_of(raw: RawObject, kind: str) -> Mapping[str, str]:
 
 
 def controller_of(raw: RawObject) -> Mapping[str, Any] | None:
-    """The reference to the owner that controls the object."""
+    """Return the reference to the owner that controls the object."""
     owners = raw["metadata"].get("ownerReferences") or ()
     return next((dict(owner) for owner in owners if owner.get("controller")), None)
 
 
 def controller_uid(raw: RawObject) -> str | None:
-    """Uid of the owner that controls the object."""
+    """Return the uid of the owner that controls the object."""
     owner = controller_of(raw)
     return None if owner is None else str(owner["uid"])
 
 
 def ordinal_of(raw: RawObject, number_label: str, attempt_label: str) -> tuple[int, int] | None:
-    """The attempt that an object belongs to, from its labels; None where they don't say."""
+    """Read from its labels the attempt that an object belongs to. Return None if they don't tell."""
     labels = raw["metadata"].get("labels") or {}
     number, attempt = labels.get(number_label, ""), labels.get(attempt_label, "")
     return (int(number), int(attempt)) if number.isdecimal() and attempt.isdecimal() else None

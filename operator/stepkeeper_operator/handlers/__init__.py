@@ -1,1 +1,1 @@
-"""The only place that knows kopf."""
+"""Connect the operator to kopf. No other room knows kopf."""

@@ -1,6 +1,7 @@
-"""Watches into the caches, caches into the queue. Nothing here decides anything, or writes to any object.
+"""Feed watches into the cache, and the jobs that they concern into the queue.
 
-kopf's high-level handlers put finalizers and annotations on objects; events and indices don't.
+Nothing here decides anything or writes to any object. kopf's high-level handlers put finalizers and
+annotations on objects; its events and indices don't.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 
 import kopf
 
-from stepkeeper_operator.cache import Cache, JobKey
+from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cluster import JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Resource
 from stepkeeper_operator.labels import JOB_UID
 
@@ -20,12 +21,12 @@ _SERVER_TIMEOUT_S = 240
 _CLIENT_TIMEOUT_S = 270
 _CONNECT_TIMEOUT_S = 10
 _BURST_S = 0.25
-"""Pods, Jobs and JobSets change together; their watches don't arrive together."""
+"""Pods, Jobs and JobSets change together, but their watches don't arrive together."""
 
 
-class See(Protocol):
+class RecordObject(Protocol):
     def __call__(self, raw: Any, *, deleted: bool = False) -> tuple[JobKey, ...]:
-        """The cache knows the object; these jobs are concerned."""
+        """Record the object in the cache. Return the keys of the jobs that it concerns."""
 
 
 def make_registry(
@@ -35,21 +36,29 @@ def make_registry(
     synced: asyncio.Event,
     relisted: asyncio.Event,
 ) -> Any:
-    """Handlers for all kinds. `synced` is set once every kind has been listed into the cache.
+    """Register handlers for all kinds. `synced` is set once every kind has been listed into the cache.
 
-    `relisted` is set whenever a kind is listed: a watch that was broken says nothing of what went meanwhile.
+    `relisted` is set whenever a kind is listed: a watch that was broken doesn't announce what was deleted
+    meanwhile.
     """
     registry = kopf.OperatorRegistry()
-    kinds: tuple[tuple[Resource, See, float], ...] = (
-        (TRAINING_JOBS, cache.see_training_job, 0.0),
-        (JOBSETS, cache.see_jobset, _BURST_S),
-        (JOBS, cache.see_job, _BURST_S),
-        (PODS, cache.see_pod, _BURST_S),
-        (NODES, cache.see_node, _BURST_S),
+    kinds: tuple[tuple[Resource, RecordObject, float], ...] = (
+        (TRAINING_JOBS, cache.record_training_job, 0.0),
+        (JOBSETS, cache.record_jobset, _BURST_S),
+        (JOBS, cache.record_job, _BURST_S),
+        (PODS, cache.record_pod, _BURST_S),
+        (NODES, cache.record_node, _BURST_S),
     )
-    for resource, see, delay_s in kinds:
+    for resource, record, delay_s in kinds:
         _watch(
-            registry, cache, resource, see, enqueue=enqueue, delay_s=delay_s, synced=synced, relisted=relisted
+            registry,
+            cache,
+            resource,
+            record,
+            enqueue=enqueue,
+            delay_s=delay_s,
+            synced=synced,
+            relisted=relisted,
         )
 
     @kopf.on.login(registry=registry)
@@ -60,7 +69,7 @@ def make_registry(
 
 
 def make_settings() -> Any:
-    """Kopf without anything that writes to the cluster."""
+    """Configure kopf without anything that writes to the cluster."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.peering.standalone = True
@@ -77,10 +86,10 @@ def make_settings() -> Any:
 async def run_watches(
     registry: Any, settings: Any, *, stop: asyncio.Event, started: Callable[[], None]
 ) -> None:
-    """Watches all namespaces until `stop`.
+    """Watch all namespaces until `stop` is set.
 
-    `started` is called once kopf has taken the process's signals, for the caller to take them back. Tasks that are
-    made later than this one are ended with it: kopf takes every such task for its own.
+    `started` is called once kopf has taken over the process's signals, so that the caller can take them back.
+    Tasks made after this one end with it, because kopf takes every such task for its own.
     """
     others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
@@ -94,7 +103,7 @@ def _watch(
     registry: Any,
     cache: Cache,
     resource: Resource,
-    see: See,
+    record: RecordObject,
     *,
     enqueue: Callable[[JobKey, float], None],
     delay_s: float,
@@ -105,16 +114,16 @@ def _watch(
 
     @kopf.index(*selector, registry=registry, id=f"list-{resource.plural}")
     async def listed(body: Any, **_: Any) -> None:
-        # kopf calls events only after the objects of all kinds have passed here: what is listed is complete then.
-        see(dict(body))
+        # kopf delivers events only after the objects of all kinds have passed here: the cache is complete then.
+        record(dict(body))
 
     @kopf.on.event(*selector, registry=registry, id=f"watch-{resource.plural}")
     async def changed(event: Any, **_: Any) -> None:
-        cache.heard()
+        cache.record_watch_event()
         synced.set()
         if event["type"] is None:
             relisted.set()
-        for key in see(event["object"], deleted=event["type"] == "DELETED"):
+        for key in record(event["object"], deleted=event["type"] == "DELETED"):
             enqueue(key, delay_s)
 
     logging.getLogger(__name__).debug("watching", extra={"kind": resource.kind})

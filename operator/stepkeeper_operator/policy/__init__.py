@@ -1,1 +1,1 @@
-"""Judgements: why an attempt ended, what that costs, when the next one may start. Pure."""
+"""Judge why an attempt ended, what that costs, and when the next one may start. Pure."""

@@ -1,131 +1,132 @@
-"""Keeping the books: an attempt for every start, a cause for every end, corrected while better evidence can come."""
+"""Update the history of a job: open an attempt for every start, close it with a cause at every end."""
 
 from dataclasses import replace
 
 from stepkeeper.contract import Cause, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
-from stepkeeper_operator.build.placement import on_spot
-from stepkeeper_operator.evidence import AttemptEvidence
+from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.books import (
-    ASKED_FOR,
+from stepkeeper_operator.policy.budgets import count_disruptions, reset_failures
+from stepkeeper_operator.policy.causes import Finding, find_cause
+from stepkeeper_operator.policy.circumstances import gather_circumstances
+from stepkeeper_operator.policy.corrections import correct_cause
+from stepkeeper_operator.policy.history import (
     DELETED,
     EDITED,
-    MESSAGE_LIMIT,
     SUSPENDED,
-    Books,
-    began,
+    JobHistory,
     close_attempt,
-    evidence_of,
+    find_attempt_evidence,
+    find_start,
     open_attempt,
 )
-from stepkeeper_operator.policy.budgets import move_restart, refill, with_limits
-from stepkeeper_operator.policy.causes import Circumstances, Finding, find_cause
 
-__all__ = ["account", "close_for_edit", "with_report"]
+__all__ = ["close_for_edit", "update_history"]
 
 
-def account(
+def update_history(
     job: CheckpointedTrainingJob,
     observed: Observed,
-    jobset: JobSet | None,
     *,
     new_commit: bool,
     now: float,
     reattribution_s: int,
-) -> Books:
-    """The books after everything that was observed. `jobset` is the job's own."""
-    books = _accounted(job, observed, jobset, new_commit=new_commit, now=now, reattribution_s=reattribution_s)
-    return replace(books, restarts=with_limits(job.spec.restarts, books.restarts))
+) -> JobHistory:
+    """Update the history with everything that was observed. The observed JobSet is the job's own."""
+    history = _load_history(job, new_commit=new_commit)
+    history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
+    history = _follow_jobset(history, job, observed, now=now)
+    history = _record_report(history, observed)
+    return replace(history, restarts=count_disruptions(job.spec.restarts, history.restarts))
 
 
-def _accounted(
-    job: CheckpointedTrainingJob,
-    observed: Observed,
-    jobset: JobSet | None,
-    *,
-    new_commit: bool,
-    now: float,
-    reattribution_s: int,
-) -> Books:
-    books = _brought_forward(job, new_commit=new_commit)
-    books = _corrected(books, job, observed, now=now, reattribution_s=reattribution_s)
+def _follow_jobset(
+    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
+) -> JobHistory:
+    jobset = observed.jobset
     if jobset is None:
-        return _close_as_asked(books, observed, DELETED, now=now) if books.open else books
-    books = _caught_up(books, job, observed, jobset, now=now)
-    if books.open and jobset.suspended:
-        return _close_as_asked(books, observed, SUSPENDED, now=now)
-    if books.open and _has_ended(books, observed, jobset):
-        return _close(books, job, observed, jobset, now=now)
-    return open_attempt(books, observed, now=now) if _may_open(books, jobset) else books
+        return _close_as_requested(history, observed, DELETED, now=now) if history.is_running else history
+    history = _record_restarts(history, job, observed, jobset, now=now)
+    if history.is_running and jobset.suspended:
+        return _close_as_requested(history, observed, SUSPENDED, now=now)
+    if history.is_running and _has_ended(history, observed, jobset):
+        return _close_with_cause(history, job, observed, jobset, now=now)
+    return open_attempt(history, observed, now=now) if _may_open(history, jobset) else history
 
 
-def close_for_edit(books: Books, observed: Observed, *, now: float) -> Books:
-    """The running attempt ends because its pods are to look different."""
-    return _close_as_asked(books, observed, EDITED, now=now) if books.open else books
+def close_for_edit(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
+    """Close the running attempt because the user changed its pods."""
+    return _close_as_requested(history, observed, EDITED, now=now) if history.is_running else history
 
 
-def with_report(books: Books, observed: Observed) -> Books:
-    """The running attempt says where it began and how far it is."""
+def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
+    """Record the steps that the running attempt reported: where it resumed and how far it is."""
     last = observed.report
-    if last is None or not books.open or last.ordinal != books.ordinal:
-        return books
-    attempt, report = books.attempts[-1], last.report
+    if last is None or not history.is_running or last.ordinal != history.ordinal:
+        return history
+    attempt, report = history.attempts[-1], last.report
     update = {
         "from_step": attempt.from_step if report.restored is None else report.restored.step,
         "to_step": attempt.to_step if report.step is None else report.step,
     }
-    return replace(books, attempts=(*books.attempts[:-1], attempt.model_copy(update=update)))
+    return replace(history, attempts=(*history.attempts[:-1], attempt.model_copy(update=update)))
 
 
-def _brought_forward(job: CheckpointedTrainingJob, *, new_commit: bool) -> Books:
+def _load_history(job: CheckpointedTrainingJob, *, new_commit: bool) -> JobHistory:
     status = job.status
-    restarts, notes = status.restarts, status.bookkeeping
+    restarts, bookkeeping = status.restarts, status.bookkeeping
     if new_commit and job.spec.restarts.reset_on_new_checkpoint:
-        restarts = refill(restarts)
-    # A person who suspends the job has seen what many unexplained restarts are waiting to be seen.
+        restarts = reset_failures(restarts)
+    # A person who suspends the job has looked at it, which is what unexplained restarts wait for.
     if new_commit or job.spec.suspend:
-        notes = notes.model_copy(update={"unexplained": 0})
-    return Books(attempts=status.attempts, restarts=restarts, notes=notes)
+        bookkeeping = bookkeeping.model_copy(update={"unexplained": 0})
+    return JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=bookkeeping)
 
 
-def _caught_up(
-    books: Books, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
-) -> Books:
-    """Every restart that JobSet did in place has its attempt, also those that nobody watched."""
-    counted_left = _counted_unseen(books, observed, jobset)
-    while books.notes.restarts_seen < jobset.restarts:
-        if not books.notes.started:
-            books = open_attempt(books, observed, now=now)
-        seen = {"restarts_seen": books.notes.restarts_seen + 1}
-        evidence = evidence_of(books.attempts, books.ordinal, observed)
-        counted = _taken_for_failure(evidence)
+def _record_restarts(
+    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
+) -> JobHistory:
+    """Open an attempt for every restart that JobSet did in place, also for those that no operator watched."""
+    counted_left = _count_unseen_failures(history, observed, jobset)
+    while history.bookkeeping.restarts_seen < jobset.restarts:
+        if not history.bookkeeping.started:
+            history = open_attempt(history, observed, now=now)
+        seen = {"restarts_seen": history.bookkeeping.restarts_seen + 1}
+        evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
+        counted = _counts_as_failure(evidence)
         if counted is None:
-            counted = counted_left > 0 if books.open else books.attempts[-1].cause == Cause.APPLICATION_ERROR
+            counted = (
+                counted_left > 0
+                if history.is_running
+                else history.attempts[-1].cause == Cause.APPLICATION_ERROR
+            )
             counted_left -= counted
-        if books.open:
-            finding = _find(job, observed, books.attempts[-1], evidence, counted=counted, rule=jobset.rule)
-            next_books = replace(books, notes=books.notes.model_copy(update=seen))
-            books = close_attempt(books, evidence, finding, now=began(next_books, observed, now=now))
-        books = replace(books, notes=books.notes.model_copy(update=seen))
-        books = open_attempt(books, observed, now=now)
-    notes = books.notes.model_copy(update={"counted_restarts_seen": jobset.restarts_counted})
-    return replace(books, notes=notes)
+        if history.is_running:
+            known = gather_circumstances(
+                job, observed, history.attempts[-1], evidence, counted=counted, rule=jobset.rule
+            )
+            next_history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
+            finding, end = find_cause(evidence, known), find_start(next_history, observed, now=now)
+            history = close_attempt(history, evidence, finding, now=end)
+        history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
+        history = open_attempt(history, observed, now=now)
+    bookkeeping = history.bookkeeping.model_copy(update={"counted_restarts_seen": jobset.restarts_counted})
+    return replace(history, bookkeeping=bookkeeping)
 
 
-def _counted_unseen(books: Books, observed: Observed, jobset: JobSet) -> int:
-    """How many of the restarts that JobSet counted as failures are of attempts whose end nobody saw."""
-    ordinals = [(jobset.number, n) for n in range(books.notes.restarts_seen, jobset.restarts)]
+def _count_unseen_failures(history: JobHistory, observed: Observed, jobset: JobSet) -> int:
+    """Count the restarts that JobSet counted as failures and whose ends nobody saw."""
+    ordinals = [(jobset.number, n) for n in range(history.bookkeeping.restarts_seen, jobset.restarts)]
     seen = sum(
-        bool(_taken_for_failure(evidence_of(books.attempts, ordinal, observed))) for ordinal in ordinals
+        bool(_counts_as_failure(find_attempt_evidence(history.attempts, ordinal, observed)))
+        for ordinal in ordinals
     )
-    return jobset.restarts_counted - books.notes.counted_restarts_seen - seen
+    return jobset.restarts_counted - history.bookkeeping.counted_restarts_seen - seen
 
 
-def _taken_for_failure(evidence: AttemptEvidence | None) -> bool | None:
-    """Whether JobSet counts such an end as a failure, by the rules of its manifest; None: no end was seen."""
+def _counts_as_failure(evidence: AttemptEvidence | None) -> bool | None:
+    """Tell whether JobSet counts such an end as a failure, by the rules of its manifest. None: no end was seen."""
     if evidence is None:
         return None
     neutral = ("has condition ", f"exit code {ExitCode.SAVED.value} ")
@@ -136,42 +137,47 @@ def _taken_for_failure(evidence: AttemptEvidence | None) -> bool | None:
     return True if any(pod.phase == "Failed" for pod in evidence.pods) else None
 
 
-def _has_ended(books: Books, observed: Observed, jobset: JobSet) -> bool:
-    """One failed pod ends the gang: its Job has no retries. The Job says so a second later."""
-    evidence = evidence_of(books.attempts, books.ordinal, observed)
+def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
+    """Tell whether the attempt has ended.
+
+    One failed pod ends it: its Job has no retries, and says so a second later.
+    """
+    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
     if evidence is None:
-        return jobset.finished
+        return jobset.is_finished
     return (
-        jobset.finished or bool(evidence.failed_jobs) or any(pod.phase == "Failed" for pod in evidence.pods)
+        jobset.is_finished
+        or bool(evidence.failed_jobs)
+        or any(pod.phase == "Failed" for pod in evidence.pods)
     )
 
 
-def _may_open(books: Books, jobset: JobSet) -> bool:
-    if books.open or jobset.deleting or jobset.finished or jobset.suspend or jobset.suspended:
+def _may_open(history: JobHistory, jobset: JobSet) -> bool:
+    if history.is_running or jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
         return False
-    resumed = books.last is not None and books.last.message == SUSPENDED
-    return not books.notes.started or resumed
+    resumed = history.last_attempt is not None and history.last_attempt.message == SUSPENDED
+    return not history.bookkeeping.started or resumed
 
 
-def _close_as_asked(books: Books, observed: Observed, message: str, *, now: float) -> Books:
-    evidence = evidence_of(books.attempts, books.ordinal, observed)
-    return close_attempt(books, evidence, Finding(cause=Cause.REQUESTED, message=message), now=now)
+def _close_as_requested(history: JobHistory, observed: Observed, message: str, *, now: float) -> JobHistory:
+    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
+    return close_attempt(history, evidence, Finding(cause=Cause.REQUESTED, message=message), now=now)
 
 
-def _close(
-    books: Books, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
-) -> Books:
-    """The last attempt has ended, for the cause that the evidence gives."""
-    evidence = evidence_of(books.attempts, books.ordinal, observed)
+def _close_with_cause(
+    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
+) -> JobHistory:
+    """Close the last attempt with the cause that the evidence gives."""
+    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
     if jobset.completed:
-        return close_attempt(books, evidence, _completion(evidence, observed, jobset), now=now)
+        return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
     counted = True if jobset.failure_reason is not None else None
-    finding = _find(job, observed, books.attempts[-1], evidence, counted=counted, rule=None)
-    return close_attempt(books, evidence, finding, now=now)
+    known = gather_circumstances(job, observed, history.attempts[-1], evidence, counted=counted, rule=None)
+    return close_attempt(history, evidence, find_cause(evidence, known), now=now)
 
 
-def _completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:
-    """Every pod exited 0: done, unless a notice made them."""
+def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:
+    """Judge an end at which every pod exited 0: complete, unless a notice made them stop."""
     ends = [pod.termination for pod in evidence.pods if pod.termination is not None] if evidence else []
     notices = [end.notice for end in ends if end.notice is not None]
     last = observed.report
@@ -182,103 +188,3 @@ def _completion(evidence: AttemptEvidence | None, observed: Observed, jobset: Jo
     causes = [end.cause for end in ends if end.cause is not None]
     cause = causes[0] if causes else Cause.REQUESTED.value
     return Finding(cause=cause, message=f"every pod exited 0 after notice {notices[0]!r}")
-
-
-def _find(
-    job: CheckpointedTrainingJob,
-    observed: Observed,
-    attempt: Attempt,
-    evidence: AttemptEvidence | None,
-    *,
-    counted: bool | None,
-    rule: str | None,
-) -> Finding:
-    report = observed.report
-    ours = evidence is not None and report is not None and report.ordinal == evidence.ordinal
-    known = Circumstances(
-        nodes=observed.nodes,
-        spot=on_spot(job.spec.placement),
-        committed=_has_committed(job, attempt)
-        or (ours and report is not None and bool(report.report.commits)),
-        notice=report.report.notice if ours and report is not None else None,
-        fatal_codes=frozenset(job.spec.restarts.fatal_exit_codes),
-        counted=counted,
-        rule=rule,
-    )
-    return find_cause(evidence, known)
-
-
-def _has_committed(job: CheckpointedTrainingJob, attempt: Attempt) -> bool:
-    checkpoint = job.status.checkpoint
-    if checkpoint is None or checkpoint.latest is None:
-        return False
-    in_time = checkpoint.latest.time is not None and checkpoint.latest.time >= attempt.start
-    return in_time or (attempt.from_step is not None and checkpoint.latest.step > attempt.from_step)
-
-
-def _corrected(
-    books: Books, job: CheckpointedTrainingJob, observed: Observed, *, now: float, reattribution_s: int
-) -> Books:
-    """The newest ended attempt has the cause that the evidence gives by now.
-
-    The survivors of a lost node fail long before the node is seen to be lost.
-    """
-    closed = books.attempts[:-1] if books.open else books.attempts
-    if not closed:
-        return books
-    attempt = closed[-1]
-    if attempt.end is None or attempt.message in ASKED_FOR or not attempt.cause:
-        return books
-    evidence = _evidence_of_ended(books, closed, observed)
-    finding = _find(job, observed, attempt, evidence, counted=None, rule=None)
-    if not books.open:
-        books = replace(books, finding=_remembered(attempt, finding))
-    elif now - attempt.end >= reattribution_s:
-        return books
-    if finding.explained and books.notes.unexplained:
-        books = replace(books, notes=books.notes.model_copy(update={"unexplained": 0}))
-    return (
-        _with_cause(books, attempt, finding)
-        if finding.explained and finding.cause != attempt.cause
-        else books
-    )
-
-
-def _evidence_of_ended(
-    books: Books, closed: tuple[Attempt, ...], observed: Observed
-) -> AttemptEvidence | None:
-    """What was seen of the newest ended attempt itself: another one's evidence says nothing of it."""
-    number, restarts = books.ordinal
-    if books.open:
-        restarts -= 1
-    elif not books.notes.started:
-        restarts = -1
-    if restarts >= 0:
-        return evidence_of(closed, (number, restarts), observed)
-    # It was the last of an earlier JobSet, whose count of restarts isn't known any more.
-    ordinal = max((e.ordinal for e in observed.evidence if e.ordinal[0] < number), default=None)
-    evidence = None if ordinal is None else evidence_of(closed, ordinal, observed)
-    before = closed[-2].end if len(closed) > 1 else None
-    if evidence is None or before is None or any(pod.created_at >= before for pod in evidence.pods):
-        return evidence
-    return None
-
-
-def _with_cause(books: Books, attempt: Attempt, finding: Finding) -> Books:
-    """The attempt has the cause that was found, and the restart after it counts for that one."""
-    assert attempt.cause is not None  # the caller has looked at it
-    corrected = attempt.model_copy(
-        update={"cause": finding.cause, "node": finding.node, "message": finding.message[:MESSAGE_LIMIT]}
-    )
-    attempts = tuple(corrected if known is attempt else known for known in books.attempts)
-    if not books.open:
-        return replace(books, attempts=attempts)
-    restarts = move_restart(books.restarts, source=attempt.cause, target=finding.cause)
-    return replace(books, attempts=attempts, restarts=restarts)
-
-
-def _remembered(attempt: Attempt, finding: Finding) -> Finding:
-    """What was found when there was evidence holds when there is none any more."""
-    if finding.explained or attempt.cause is None:
-        return finding
-    return replace(finding, cause=attempt.cause, message=attempt.message or "", node=attempt.node)

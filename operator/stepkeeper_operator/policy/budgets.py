@@ -1,4 +1,4 @@
-"""How many restarts there are left, by cause, and how long to wait before the next."""
+"""Count how many restarts are left, by cause, and compute the wait before the next."""
 
 from typing import Final
 
@@ -8,13 +8,13 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import CauseCount, Rest
 from stepkeeper_operator.policy.causes import CAUSE_DISRUPTION
 
 __all__ = [
-    "backoff_s",
+    "compute_backoff_s",
+    "count_disruptions",
+    "count_failures",
     "count_restart",
-    "exhausted",
-    "failures_counted",
+    "explain_exhausted_budget",
     "move_restart",
-    "refill",
-    "with_limits",
+    "reset_failures",
 ]
 
 _DISRUPTIONS: Final = frozenset(
@@ -30,26 +30,26 @@ _DISRUPTIONS: Final = frozenset(
 )
 
 
-def failures_counted(restarts: RestartsStatus) -> int:
-    """Restarts after application failures that count now."""
+def count_failures(restarts: RestartsStatus) -> int:
+    """Count the restarts after application failures that count now."""
     return sum(
         entry.counted_towards_limit for entry in restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR
     )
 
 
 def count_restart(restarts: RestartsStatus, cause: str) -> RestartsStatus:
-    """One restart more, for that cause."""
-    return _changed(restarts, cause, 1)
+    """Add one restart for that cause."""
+    return _add_restarts(restarts, cause, 1)
 
 
 def move_restart(restarts: RestartsStatus, *, source: str, target: str) -> RestartsStatus:
-    """One restart had another cause than it was counted for."""
-    return _changed(_changed(restarts, source, -1), target, 1)
+    """Move one restart to another cause than it was counted for."""
+    return _add_restarts(_add_restarts(restarts, source, -1), target, 1)
 
 
-def refill(restarts: RestartsStatus) -> RestartsStatus:
-    """No failure counts any more: there is a new commit."""
-    if failures_counted(restarts) == 0:
+def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
+    """Set the count of failures to 0, after a new commit."""
+    if count_failures(restarts) == 0:
         return restarts
     by_cause = tuple(
         entry.model_copy(update={"counted_towards_limit": 0})
@@ -60,8 +60,8 @@ def refill(restarts: RestartsStatus) -> RestartsStatus:
     return restarts.model_copy(update={"by_cause": by_cause})
 
 
-def with_limits(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
-    """Disruptions count towards their limit if there is one: nobody may take them for failures that are used up."""
+def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
+    """Count disruptions towards their limit only if there is one: nobody may take them for used-up failures."""
     limited = spec.max_disruptions is not None
     by_cause = tuple(
         entry.model_copy(update={"counted_towards_limit": entry.count if limited else 0})
@@ -72,13 +72,15 @@ def with_limits(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
     return restarts.model_copy(update={"by_cause": by_cause})
 
 
-def exhausted(spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, restarted: bool) -> str | None:
-    """Why there is no restart left for an attempt that ended for `cause`; None if there is one.
+def explain_exhausted_budget(
+    spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, restarted: bool
+) -> str | None:
+    """Explain why no restart is left for an attempt that ended for `cause`. Return None if there is one.
 
-    `restarted` says that JobSet has already restarted it, and that this restart is counted in `restarts`.
+    `restarted` says that JobSet has already restarted it and that `restarts` includes this restart.
     """
     taken = 1 if restarted else 0
-    if cause == Cause.APPLICATION_ERROR and failures_counted(restarts) - taken >= spec.max_failures:
+    if cause == Cause.APPLICATION_ERROR and count_failures(restarts) - taken >= spec.max_failures:
         return (
             f"{spec.max_failures} restarts after failures of the application are allowed without a new checkpoint "
             "(spec.restarts.maxFailures), and it failed again"
@@ -90,19 +92,20 @@ def exhausted(spec: RestartsSpec, restarts: RestartsStatus, cause: str, *, resta
     return None
 
 
-def backoff_s(spec: BackoffSpec, restarts: RestartsStatus, cause: str, *, unexplained: int) -> int:
-    """How long to wait before a new JobSet: doubled with each failure that counts, nothing after disruptions.
+def compute_backoff_s(spec: BackoffSpec, restarts: RestartsStatus, cause: str, *, unexplained: int) -> int:
+    """Compute the seconds to wait before a new JobSet: doubled with each counted failure, 0 after disruptions.
 
-    `unexplained` ends in a row whose cause is a guess count like failures: it may well be the application.
+    `unexplained` ends in a row whose cause is a guess count like failures: they may well be the
+    application's.
     """
-    failures = failures_counted(restarts) if cause == Cause.APPLICATION_ERROR else None
+    failures = count_failures(restarts) if cause == Cause.APPLICATION_ERROR else None
     if failures is None and unexplained == 0:
         return 0
     doublings = min(max(failures or 0, unexplained - 1), 32)
     return int(min(spec.max_seconds, spec.initial_seconds * 2**doublings))
 
 
-def _changed(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:
+def _add_restarts(restarts: RestartsStatus, cause: str, difference: int) -> RestartsStatus:
     counts = {entry.cause: entry for entry in restarts.by_cause}
     entry = counts.get(cause, CauseCount(cause=cause, count=0))
     counted = difference if cause == Cause.APPLICATION_ERROR else 0

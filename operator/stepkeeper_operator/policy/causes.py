@@ -1,26 +1,29 @@
-"""Why an attempt ended, from what was seen of its pods."""
+"""Find why an attempt ended, from the evidence of its pods."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from stepkeeper.contract import Cause, ExitCode
-from stepkeeper_operator.evidence import AttemptEvidence
-from stepkeeper_operator.facts import Node, Pod
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.facts import Pod
+from stepkeeper_operator.labels import NODE_LOST_REASON
+from stepkeeper_operator.policy.circumstances import Circumstances
+from stepkeeper_operator.policy.pod_ends import (
+    describe_failure,
+    ended_by_deletion,
+    last_error_line,
+    was_killed,
+)
 
 __all__ = [
     "CAUSE_DISRUPTION",
     "CAUSE_FENCED",
-    "NODE_LOST",
-    "Circumstances",
     "Finding",
     "Verdict",
     "find_cause",
 ]
-
-NODE_LOST: Final = "NodeLost"
-"""DisruptionTarget reason of pods that the operator itself says died with their node."""
 
 CAUSE_FENCED: Final = "Fenced"
 CAUSE_DISRUPTION: Final = Cause.DISRUPTION.value
@@ -30,15 +33,11 @@ _BY_REASON: Final = {
     "EvictionByEvictionAPI": Cause.EVICTION,
     "DeletionByTaintManager": Cause.NODE_FAILURE,
     "DeletionByPodGC": Cause.NODE_FAILURE,
-    NODE_LOST: Cause.NODE_FAILURE,
+    NODE_LOST_REASON: Cause.NODE_FAILURE,
 }
 _BY_KUBELET: Final = "TerminationByKubelet"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
-_KILLED: Final = {137, 143}
-_CLOCK_SKEW_S: Final = 1
-"""A node's clock says when a pod ended, the API server's when its deletion was asked for."""
-
 _BY_RULE: Final = {
     "hang": Cause.HANG.value,
     "disruption": CAUSE_DISRUPTION,
@@ -47,7 +46,7 @@ _BY_RULE: Final = {
 
 
 class Verdict(Enum):
-    """What an end means for the job."""
+    """The consequence of an end for the job."""
 
     RESTART = "restart"
     FENCED = "fenced"
@@ -56,57 +55,38 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Why an attempt ended, as far as is known."""
+    """The cause of an attempt's end, as far as it is known."""
 
     cause: str
     message: str
     node: str | None = None
     verdict: Verdict = Verdict.RESTART
     explained: bool = True
-    """False: it is a guess, open to any evidence."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
-    """What is known besides the pods."""
-
-    nodes: Mapping[str, Node]
-    spot: bool
-    """The job asked for Spot machines: what a node that is gone was."""
-
-    committed: bool
-    """The attempt committed a checkpoint."""
-
-    notice: str | None
-    """The notice that its reports named."""
-
-    fatal_codes: frozenset[int]
-    counted: bool | None
-    """Whether JobSet took the end for a failure; None: it hasn't judged."""
-
-    rule: str | None
-    """The JobSet rule that matched."""
+    """False: the cause is a guess, and any evidence replaces it."""
 
 
 def find_cause(evidence: AttemptEvidence | None, known: Circumstances) -> Finding:
-    """The best finding. Disruptions come before failures: who survives one fails soon after, and is seen first."""
-    pods = () if evidence is None else tuple(sorted(evidence.pods, key=_when))
+    """Find the best explanation.
+
+    Disruptions come before failures: survivors of a disruption fail soon after and are seen first.
+    """
+    pods = () if evidence is None else tuple(sorted(evidence.pods, key=_sort_key))
     finding = (
-        _fenced(pods)
-        or _hang(pods)
-        or _disrupted(pods, known)
-        or _node_lost(pods, known)
-        or _lost_by_node(pods)
-        or _saved(pods, known)
-        or _failed(pods, known)
-        or _peers_lost(pods, known)
-        or _deleted(pods)
-        or _said_by_job(evidence, known)
+        _check_fenced(pods)
+        or _check_hang(pods)
+        or _check_disrupted(pods, known)
+        or _check_node_lost(pods, known)
+        or _check_node_restarted(pods)
+        or _check_saved(pods, known)
+        or _check_failed(pods, known)
+        or _check_peers_lost(pods, known)
+        or _check_deleted(pods)
+        or _check_job_message(evidence, known)
     )
-    return finding or _judged_by_jobset(known)
+    return finding or _guess_from_jobset(known)
 
 
-def _when(pod: Pod) -> tuple[float, tuple[int, int]]:
+def _sort_key(pod: Pod) -> tuple[float, tuple[int, int]]:
     return (float("inf") if pod.finished_at is None else pod.finished_at, pod.rank)
 
 
@@ -114,33 +94,33 @@ def _first(pods: Iterable[Pod]) -> Pod | None:
     return next(iter(pods), None)
 
 
-def _fenced(pods: tuple[Pod, ...]) -> Finding | None:
+def _check_fenced(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(pod for pod in pods if pod.code == ExitCode.FENCED and pod.disruption is None)
     if pod is None:
         return None
-    detail = _last_line(pod) or "the storage log names another claim"
+    detail = last_error_line(pod) or "the storage log names another claim"
     message = f"pod {pod.name} found that another claim owns the checkpoint root: {detail}"
     return Finding(cause=CAUSE_FENCED, message=message, node=pod.node, verdict=Verdict.FENCED)
 
 
-def _hang(pods: tuple[Pod, ...]) -> Finding | None:
+def _check_hang(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(pod for pod in pods if pod.hang)
     if pod is None:
         return None
     return Finding(cause=Cause.HANG, message=f"pod {pod.name} made no progress", node=pod.node)
 
 
-def _disrupted(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_disrupted(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     for pod in pods:
         going = pod.deadline is not None or pod.terminal
-        if going and (cause := _disruption_of(pod, known)) is not None:
+        if going and (cause := _classify_disruption(pod, known)) is not None:
             reason = pod.disruption or pod.reason
             message = f"pod {pod.name} was ended by {reason} on node {pod.node}"
             return Finding(cause=cause, message=message, node=pod.node)
     return None
 
 
-def _disruption_of(pod: Pod, known: Circumstances) -> str | None:
+def _classify_disruption(pod: Pod, known: Circumstances) -> str | None:
     if pod.disruption == _BY_KUBELET and pod.reason == "Evicted":
         return Cause.EVICTION
     if pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS):
@@ -152,7 +132,7 @@ def _disruption_of(pod: Pod, known: Circumstances) -> str | None:
     return _BY_REASON.get(pod.disruption, CAUSE_DISRUPTION)
 
 
-def _node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     for pod in pods:
         node = known.nodes.get(pod.node or "")
         if not pod.terminal and pod.exit_code is None and node is not None and node.lost:
@@ -161,17 +141,17 @@ def _node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     return None
 
 
-def _lost_by_node(pods: tuple[Pod, ...]) -> Finding | None:
-    """A node that restarts knows only that its containers are gone, and makes up their exit codes."""
+def _check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
+    """Check for a node that restarted: it knows only that its containers are gone, and makes up their exit codes."""
     for pod in pods:
         made_up = pod.exit_reason in _MADE_UP and pod.termination is None and pod.exit_code is not None
-        if made_up and not _was_killed(pod):
+        if made_up and not was_killed(pod):
             message = f"node {pod.node} restarted or lost track of pod {pod.name} ({pod.exit_reason})"
             return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node)
     return None
 
 
-def _saved(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_saved(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
     if not stopped:
         return None
@@ -186,25 +166,28 @@ def _saved(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     return Finding(cause=cause, message=message, node=pod.node, explained=explained)
 
 
-def _failed(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_failed(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     neutral = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
-    guilty = [
-        pod for pod in pods if pod.code is not None and pod.code not in neutral and not _was_killed(pod)
-    ]
+    guilty = [pod for pod in pods if pod.code is not None and pod.code not in neutral and not was_killed(pod)]
     if not guilty:
-        return _other_container_failed(pods) or _never_ran(pods)
+        return _check_other_container(pods) or _check_never_ran(pods)
     fatal = _first(pod for pod in guilty if pod.code in known.fatal_codes)
     pod = fatal or guilty[0]
     verdict = Verdict.RESTART if fatal is None else Verdict.FATAL
-    return Finding(cause=Cause.APPLICATION_ERROR, message=_failure_text(pod), node=pod.node, verdict=verdict)
+    return Finding(
+        cause=Cause.APPLICATION_ERROR, message=describe_failure(pod), node=pod.node, verdict=verdict
+    )
 
 
-def _other_container_failed(pods: tuple[Pod, ...]) -> Finding | None:
-    """Init containers and sidecars are the application's own. A trainer that failed too speaks for itself."""
+def _check_other_container(pods: tuple[Pod, ...]) -> Finding | None:
+    """Check init containers and sidecars, which are the application's own.
+
+    A trainer that failed too is judged first.
+    """
     for pod in pods:
         other = pod.other_failure
         alone = pod.phase == "Failed" and pod.code in {None, ExitCode.DONE}
-        if other is None or not alone or _ended_by_deletion(pod, other.code, other.reason, other.finished_at):
+        if other is None or not alone or ended_by_deletion(pod, other.code, other.reason, other.finished_at):
             continue
         text = f"container {other.name!r} of pod {pod.name} exited with code {other.code}"
         why = f" ({other.reason})" if other.reason not in {None, "Error"} else ""
@@ -212,7 +195,7 @@ def _other_container_failed(pods: tuple[Pod, ...]) -> Finding | None:
     return None
 
 
-def _never_ran(pods: tuple[Pod, ...]) -> Finding | None:
+def _check_never_ran(pods: tuple[Pod, ...]) -> Finding | None:
     pod = _first(
         pod for pod in pods if pod.phase == "Failed" and pod.exit_code is None and pod.other_failure is None
     )
@@ -222,33 +205,7 @@ def _never_ran(pods: tuple[Pod, ...]) -> Finding | None:
     return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node, explained=False)
 
 
-def _was_killed(pod: Pod) -> bool:
-    other = pod.other_failure
-    if pod.code is None:
-        return other is not None and _ended_by_deletion(pod, other.code, other.reason, other.finished_at)
-    return _ended_by_deletion(pod, pod.code, pod.exit_reason, pod.finished_at)
-
-
-def _ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: float | None) -> bool:
-    """Its end was somebody else's wish: the Job's, after another pod had failed, or a person's.
-
-    A pod that ended by itself is deleted too, but after its end.
-    """
-    if pod.deadline is None or code not in _KILLED or reason == "OOMKilled":
-        return False
-    asked_at = pod.deadline - pod.grace_s
-    return finished_at is None or finished_at >= asked_at - _CLOCK_SKEW_S
-
-
-def _failure_text(pod: Pod) -> str:
-    text = f"pod {pod.name} exited with code {pod.code}"
-    if pod.exit_reason == "OOMKilled":
-        text += " (OOMKilled: it used more memory than its limit)"
-    detail = _last_line(pod)
-    return f"{text}: {detail}" if detail else text
-
-
-def _peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     pod = _first(pod for pod in pods if pod.code == ExitCode.PEER_LOST)
     if pod is None:
         return None
@@ -257,15 +214,15 @@ def _peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
     return Finding(cause=cause, message=message, node=pod.node, explained=False)
 
 
-def _deleted(pods: tuple[Pod, ...]) -> Finding | None:
-    pod = _first(pod for pod in pods if _was_killed(pod))
+def _check_deleted(pods: tuple[Pod, ...]) -> Finding | None:
+    pod = _first(pod for pod in pods if was_killed(pod))
     if pod is None:
         return None
     return Finding(cause=Cause.REQUESTED, message=f"pod {pod.name} was deleted", node=pod.node)
 
 
-def _said_by_job(evidence: AttemptEvidence | None, known: Circumstances) -> Finding | None:
-    """The Job's message is left when the pods are gone."""
+def _check_job_message(evidence: AttemptEvidence | None, known: Circumstances) -> Finding | None:
+    """Check the Job's message, which is left when the pods are gone."""
     for job in () if evidence is None else evidence.failed_jobs:
         message = job.failure_message
         if f"exit code {ExitCode.FENCED.value} " in message:
@@ -275,7 +232,7 @@ def _said_by_job(evidence: AttemptEvidence | None, known: Circumstances) -> Find
     return None
 
 
-def _judged_by_jobset(known: Circumstances) -> Finding:
+def _guess_from_jobset(known: Circumstances) -> Finding:
     if known.counted is None and known.rule is None:
         return Finding(cause=Cause.REQUESTED, message="nothing was seen of its end", explained=False)
     if known.counted:
@@ -286,8 +243,3 @@ def _judged_by_jobset(known: Circumstances) -> Finding:
         cause = Cause.SPOT_PREEMPTION
     message = "it ended unseen; JobSet took it for no failure of the application"
     return Finding(cause=cause, message=message, explained=False)
-
-
-def _last_line(pod: Pod) -> str:
-    error = pod.termination.error if pod.termination is not None else None
-    return error.strip().splitlines()[-1] if error and error.strip() else ""

@@ -1,29 +1,23 @@
-"""Pods that died with their node. Nobody else says so, or removes them: JobSet waits for them for ever."""
+"""Find pods that died with their node. Nobody else fails or deletes them, and JobSet would wait for them for ever."""
 
-from dataclasses import dataclass
-
-from stepkeeper_operator.facts import Node, Pod
+from stepkeeper_operator.decision import GiveUpPod
+from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.observed import Observed
 
-__all__ = ["LostPod", "find_lost_pods"]
+__all__ = ["find_lost_pods"]
 
 _LOOK_AGAIN_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LostPod:
-    pod: Pod
-    message: str
-
-
 def find_lost_pods(
     observed: Observed, *, now: float, uptime_s: int
-) -> tuple[tuple[LostPod, ...], float | None]:
-    """Pods to be marked Failed and taken away, and after how many seconds to look again.
+) -> tuple[tuple[GiveUpPod, ...], float | None]:
+    """Find the pods to fail and delete, and the seconds after which to look again.
 
-    A pod is lost only if its deletion is overdue, nothing was heard of its node for as long as its grace period,
-    nothing of its attempt was reported since, the operator has watched for a while, and fewer than half of all nodes
-    are silent: else it is the control plane that lost touch. Its writer may still run; storage fences it.
+    A pod is lost only if all of these hold. Its deletion is overdue. Its node is gone, or has been silent for
+    as long as its grace period. Its attempt has not reported since. The operator has watched for a while.
+    Fewer than half of all nodes are silent: otherwise the control plane has lost touch. The pod's writer may
+    still run; storage fences it.
     """
     waiting = [
         pod
@@ -35,14 +29,12 @@ def find_lost_pods(
     up = now - observed.operator_started_at >= uptime_s
     outage = observed.n_nodes > 0 and 2 * observed.n_unknown_nodes >= observed.n_nodes
     lost = [pod for pod in waiting if up and _is_lost(pod, observed, now, outage=outage)]
-    messages = tuple(
-        LostPod(pod=pod, message=_message(pod, observed.nodes.get(pod.node or ""))) for pod in lost
-    )
-    return messages, _LOOK_AGAIN_S if len(lost) < len(waiting) else None
+    actions = tuple(GiveUpPod(pod=pod, message=_explain(pod, observed)) for pod in lost)
+    return actions, _LOOK_AGAIN_S if len(lost) < len(waiting) else None
 
 
 def _is_done(pod: Pod) -> bool:
-    """Nothing is left to do: its end is known and its object goes without its kubelet."""
+    """Return True if nothing is left to do: its end is known and its object goes without its kubelet."""
     return pod.terminal and pod.grace_s == 0
 
 
@@ -59,6 +51,7 @@ def _is_lost(pod: Pod, observed: Observed, now: float, *, outage: bool) -> bool:
     return report is None or report.ordinal != pod.ordinal or report.received_at < node.unknown_since
 
 
-def _message(pod: Pod, node: Node | None) -> str:
+def _explain(pod: Pod, observed: Observed) -> str:
+    node = observed.nodes.get(pod.node or "")
     state = "is gone" if node is None or node.gone_since is not None else "is not heard of"
     return f"node {pod.node} {state} and the pod's deletion is overdue"

@@ -1,4 +1,4 @@
-"""What happens to the JobSet next: made, kept, suspended, replaced, or over."""
+"""Plan what happens to the JobSet next: make, keep, suspend or replace it, or end the job."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -6,18 +6,17 @@ from typing import Final
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
 from stepkeeper_operator.build import build_jobset, template_hash
-from stepkeeper_operator.conditions import End
-from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, SetSuspend
+from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.observed import AWAITED_AGAIN_S, Leftover, Observed
+from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed
 from stepkeeper_operator.policy.attempts import close_for_edit
-from stepkeeper_operator.policy.books import ASKED_FOR, EDITED, Books
-from stepkeeper_operator.policy.budgets import backoff_s, exhausted, failures_counted
+from stepkeeper_operator.policy.budgets import compute_backoff_s, count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
-from stepkeeper_operator.policy.strays import STRAY_S
+from stepkeeper_operator.policy.history import EDITED, REQUESTED_ENDS, JobHistory
+from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
 from stepkeeper_operator.settings import OperatorSettings
 
-__all__ = ["MAX_UNEXPLAINED", "Plan", "clean_up", "plan_next", "wants_suspension"]
+__all__ = ["MAX_UNEXPLAINED", "Plan", "plan_next", "should_suspend", "stop_jobset"]
 
 MAX_UNEXPLAINED: Final = 10
 """Restarts in a row without evidence of their cause and without a commit, after which a person has to look."""
@@ -28,16 +27,16 @@ _BACKING_OFF: Final = "it waits after a failure, until status.bookkeeping.notBef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The JobSet's part of a decision."""
+    """The part of a decision that is about the JobSet."""
 
-    books: Books
+    history: JobHistory
     job_set: JobSetRef | None
-    """For status.resources."""
+    """Value for status.resources."""
 
     actions: tuple[Action, ...] = ()
-    end: End | None = None
+    end: JobEnd | None = None
     waiting: str | None = None
-    """What a job without a running attempt waits for."""
+    """The reason why a job without a running attempt waits, for people."""
 
     look_again_s: float | None = None
 
@@ -45,98 +44,103 @@ class Plan:
 def plan_next(
     job: CheckpointedTrainingJob,
     observed: Observed,
-    jobset: JobSet | None,
-    books: Books,
+    history: JobHistory,
     *,
     settings: OperatorSettings,
     now: float,
 ) -> Plan:
-    """The next step from these books. `jobset` is the job's own."""
+    """Plan the next step from this history. The observed JobSet is the job's own."""
+    jobset = observed.jobset
     if jobset is None:
-        return _without_jobset(job, observed, books, settings=settings, now=now)
-    plan = Plan(books=books, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
+        return _plan_without_jobset(job, observed, history, settings=settings, now=now)
+    plan = Plan(history=history, job_set=JobSetRef(name=jobset.name, uid=jobset.uid))
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
     if jobset.template_hash != template_hash(job):
-        closed = close_for_edit(books, observed, now=now)
-        return replace(plan, books=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
+        closed = close_for_edit(history, observed, now=now)
+        return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
     if jobset.completed:
-        return _after_completion(job, jobset, plan)
+        return _plan_after_completion(job, jobset, plan)
     if jobset.failure_reason is not None:
-        return _after_failure(job, jobset, plan, settings=settings, now=now)
-    return _while_alive(job, jobset, plan)
+        return _plan_after_failure(job, jobset, plan, settings=settings, now=now)
+    return _plan_while_alive(job, jobset, plan)
 
 
-def clean_up(jobset: JobSet | None) -> tuple[Action, ...]:
-    """After the job's end no pod of it runs; the pods of a JobSet that ended by itself are kept for their logs."""
-    if jobset is None or jobset.finished or jobset.deleting:
+def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
+    """Stop all pods after the job's end. The pods of a JobSet that ended by itself are kept for their logs."""
+    if jobset is None or jobset.is_finished or jobset.deleting:
         return ()
-    return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _suspended(jobset, suspend=True)
+    return (DeleteJobSet(jobset=jobset),) if jobset.suspended else _set_suspend(jobset, suspend=True)
 
 
-def wants_suspension(job: CheckpointedTrainingJob, books: Books) -> bool:
-    return job.spec.suspend or books.notes.unexplained >= MAX_UNEXPLAINED
+def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    return job.spec.suspend or history.bookkeeping.unexplained >= MAX_UNEXPLAINED
 
 
-def _without_jobset(
-    job: CheckpointedTrainingJob, observed: Observed, books: Books, *, settings: OperatorSettings, now: float
+def _plan_without_jobset(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    history: JobHistory,
+    *,
+    settings: OperatorSettings,
+    now: float,
 ) -> Plan:
-    if end := _judged(job, books, restarted=False):
-        return Plan(books=books, job_set=None, end=end)
-    if _used_up(job, books):
-        # The number of a JobSet is written down before it is made, and never given to a second one.
-        used = books.notes.model_copy(
+    if end := _judge_last_end(job, history, restarted=False):
+        return Plan(history=history, job_set=None, end=end)
+    if _number_was_used(job, history):
+        # Reserve the JobSet's number in the status before it is made: no second JobSet may get it.
+        used = history.bookkeeping.model_copy(
             update={
-                "job_sets": books.notes.job_sets + 1,
+                "job_sets": history.bookkeeping.job_sets + 1,
                 "started": False,
                 "restarts_seen": 0,
                 "counted_restarts_seen": 0,
             }
         )
-        books = replace(books, notes=used)
-    books, wait_s = _with_backoff(job, books, now)
-    plan = Plan(books=books, job_set=None)
-    if wants_suspension(job, books):
+        history = replace(history, bookkeeping=used)
+    history, wait_s = _set_backoff(job, history, now)
+    plan = Plan(history=history, job_set=None)
+    if should_suspend(job, history):
         return replace(plan, waiting="it is suspended")
     if wait_s > 0:
         return replace(plan, waiting=_BACKING_OFF, look_again_s=wait_s)
     if observed.leftover is not None:
-        # Two gangs at once would fight for the storage, and two Jobs can't have one name.
-        return replace(plan, waiting=_still_there(observed.leftover), look_again_s=AWAITED_AGAIN_S)
+        # Two sets of pods at once would fight for the storage, and two Jobs can't have one name.
+        return replace(plan, waiting=_describe_leftover(observed.leftover), look_again_s=JOBSET_RECHECK_S)
     manifest = build_jobset(
         job,
-        number=books.notes.job_sets - 1,
-        failures_left=_failures_left(job, books),
+        number=history.bookkeeping.job_sets - 1,
+        failures_left=_count_failures_left(job, history),
         unreachable_s=settings.unreachable_toleration_s,
     )
     return replace(plan, actions=(CreateJobSet(manifest=manifest),), waiting="its JobSet is being made")
 
 
-def _still_there(leftover: Leftover) -> str:
-    if leftover.strays:
+def _describe_leftover(leftover: Leftover) -> str:
+    if leftover.orphans:
         return (
             f"{leftover.name} of an earlier JobSet is still there, though its Job is gone: it is deleted if nobody "
-            f"else does it within {STRAY_S} s"
+            f"else does it within {ORPHAN_WAIT_S} s"
         )
     return f"{leftover.name} of an earlier JobSet is still there: it has to end, or to be deleted"
 
 
-def _used_up(job: CheckpointedTrainingJob, books: Books) -> bool:
-    """The last number that was written down had its JobSet."""
+def _number_was_used(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    """Return True if a JobSet was made with the last reserved number."""
     resources = job.status.resources
-    return books.notes.job_sets == 0 or (resources is not None and resources.job_set is not None)
+    return history.bookkeeping.job_sets == 0 or (resources is not None and resources.job_set is not None)
 
 
-def _failures_left(job: CheckpointedTrainingJob, books: Books) -> int:
-    counted = failures_counted(books.restarts)
-    last = books.last
+def _count_failures_left(job: CheckpointedTrainingJob, history: JobHistory) -> int:
+    counted = count_failures(history.restarts)
+    last = history.last_attempt
     if last is not None and last.cause == "ApplicationError":
-        counted += 1  # the restart that this JobSet is
+        counted += 1  # this JobSet is itself a restart
     return max(0, job.spec.restarts.max_failures - counted)
 
 
-def _after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
-    last = plan.books.last
+def _plan_after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
+    last = plan.history.last_attempt
     step = None if last is None else last.to_step
     total = job.spec.total_steps
     if (
@@ -148,56 +152,61 @@ def _after_completion(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) 
     ):
         waiting = f"all pods exited 0 at step {step} of {total} after a notice; it is started again"
         return replace(plan, actions=(DeleteJobSet(jobset=jobset),), waiting=waiting)
-    return replace(plan, end=End(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
+    return replace(plan, end=JobEnd(complete=True, reason="AllPodsSucceeded", message="every pod exited 0"))
 
 
-def _after_failure(
+def _plan_after_failure(
     job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan, *, settings: OperatorSettings, now: float
 ) -> Plan:
-    books = plan.books
-    last = books.last
-    if end := _judged(job, books, restarted=False):
-        guess = books.finding is not None and not books.finding.explained
+    history = plan.history
+    last = history.last_attempt
+    if end := _judge_last_end(job, history, restarted=False):
+        guess = history.finding is not None and not history.finding.explained
         open_s = (0 if last is None or last.end is None else last.end) + settings.reattribution_s - now
         if guess and open_s > 0:
             return replace(plan, waiting="the cause of its end is not known yet", look_again_s=open_s)
         return replace(plan, end=end)
-    books, wait_s = _with_backoff(job, books, now)
+    history, wait_s = _set_backoff(job, history, now)
     if wait_s > 0:
-        return replace(plan, books=books, waiting=_BACKING_OFF, look_again_s=wait_s)
+        return replace(plan, history=history, waiting=_BACKING_OFF, look_again_s=wait_s)
     return replace(
-        plan, books=books, actions=(DeleteJobSet(jobset=jobset),), waiting="its JobSet is being replaced"
+        plan, history=history, actions=(DeleteJobSet(jobset=jobset),), waiting="its JobSet is being replaced"
     )
 
 
-def _while_alive(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
-    books = plan.books
-    # An attempt that has just ended is JobSet's to act on first, unless no restart of it can be right.
-    final = books.finding is not None and books.finding.verdict is not Verdict.RESTART
-    to_judge = _has_news(job, books) if books.open else final
-    if to_judge and (end := _judged(job, books, restarted=books.open)):
+def _plan_while_alive(job: CheckpointedTrainingJob, jobset: JobSet, plan: Plan) -> Plan:
+    history = plan.history
+    # JobSet acts first on an attempt that has just ended, unless no restart of it can be right.
+    final = history.finding is not None and history.finding.verdict is not Verdict.RESTART
+    to_judge = _has_unrecorded_end(job, history) if history.is_running else final
+    if to_judge and (end := _judge_last_end(job, history, restarted=history.is_running)):
         return replace(plan, end=end)
-    wanted = wants_suspension(job, plan.books)
+    wanted = should_suspend(job, plan.history)
     queued = _QUEUE_LABEL in job.metadata.labels
     if wanted != jobset.suspend and (wanted or not queued):
-        return replace(plan, actions=_suspended(jobset, suspend=wanted))
+        return replace(plan, actions=_set_suspend(jobset, suspend=wanted))
     return plan
 
 
-def _has_news(job: CheckpointedTrainingJob, books: Books) -> bool:
-    """Whether the running attempt, or the cause of the end before it, isn't written down yet.
+def _has_unrecorded_end(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    """Return True if the status lacks the running attempt, or the cause of the end before it.
 
-    What was judged once stands: an edit of the budgets ends no attempt that was allowed to start.
+    A judgement is final: an edit of the budgets ends no attempt that was allowed to start.
     """
-    ended, known = _newest_ended(books), job.status.attempts
-    if ended is None or books.last is None or not known or known[-1].number != books.last.number:
+    ended, known = _find_newest_ended(history), job.status.attempts
+    if (
+        ended is None
+        or history.last_attempt is None
+        or not known
+        or known[-1].number != history.last_attempt.number
+    ):
         return True
     return all((entry.number, entry.cause) != (ended.number, ended.cause) for entry in known)
 
 
-def _judged(job: CheckpointedTrainingJob, books: Books, *, restarted: bool) -> End | None:
-    """The end of the job, if its newest ended attempt leaves no restart."""
-    attempt = _newest_ended(books)
+def _judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restarted: bool) -> JobEnd | None:
+    """Return the end of the job if its newest ended attempt leaves no restart."""
+    attempt = _find_newest_ended(history)
     if attempt is None or not attempt.cause:
         return None
     said = attempt.message or ""
@@ -206,32 +215,34 @@ def _judged(job: CheckpointedTrainingJob, books: Books, *, restarted: bool) -> E
             f"{said}. Nothing was written since. End the other job, or give one of them a checkpoint.uri of its own, "
             "then delete and create this job again"
         )
-        return End(complete=False, reason="RootOwnedByAnother", message=message)
-    if books.finding is not None and books.finding.verdict is Verdict.FATAL:
-        return End(complete=False, reason="FatalExitCode", message=said)
-    why = exhausted(job.spec.restarts, books.restarts, attempt.cause, restarted=restarted)
+        return JobEnd(complete=False, reason="RootOwnedByAnother", message=message)
+    if history.finding is not None and history.finding.verdict is Verdict.FATAL:
+        return JobEnd(complete=False, reason="FatalExitCode", message=said)
+    why = explain_exhausted_budget(job.spec.restarts, history.restarts, attempt.cause, restarted=restarted)
     if why is None:
         return None
     reason = "MaxFailuresReached" if attempt.cause == "ApplicationError" else "MaxDisruptionsReached"
-    return End(complete=False, reason=reason, message=f"{why}. The last time: {said}")
+    return JobEnd(complete=False, reason=reason, message=f"{why}. The last time: {said}")
 
 
-def _newest_ended(books: Books) -> Attempt | None:
-    return next((attempt for attempt in reversed(books.attempts) if attempt.end is not None), None)
+def _find_newest_ended(history: JobHistory) -> Attempt | None:
+    return next((attempt for attempt in reversed(history.attempts) if attempt.end is not None), None)
 
 
-def _with_backoff(job: CheckpointedTrainingJob, books: Books, now: float) -> tuple[Books, float]:
-    """The books with the time of the next start in them, and how far away it is."""
-    last = books.last
+def _set_backoff(job: CheckpointedTrainingJob, history: JobHistory, now: float) -> tuple[JobHistory, float]:
+    """Set the time of the next start in the history. Also return the seconds until then."""
+    last = history.last_attempt
     if last is None or last.end is None or not last.cause:
-        return books, 0.0
-    # What was asked for says nothing of the guesses before it.
-    unexplained = 0 if last.message in ASKED_FOR else books.notes.unexplained
-    wait_s = backoff_s(job.spec.restarts.backoff, books.restarts, last.cause, unexplained=unexplained)
+        return history, 0.0
+    # An end that somebody asked for proves nothing about the guesses before it.
+    unexplained = 0 if last.message in REQUESTED_ENDS else history.bookkeeping.unexplained
+    wait_s = compute_backoff_s(
+        job.spec.restarts.backoff, history.restarts, last.cause, unexplained=unexplained
+    )
     not_before = last.end + wait_s if wait_s else None
-    noted = replace(books, notes=books.notes.model_copy(update={"not_before": not_before}))
+    noted = replace(history, bookkeeping=history.bookkeeping.model_copy(update={"not_before": not_before}))
     return noted, 0.0 if not_before is None else max(0.0, not_before - now)
 
 
-def _suspended(jobset: JobSet, *, suspend: bool) -> tuple[Action, ...]:
+def _set_suspend(jobset: JobSet, *, suspend: bool) -> tuple[Action, ...]:
     return () if jobset.suspend == suspend else (SetSuspend(jobset=jobset, suspend=suspend),)

@@ -1,4 +1,4 @@
-"""What keeps a job from being run at all, in words that say what to change."""
+"""Find problems that keep a job from running at all. Each message says what to change."""
 
 from typing import Final
 
@@ -6,27 +6,27 @@ from stepkeeper.contract import CONTAINER_NAME, Identity
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionType
 from stepkeeper_operator.build import config_map_name
-from stepkeeper_operator.conditions import Claim
+from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.observed import Observed
 
-__all__ = ["acceptance"]
+__all__ = ["check_acceptance"]
 
 _RESERVED_PREFIXES: Final = ("batch.kubernetes.io/", "jobset.sigs.k8s.io/")
 _RESERVED_LABELS: Final = frozenset({"controller-uid", "job-name"})
-"""What the Job controller gives every pod: a Job whose template says otherwise is refused when nobody looks."""
+"""Labels that the Job controller sets on every pod. It silently fails to make pods whose template says otherwise."""
 
 
-def acceptance(job: CheckpointedTrainingJob, observed: Observed) -> Claim:
-    """Condition Accepted. Most of it the API server refuses already; this is for what it can't see."""
-    problem = _unknown(job) or _template(job) or _names(job, observed)
+def check_acceptance(job: CheckpointedTrainingJob, observed: Observed) -> ConditionUpdate:
+    """Derive condition Accepted. The API server refuses most problems already; this finds those that it can't see."""
+    problem = _find_unknown_fields(job) or _find_template_problem(job) or _find_name_conflict(job, observed)
     if problem is not None:
         reason, message = problem
-        return Claim(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
-    return Claim(type=ConditionType.ACCEPTED, status=True, reason="SpecAccepted")
+        return ConditionUpdate(type=ConditionType.ACCEPTED, status=False, reason=reason, message=message)
+    return ConditionUpdate(type=ConditionType.ACCEPTED, status=True, reason="SpecAccepted")
 
 
-def _unknown(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
-    """Where the admission policy that the chart installs is absent, or knows a newer CRD than this operator."""
+def _find_unknown_fields(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
+    """Find unknown fields where the chart's admission policy is absent or knows a newer CRD than this operator."""
     fields = ", ".join(f"spec.{path}" for path in job.spec.unknown_fields())
     if not fields:
         return None
@@ -34,7 +34,7 @@ def _unknown(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
     return "UnknownField", text
 
 
-def _template(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
+def _find_template_problem(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
     for label in (job.spec.template.get("metadata") or {}).get("labels") or {}:
         if label.startswith(_RESERVED_PREFIXES) or label in _RESERVED_LABELS:
             return "ReservedLabel", f"JobSet and Job set the label {label}: take it out of spec.template"
@@ -49,7 +49,7 @@ def _template(job: CheckpointedTrainingJob) -> tuple[str, str] | None:
     return None
 
 
-def _names(job: CheckpointedTrainingJob, observed: Observed) -> tuple[str, str] | None:
+def _find_name_conflict(job: CheckpointedTrainingJob, observed: Observed) -> tuple[str, str] | None:
     name, uid = job.metadata.name, job.metadata.uid
     if observed.jobset is not None and observed.jobset.owner_uid != uid:
         text = f"a JobSet {name} exists that is not of this job: delete it, or give the job another name"

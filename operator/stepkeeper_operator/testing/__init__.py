@@ -1,8 +1,15 @@
-"""A cluster in memory, for tests of the operator: objects, and a JobSet controller that obeys their manifests."""
+"""Simulate a cluster in memory for tests of the operator: objects, and controllers that obey their manifests."""
 
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers
-from stepkeeper_operator.testing.words import last_word, training_report
+from stepkeeper_operator.testing.messages import termination_message, training_report
 from stepkeeper_operator.testing.world import World, training_job
 
-__all__ = ["FakeCluster", "FakeControllers", "World", "last_word", "training_job", "training_report"]
+__all__ = [
+    "FakeCluster",
+    "FakeControllers",
+    "World",
+    "termination_message",
+    "training_job",
+    "training_report",
+]

@@ -1,4 +1,4 @@
-"""Objects with names, uids and versions: `Cluster` without a server."""
+"""Keep objects with names, uids and versions: `Cluster` without a server."""
 
 import copy
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Place = tuple[str, str | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write that was asked for."""
+    """One requested write."""
 
     verb: str
     plural: str
@@ -26,7 +26,7 @@ class Write:
 
 
 class FakeCluster(Cluster):
-    """Keeps objects; tells `on_change` of every change as a watch would. `writes` has what clients asked for."""
+    """Keep objects and call `on_change` for every change, as a watch would. `writes` lists what clients requested."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class FakeCluster(Cluster):
         self.objects: dict[Place, dict[str, Any]] = {}
         self.writes: list[Write] = []
         self.refusals: dict[tuple[str, str], ApiError] = {}
-        """By verb and plural: what the next such write is answered with, until it is taken out."""
+        """By verb and plural: the error that such a write gets until it is removed here."""
         self.on_change: Callable[[str, RawObject, bool], None] = lambda _plural, _raw, _deleted: None
 
     @override
@@ -44,19 +44,19 @@ class FakeCluster(Cluster):
 
     @override
     async def list_uids(self, resource: Resource, label_selector: str) -> frozenset[str]:
-        return frozenset(raw["metadata"]["uid"] for raw in self.all(resource.plural))
+        return frozenset(raw["metadata"]["uid"] for raw in self.list_objects(resource.plural))
 
     @override
     async def create(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        self._ask("create", resource, body["metadata"].get("name", ""))
+        self._record_request("create", resource, body["metadata"].get("name", ""))
         if (resource.plural, namespace, body["metadata"].get("name")) in self.objects:
             raise AlreadyExistsError(409, f"{resource.plural} {body['metadata']['name']} exists")
         return self.put(resource.plural, body)
 
     @override
     async def replace(self, resource: Resource, namespace: str | None, body: RawObject) -> RawObject:
-        self._ask("replace", resource, body["metadata"]["name"])
-        self._check(self.objects[(resource.plural, namespace, body["metadata"]["name"])], body)
+        self._record_request("replace", resource, body["metadata"]["name"])
+        self._check_versions(self.objects[(resource.plural, namespace, body["metadata"]["name"])], body)
         return self.put(resource.plural, body)
 
     @override
@@ -64,13 +64,13 @@ class FakeCluster(Cluster):
         self, resource: Resource, namespace: str, body: RawObject, *, subresource: str | None = None
     ) -> RawObject:
         name = body["metadata"]["name"]
-        self._ask("apply", resource, name)
+        self._record_request("apply", resource, name)
         known = self.objects.get((resource.plural, namespace, name))
         if known is None:
             if "uid" in body["metadata"]:
                 raise ConflictError(409, f"{resource.plural} {name} with that uid is gone")
             return self.put(resource.plural, body)
-        self._check(known, body)
+        self._check_versions(known, body)
         changed = copy.deepcopy(known)
         if subresource == "status":
             changed["status"] = body["status"]
@@ -82,11 +82,11 @@ class FakeCluster(Cluster):
 
     @override
     async def patch_pod_status(self, namespace: str, name: str, body: RawObject) -> None:
-        self._ask("patch", PODS, name)
+        self._record_request("patch", PODS, name)
         if ("pods", namespace, name) not in self.objects:
             raise ApiError(404, f"there is no pod {namespace}/{name}")
         pod = copy.deepcopy(self.objects[("pods", namespace, name)])
-        self._check(pod, body)
+        self._check_versions(pod, body)
         conditions = {c["type"]: c for c in pod["status"].get("conditions", ())}
         conditions |= {c["type"]: c for c in body["status"].get("conditions", ())}
         pod["status"] |= {**body["status"], "conditions": list(conditions.values())}
@@ -103,20 +103,20 @@ class FakeCluster(Cluster):
         foreground: bool = False,
         at_once: bool = False,
     ) -> None:
-        self._ask("delete", resource, name)
+        self._record_request("delete", resource, name)
         known = self.objects.get((resource.plural, namespace, name))
         if known is None:
             return
-        self._check(known, {"metadata": {"uid": uid}})
+        self._check_versions(known, {"metadata": {"uid": uid}})
         if at_once:
-            self.let_go(namespace, name)
+            self.release_pod(namespace, name)
         elif not foreground:
             self.remove(resource.plural, namespace, name)
         elif "deletionTimestamp" not in known["metadata"]:
             self.mark_deleted(resource.plural, namespace, name, grace_s=0)
 
     def put(self, plural: str, raw: RawObject) -> RawObject:
-        """The object is kept under its name, with a new version, and its watchers know."""
+        """Store the object under its name with a new version, and tell its watchers."""
         body = copy.deepcopy(dict(raw))
         meta = body["metadata"]
         self._version += 1
@@ -130,7 +130,7 @@ class FakeCluster(Cluster):
         return copy.deepcopy(body)
 
     def mark_deleted(self, plural: str, namespace: str, name: str, *, grace_s: int) -> None:
-        """The object has a deletionTimestamp."""
+        """Give the object a deletionTimestamp."""
         raw = self.objects[(plural, namespace, name)]
         if "deletionTimestamp" not in raw["metadata"]:
             when = {
@@ -139,30 +139,30 @@ class FakeCluster(Cluster):
             }
             self.put(plural, {**raw, "metadata": raw["metadata"] | when})
 
-    def let_go(self, namespace: str, name: str) -> None:
-        """Nothing but its Job's finalizer keeps the pod."""
+    def release_pod(self, namespace: str, name: str) -> None:
+        """Let the pod go as far as its kubelet is concerned: only its Job's finalizer still keeps it."""
         raw = self.objects[("pods", namespace, name)]
         self.put("pods", {**raw, "metadata": raw["metadata"] | {"deletionGracePeriodSeconds": 0}})
 
     def remove(self, plural: str, namespace: str | None, name: str) -> None:
-        """The object is gone, and its watchers know."""
+        """Remove the object, and tell its watchers."""
         raw = self.objects.pop((plural, namespace, name), None)
         if raw is not None:
             self.on_change(plural, raw, True)  # a plain callable
 
-    def all(self, plural: str) -> list[dict[str, Any]]:
-        """Every object of a kind, by name."""
+    def list_objects(self, plural: str) -> list[dict[str, Any]]:
+        """List the objects of a kind, sorted by name."""
         return [
             raw for place, raw in sorted(self.objects.items(), key=lambda i: str(i[0])) if place[0] == plural
         ]
 
-    def _ask(self, verb: str, resource: Resource, name: str) -> None:
+    def _record_request(self, verb: str, resource: Resource, name: str) -> None:
         if resource.plural != "tokenreviews":
             self.writes.append(Write(verb, resource.plural, name))
         if (verb, resource.plural) in self.refusals:
             raise self.refusals[verb, resource.plural]
 
-    def _check(self, known: RawObject, body: RawObject) -> None:
+    def _check_versions(self, known: RawObject, body: RawObject) -> None:
         for key in ("uid", "resourceVersion"):
             if key in body["metadata"] and body["metadata"][key] != known["metadata"][key]:
                 raise ConflictError(409, f"{known['metadata']['name']} has another {key}")

@@ -1,6 +1,6 @@
-"""What JobSet, the Job controller and kubelets do, as far as an operator can tell the difference.
+"""Simulate JobSet, the Job controller and kubelets, as far as an operator can tell the difference.
 
-Every rule is read from the manifest that the operator made, none is assumed.
+Every rule is read from the manifest that the operator made; none is assumed.
 """
 
 import re
@@ -17,7 +17,7 @@ Raw = dict[str, Any]
 
 
 class FakeControllers:
-    """`sync` brings everything to rest; pods end when `end_pod` says so or when their Job stops them."""
+    """Run the controllers. `sync` brings everything to rest; pods end by `end_pod` or when their Job stops them."""
 
     def __init__(
         self, cluster: FakeCluster, clock: Callable[[], float], *, node_names: tuple[str, ...]
@@ -29,14 +29,14 @@ class FakeControllers:
         """Nodes whose kubelet does nothing any more."""
 
     def sync(self) -> None:
-        """JobSets and Jobs have done all that there is to do."""
+        """Let JobSets and Jobs do all that there is to do."""
         for _ in range(6):
-            for jobset in self._cluster.all("jobsets"):
+            for jobset in self._cluster.list_objects("jobsets"):
                 self._sync_jobset(jobset)
-        self._collect()
+        self._collect_garbage()
 
     def end_pod(self, pod: Raw, code: int, *, message: str = "", finished_at: float | None = None) -> None:
-        """The trainer of the pod exited."""
+        """End the trainer of the pod with that exit code."""
         when = render_time(self._clock() if finished_at is None else finished_at)
         ended = {
             "exitCode": code,
@@ -48,18 +48,18 @@ class FakeControllers:
             "phase": "Succeeded" if code == 0 else "Failed",
             "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}],
         }
-        self._cluster.put("pods", self._present(pod) | {"status": self._present(pod)["status"] | status})
+        self._cluster.put("pods", self._get_pod(pod) | {"status": self._get_pod(pod)["status"] | status})
 
     def disrupt(self, pod: Raw, reason: str, *, grace_s: int = 30) -> None:
-        """The pod gets a DisruptionTarget and, but from a kubelet that shuts down, is deleted."""
+        """Give the pod a DisruptionTarget and delete it, except for a kubelet that shuts down."""
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
-        present = self._present(pod)
+        present = self._get_pod(pod)
         self._cluster.put("pods", present | {"status": present["status"] | {"conditions": [condition]}})
         if reason != "TerminationByKubelet":
             meta = pod["metadata"]
             self._cluster.mark_deleted("pods", meta["namespace"], meta["name"], grace_s=grace_s)
 
-    def _present(self, pod: Raw) -> Raw:
+    def _get_pod(self, pod: Raw) -> Raw:
         meta = pod["metadata"]
         return self._cluster.objects[("pods", meta["namespace"], meta["name"])]
 
@@ -67,20 +67,20 @@ class FakeControllers:
         meta = jobset["metadata"]
         if (("jobsets", meta["namespace"], meta["name"])) not in self._cluster.objects:
             return
-        jobs = self._owned("jobs", meta["uid"])
+        jobs = self._list_owned("jobs", meta["uid"])
         if "deletionTimestamp" in meta:
-            if self._stop_all(jobs):
+            if self._stop_jobs(jobs):
                 self._cluster.remove("jobsets", meta["namespace"], meta["name"])
         elif condition_of(jobset, "Failed") or condition_of(jobset, "Completed"):
             return
         elif jobset["spec"]["suspend"]:
-            if self._stop_all(jobs):
-                self._condition("jobsets", jobset, "Suspended", "SuspendedJobs")
+            if self._stop_jobs(jobs):
+                self._set_condition("jobsets", jobset, "Suspended", "SuspendedJobs")
         elif not jobs:
-            self._condition("jobsets", jobset, "Suspended", "ResumeJobs", status="False")
+            self._set_condition("jobsets", jobset, "Suspended", "ResumeJobs", status="False")
             self._make_jobs(self._cluster.objects[("jobsets", meta["namespace"], meta["name"])])
         else:
-            self._judge(jobset, jobs)
+            self._update_jobs(jobset, jobs)
 
     def _make_jobs(self, jobset: Raw) -> None:
         attempt = {RESTART_ATTEMPT_LABEL: str(jobset.get("status", {}).get("restarts", 0))}
@@ -89,7 +89,7 @@ class FakeControllers:
                 labels = attempt | {JOB_INDEX_LABEL: str(index)}
                 template = replicated["template"]
                 name = f"{jobset['metadata']['name']}-{replicated['name']}-{index}"
-                job = self._make(
+                job = self._make_object(
                     "jobs", name, jobset, template["metadata"]["labels"] | labels, template["spec"]
                 )
                 self._make_pods(job, labels)
@@ -100,11 +100,11 @@ class FakeControllers:
             node = self._node_names[(int(labels[JOB_INDEX_LABEL]) + index) % len(self._node_names)]
             own = template["metadata"]["labels"] | labels | {COMPLETION_INDEX_LABEL: str(index)}
             name = f"{job['metadata']['name']}-{index}-x{self._cluster._version}"  # noqa: SLF001  # a unique ending
-            pod = self._make("pods", name, job, own, template["spec"] | {"nodeName": node})
+            pod = self._make_object("pods", name, job, own, template["spec"] | {"nodeName": node})
             running = [{"name": "trainer", "state": {"running": {}}}]
             self._cluster.put("pods", pod | {"status": {"phase": "Running", "containerStatuses": running}})
 
-    def _make(self, plural: str, name: str, owner: Raw, labels: dict[str, str], spec: Raw) -> Raw:
+    def _make_object(self, plural: str, name: str, owner: Raw, labels: dict[str, str], spec: Raw) -> Raw:
         meta = {
             "name": name,
             "namespace": owner["metadata"]["namespace"],
@@ -120,24 +120,24 @@ class FakeControllers:
         }
         return dict(self._cluster.put(plural, {"metadata": meta, "spec": spec, "status": {}}))
 
-    def _judge(self, jobset: Raw, jobs: list[Raw]) -> None:
+    def _update_jobs(self, jobset: Raw, jobs: list[Raw]) -> None:
         for job in jobs:
             failed = [
                 pod
-                for pod in self._owned("pods", job["metadata"]["uid"])
+                for pod in self._list_owned("pods", job["metadata"]["uid"])
                 if pod["status"]["phase"] == "Failed"
             ]
             if failed and not condition_of(job, "FailureTarget"):
                 reason, message = _job_failure(job, failed)
-                self._condition("jobs", job, "FailureTarget", reason, message=message)
-        jobs = self._owned("jobs", jobset["metadata"]["uid"])
+                self._set_condition("jobs", job, "FailureTarget", reason, message=message)
+        jobs = self._list_owned("jobs", jobset["metadata"]["uid"])
         targets = [job for job in jobs if condition_of(job, "FailureTarget")]
-        if targets and self._stop(targets[0], keep=True):
+        if targets and self._stop_job(targets[0], keep=True):
             self._fail_or_restart(jobset, targets[0], jobs)
-        elif jobs and all(self._succeeded(job) for job in jobs):
+        elif jobs and all(self._has_succeeded(job) for job in jobs):
             for job in jobs:
-                self._condition("jobs", job, "Complete", "CompletionsReached")
-            self._condition("jobsets", jobset, "Completed", "AllJobsCompleted")
+                self._set_condition("jobs", job, "Complete", "CompletionsReached")
+            self._set_condition("jobsets", jobset, "Completed", "AllJobsCompleted")
 
     def _fail_or_restart(self, jobset: Raw, failed: Raw, jobs: list[Raw]) -> None:
         policy = jobset["spec"]["failurePolicy"]
@@ -148,9 +148,9 @@ class FakeControllers:
         exceeded = action == "RestartJobSet" and counted >= policy["maxRestarts"]
         if action == "FailJobSet" or exceeded:
             reason = "ReachedMaxRestarts" if exceeded else "FailJobSetFailurePolicyAction"
-            self._condition("jobsets", jobset, "Failed", reason, message="jobset failed")
+            self._set_condition("jobsets", jobset, "Failed", reason, message="jobset failed")
             return
-        if not self._stop_all(jobs):
+        if not self._stop_jobs(jobs):
             return
         restarts = {
             "restarts": status.get("restarts", 0) + 1,
@@ -158,20 +158,22 @@ class FakeControllers:
         }
         key = ("jobsets", jobset["metadata"]["namespace"], jobset["metadata"]["name"])
         self._cluster.put("jobsets", self._cluster.objects[key] | {"status": status | restarts})
-        self._condition("jobsets", self._cluster.objects[key], "RestartingJobSet", f"FailurePolicy_{name}")
+        self._set_condition(
+            "jobsets", self._cluster.objects[key], "RestartingJobSet", f"FailurePolicy_{name}"
+        )
 
-    def _stop(self, job: Raw, *, keep: bool = False) -> bool:
-        """The Job's pods have ended, and unless `keep`, are gone with it. False: a kubelet is not heard of."""
-        for pod in self._owned("pods", job["metadata"]["uid"]):
+    def _stop_job(self, job: Raw, *, keep: bool = False) -> bool:
+        """End the Job's pods and, unless `keep`, remove them and the Job. Return False if a kubelet is silent."""
+        for pod in self._list_owned("pods", job["metadata"]["uid"]):
             meta = pod["metadata"]
             if pod["status"]["phase"] in {"Failed", "Succeeded"}:
                 continue
             self._cluster.mark_deleted("pods", meta["namespace"], meta["name"], grace_s=30)
             if pod["spec"]["nodeName"] in self.stuck:
                 return False
-            self.end_pod(self._present(pod), 143)
+            self.end_pod(self._get_pod(pod), 143)
         if not keep:
-            pods = self._owned("pods", job["metadata"]["uid"])
+            pods = self._list_owned("pods", job["metadata"]["uid"])
             if any(self._is_held(pod) for pod in pods):
                 return False
             for pod in pods:
@@ -180,28 +182,31 @@ class FakeControllers:
         return True
 
     def _is_held(self, pod: Raw) -> bool:
-        """An object that is being deleted with grace goes only when its kubelet says that its containers have ended."""
+        """Return True for a pod that is deleted with grace on a stuck node.
+
+        Such a pod goes only when its kubelet says that its containers have ended.
+        """
         return (
             pod["spec"]["nodeName"] in self.stuck and pod["metadata"].get("deletionGracePeriodSeconds", 0) > 0
         )
 
-    def _stop_all(self, jobs: list[Raw]) -> bool:
-        stopped = [self._stop(job) for job in jobs]
+    def _stop_jobs(self, jobs: list[Raw]) -> bool:
+        stopped = [self._stop_job(job) for job in jobs]
         return all(stopped)
 
-    def _succeeded(self, job: Raw) -> bool:
+    def _has_succeeded(self, job: Raw) -> bool:
         return all(
-            pod["status"]["phase"] == "Succeeded" for pod in self._owned("pods", job["metadata"]["uid"])
+            pod["status"]["phase"] == "Succeeded" for pod in self._list_owned("pods", job["metadata"]["uid"])
         )
 
-    def _owned(self, plural: str, uid: str) -> list[Raw]:
+    def _list_owned(self, plural: str, uid: str) -> list[Raw]:
         return [
             raw
-            for raw in self._cluster.all(plural)
+            for raw in self._cluster.list_objects(plural)
             if any(owner["uid"] == uid for owner in raw["metadata"].get("ownerReferences", ()))
         ]
 
-    def _condition(self, plural: str, raw: Raw, kind: str, reason: str, **more: str) -> None:
+    def _set_condition(self, plural: str, raw: Raw, kind: str, reason: str, **more: str) -> None:
         status, message = more.get("status", "True"), more.get("message", "")
         known = condition_of(raw, kind)
         if (known.get("status"), known.get("reason")) == (status, reason):
@@ -220,11 +225,11 @@ class FakeControllers:
             plural, present | {"status": present.get("status", {}) | {"conditions": [*others, new]}}
         )
 
-    def _collect(self) -> None:
-        """Garbage collection: what has lost its owner goes."""
+    def _collect_garbage(self) -> None:
+        """Remove the objects that have lost their owner."""
         uids = {raw["metadata"]["uid"] for raw in self._cluster.objects.values()}
         for plural in ("jobs", "pods"):
-            for raw in self._cluster.all(plural):
+            for raw in self._cluster.list_objects(plural):
                 if not any(owner["uid"] in uids for owner in raw["metadata"]["ownerReferences"]):
                     self._cluster.remove(plural, raw["metadata"]["namespace"], raw["metadata"]["name"])
 

@@ -1,24 +1,20 @@
-"""One job in a cluster in memory, reconciled by the shipped code."""
+"""Run one job in a cluster in memory, reconciled by the shipped code."""
 
 from typing import Any
 
 from stepkeeper.contract import ExitCode, Report
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase, TrainingJobStatus
-from stepkeeper_operator.apply import Applier
-from stepkeeper_operator.cache import Cache, JobKey
-from stepkeeper_operator.evidence import EvidenceBook
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts.raw import RawObject, render_time
 from stepkeeper_operator.labels import SPOT_LABEL
-from stepkeeper_operator.memory import Memory
 from stepkeeper_operator.metrics import Metrics
-from stepkeeper_operator.observe import Observer
-from stepkeeper_operator.reconcile import Reconciler
-from stepkeeper_operator.reports import LastReport, ReportBook
+from stepkeeper_operator.reconcile import make_reconciler
 from stepkeeper_operator.settings import OperatorSettings
 from stepkeeper_operator.testing.cluster import FakeCluster
 from stepkeeper_operator.testing.controllers import FakeControllers
-from stepkeeper_operator.testing.words import last_word
+from stepkeeper_operator.testing.messages import termination_message
 
 __all__ = ["World", "training_job"]
 
@@ -27,7 +23,7 @@ _NODES = ("n1", "n2", "n3", "n4")
 
 
 def training_job(**spec: Any) -> dict[str, Any]:
-    """A manifest of job default/lm on two hosts; `spec` overrides or adds fields of the spec."""
+    """Make a manifest of job default/lm on two hosts. `spec` overrides or adds fields of the spec."""
     container = {"name": "trainer", "image": "trainer:1", "command": ["python", "train.py"]}
     base = {
         "placement": {"hosts": {"count": 2}},
@@ -44,11 +40,14 @@ def training_job(**spec: Any) -> dict[str, Any]:
 
 
 class World:
-    """Time stands still unless it is moved; watches bring every change at once."""
+    """A cluster, its controllers and one operator.
+
+    Time stands still unless it is moved; watches bring every change at once.
+    """
 
     def __init__(self, *, now: float = 1_800_000_000.0, spot: bool = False, **spec: Any) -> None:
         self.now = now
-        self._held_back: list[tuple[str, RawObject, bool]] = []
+        self._delayed: list[tuple[str, RawObject, bool]] = []
         self.cluster = FakeCluster(lambda: self.now)
         self.controllers = FakeControllers(self.cluster, lambda: self.now, node_names=_NODES)
         self._start_operator()
@@ -62,113 +61,92 @@ class World:
         self.now += 3600
 
     def _start_operator(self) -> None:
-        self.settings = OperatorSettings()
-        self.evidence = EvidenceBook()
-        self.cache = Cache(self.evidence, lambda: self.now)
-        self.reports = ReportBook()
+        self.settings = OperatorSettings(identity="operator-1")
+        self.cache = Cache(lambda: self.now)
+        self.reports = ReportCache()
         self.cluster.on_change = self._watch
-        memory, metrics = Memory(started_at=self.now), Metrics()
-        observer = Observer(
+        self.reconciler = make_reconciler(
             cluster=self.cluster,
             cache=self.cache,
-            evidence=self.evidence,
             reports=self.reports,
-            memory=memory,
-            ca_pem=lambda: "the CA",
-            resync_s=self.settings.resync_s,
-            clock=lambda: self.now,
-        )
-        applier = Applier(
-            cluster=self.cluster,
-            cache=self.cache,
-            memory=memory,
-            metrics=metrics,
-            identity="operator-1",
-            clock=lambda: self.now,
-        )
-        self.reconciler = Reconciler(
-            cache=self.cache,
-            reports=self.reports,
-            memory=memory,
-            observer=observer,
-            applier=applier,
             settings=self.settings,
-            metrics=metrics,
+            metrics=Metrics(),
+            ca_pem=lambda: "the CA",
             acting=lambda: True,
             clock=lambda: self.now,
         )
 
     def restart_operator(self) -> None:
-        """A new operator process: what it remembers is what it lists."""
+        """Start a new operator process. It knows only what it lists."""
         self._start_operator()
         for plural in ("checkpointedtrainingjobs", "jobsets", "jobs", "pods", "nodes"):
-            for raw in self.cluster.all(plural):
+            for raw in self.cluster.list_objects(plural):
                 self._watch(plural, raw, deleted=False)
 
-    def hold_back(self, *plurals: str) -> None:
-        """The watches of these kinds are late."""
+    def delay_watches(self, *plurals: str) -> None:
+        """Hold back the watches of these kinds."""
         watch = self._watch
 
         def late(plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
             if plural in plurals:
-                self._held_back.append((plural, raw, deleted))
+                self._delayed.append((plural, raw, deleted))
             else:
                 watch(plural, raw, deleted)
 
         self.cluster.on_change = late
 
-    def catch_up(self) -> None:
-        """What was held back arrives."""
+    def deliver_watches(self) -> None:
+        """Deliver the watch events that were held back."""
         self.cluster.on_change = self._watch
-        while self._held_back:
-            self._watch(*self._held_back.pop(0))
+        while self._delayed:
+            self._watch(*self._delayed.pop(0))
 
     def stop_operator(self) -> None:
-        """No operator watches any more."""
+        """Stop the operator: it watches nothing any more."""
         self.cluster.on_change = lambda _plural, _raw, _deleted: None
 
     async def reconcile(self) -> float | None:
-        """One reconcile. Answers in how many seconds the operator wants to look again."""
+        """Reconcile once. Return in how many seconds the operator wants to look again."""
         return await self.reconciler.reconcile(_KEY)
 
-    async def settle(self, *, rounds: int = 12) -> None:
-        """Operator and controllers in turn, a few seconds apart, until neither has more to do."""
+    async def run_until_settled(self, *, rounds: int = 12) -> None:
+        """Run operator and controllers in turn, a few seconds apart, until neither has more to do."""
         for _ in range(rounds):
             await self.reconcile()
             self.controllers.sync()
             self.now += 2
         await self.reconcile()
 
-    async def writes_of(self, *, rounds: int = 1) -> list[str]:
-        """What is written in so many reconciles: nothing, in a cluster at rest."""
+    async def record_writes(self, *, rounds: int = 1) -> list[str]:
+        """Reconcile so many times and return the writes. There are none in a cluster at rest."""
         self.cluster.writes.clear()
         for _ in range(rounds):
             await self.reconcile()
         return [f"{write.verb} {write.plural}" for write in self.cluster.writes]
 
-    def report(self, report: Report, *, ordinal: tuple[int, int] | None = None) -> None:
-        """A pod of the present attempt reported."""
-        jobset = self.cache.jobset(_KEY)
+    def receive_report(self, report: Report, *, ordinal: tuple[int, int] | None = None) -> None:
+        """Receive a report from a pod of the present attempt."""
+        jobset = self.cache.get_jobset(_KEY)
         present = (0, 0) if jobset is None else jobset.ordinal
-        last = LastReport(report=report, ordinal=ordinal or present, pod="lm-w-0-0", received_at=self.now)
-        self.reports.add(self.job.metadata.uid, last)
+        last = LastReport(report=report, ordinal=ordinal or present, received_at=self.now)
+        self.reports.add_report(self.job.metadata.uid, last)
 
     def preempt(self, index: int = 0) -> None:
-        """The kubelet of a Spot machine ends a pod; the trainer saves on all hosts and stops."""
+        """Let the kubelet of a Spot machine end a pod. The trainer saves on all hosts and stops."""
         self.controllers.disrupt(self.pods[index], "TerminationByKubelet")
         for pod in self.pods:
-            message = last_word(ExitCode.SAVED, notice="sigterm", step=120, root="r", sequence=7)
+            message = termination_message(ExitCode.SAVED, notice="sigterm", step=120, root="r", sequence=7)
             self.controllers.end_pod(pod, ExitCode.SAVED, message=message)
 
     def lose_node(self, name: str) -> None:
-        """The node is not heard of any more."""
+        """Silence the kubelet of the node."""
         self.controllers.stuck.add(name)
         node = self.cluster.objects["nodes", None, name]
         unknown = {"type": "Ready", "status": "Unknown", "lastTransitionTime": render_time(self.now)}
         self.cluster.put("nodes", node | {"status": {"conditions": [unknown]}})
 
     def edit(self, **spec: Any) -> None:
-        """The user changed the spec."""
+        """Change the spec as a user would."""
         raw = self.cluster.objects["checkpointedtrainingjobs", *_KEY]
         meta = raw["metadata"] | {"generation": raw["metadata"]["generation"] + 1}
         self.cluster.put("checkpointedtrainingjobs", raw | {"metadata": meta, "spec": raw["spec"] | spec})
@@ -182,16 +160,16 @@ class World:
         return self.job.status
 
     def phase(self) -> Phase | None:
-        """Now; a property's value would be taken for unchanged by type checkers."""
+        """Return the present phase. A method, because type checkers take a property's value for unchanged."""
         return self.status.phase
 
     @property
     def causes(self) -> list[str | None]:
-        """Of the attempts; None for one that runs."""
+        """The causes of the attempts; None for one that runs."""
         return [attempt.cause for attempt in self.status.attempts]
 
     def condition(self, kind: str) -> tuple[ConditionStatus, str] | None:
-        """Status and reason."""
+        """Return status and reason of a condition."""
         return next(((c.status, c.reason) for c in self.status.conditions if c.type == kind), None)
 
     @property
@@ -200,21 +178,23 @@ class World:
 
     @property
     def pods(self) -> list[dict[str, Any]]:
-        return self.cluster.all("pods")
+        return self.cluster.list_objects("pods")
 
     @property
     def events(self) -> list[str]:
-        """Reasons of the events, in their order."""
-        raws = sorted(self.cluster.all("events"), key=lambda raw: int(raw["metadata"]["resourceVersion"]))
+        """The reasons of the events, in their order."""
+        raws = sorted(
+            self.cluster.list_objects("events"), key=lambda raw: int(raw["metadata"]["resourceVersion"])
+        )
         return [raw["reason"] for raw in raws]
 
     def _watch(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
         see = {
-            "checkpointedtrainingjobs": self.cache.see_training_job,
-            "jobsets": self.cache.see_jobset,
-            "jobs": self.cache.see_job,
-            "pods": self.cache.see_pod,
-            "nodes": self.cache.see_node,
+            "checkpointedtrainingjobs": self.cache.record_training_job,
+            "jobsets": self.cache.record_jobset,
+            "jobs": self.cache.record_job,
+            "pods": self.cache.record_pod,
+            "nodes": self.cache.record_node,
         }.get(plural)
         if see is not None:
             see(raw, deleted=deleted)

@@ -1,4 +1,4 @@
-"""What differs between kinds of tensors: where their parts lie, how those are read and filled."""
+"""Handle the kinds of tensors alike: describe where their parts lie, read them and fill them."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,15 @@ class _Adapter(Protocol):
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
-    """Where every part of the tensor lies, on all ranks. Only metadata is looked at: no computation, no transfer.
+    """Describe where every part of the tensor lies, on all ranks. Nothing is computed or transferred.
 
-    An XLA tensor whose computation is still pending may get its sharding only when that has run: a save
-    describes after `materialize`.
+    An XLA tensor with a pending computation may get its sharding only when that has run. So a save calls `materialize`
+    first.
+
+    Args:
+        fqn: the tensor's flat name.
+        tensor: any tensor that can be stored.
+        ranks: this process among those that save or load.
 
     Raises:
         UnsupportedShardingError: the placement doesn't say which device holds what.
@@ -37,44 +42,42 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """All local shards as contiguous CPU tensors without padding, by local index, moved once.
+    """Return all local shards by local index, as contiguous CPU tensors without padding.
 
-    CPU tensors may share memory with the tensor. On XLA the transfer holds the GIL, and moves every copy of a
-    partially replicated tensor.
+    CPU tensors may share memory with the tensor. On XLA the transfer holds the GIL, and moves every copy of a partially
+    replicated tensor.
 
     Raises:
-        UnsupportedShardingError: as `describe`.
+        UnsupportedShardingError: see `describe`.
     """
     return _adapter(tensor).local_shards(tensor)
 
 
-def local_shard(tensor: torch.Tensor, local_index: int) -> torch.Tensor:
-    """One local shard, as `local_shards`; on XLA each call moves all of the tensor's."""
-    return local_shards(tensor)[local_index]
-
-
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
-    """The tensor has these elements, bit for bit, in place, with the sharding it had; other copies on this rank too.
+    """Overwrite the tensor's elements in place, bit for bit. Its sharding stays; all copies on this rank are filled.
 
-    `pieces` holds a CPU tensor for each of `TensorLayout.local_boxes(rank)`, by its local index, of that box's sizes.
+    Args:
+        tensor: the tensor to fill.
+        pieces: a CPU tensor for each of `TensorLayout.local_boxes(rank)`, by local index, with that box's sizes and the
+            tensor's dtype.
 
     Raises:
-        ValueError: a piece is lacking, or has another shape or dtype.
-        UnsupportedShardingError: as `describe`.
+        ValueError: a piece is missing, or has another shape or dtype.
+        UnsupportedShardingError: see `describe`.
     """
     _adapter(tensor).fill(tensor, pieces)
 
 
 def identity(tensor: torch.Tensor) -> object:
-    """Equal for tied tensors: the same elements of the same memory. None where that can't be told."""
+    """Return a key that is equal for tied tensors: the same elements of the same memory. None if that can't be told."""
     if isinstance(tensor, ShardedTensor):
-        # Refused when it is described, which can say its name.
+        # `describe` refuses it, and can name it.
         return None
     return _adapter(tensor).identity(tensor)
 
 
 def structure(tensor: torch.Tensor) -> object:
-    """Equal, and hashable, for tensors that are described alike, whatever their elements are. Cheap."""
+    """Return a hashable key that is equal for tensors that are described alike, whatever their elements are. Cheap."""
     if is_ordinary(tensor):
         return (tensor.dtype, tensor.layout, tensor.shape)
     kind: object = None
@@ -90,122 +93,122 @@ def structure(tensor: torch.Tensor) -> object:
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:
-    """On the CPU, of torch's own classes, without attributes of its own: told at once, for there may be thousands."""
+    """Return whether this is a CPU tensor of torch's own classes, without attributes. Fast: there may be thousands."""
     return type(tensor) in _ORDINARY and tensor.is_cpu and not tensor.__dict__
 
 
 def ordinary_forms(tensors: Sequence[torch.Tensor]) -> list[object] | None:
-    """For `have_forms`; None unless all are ordinary tensors with memory of their own."""
+    """Return the forms to pass to `have_forms`; None unless all tensors are ordinary and strided."""
     if not all(is_ordinary(tensor) and tensor.layout is torch.strided for tensor in tensors):
         return None
     known: dict[object, object] = {}
     return [
-        # Of thousands of tensors few have a form of their own.
+        # Thousands of tensors have few different forms.
         known.setdefault(structure(tensor), (tensor.dtype, tensor.layout, tensor.shape, True, {}))
         for tensor in tensors
     ]
 
 
 def have_forms(tensors: Sequence[torch.Tensor], forms: Sequence[object]) -> bool:
-    """Whether they are ordinary tensors too, each of the same structure. Much cheaper than to ask for these."""
+    """Return whether these are ordinary tensors with these forms. Much cheaper than comparing `structure`."""
     return _ORDINARY.issuperset(map(type, tensors)) and all(map(eq, map(_form, tensors), forms))
 
 
 def materialize(tensors: Mapping[str, torch.Tensor]) -> None:
-    """No tensor has a computation pending; without XLA tensors nothing is done."""
+    """Start all pending XLA work if any of these tensors has a computation pending; do nothing without XLA tensors."""
     if "torch_xla" in sys.modules:
         from stepkeeper_planners.adapters import xla
 
         xla.materialize(tensors.values())
 
 
-def without_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What to save instead of those of `tensors` of which more would be moved than is written, by the same names.
+def deduplicate_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return replacements for tensors of which a save would move more from the devices than it writes, by name.
 
-    These are copies on the devices, cut further; all elements are equal. Empty without XLA tensors.
+    The replacements are copies on the devices, cut further, with equal elements. Empty without XLA tensors.
 
-    Ranks: all call it with the same tensors, for it runs a program on all devices.
+    Ranks: all ranks call it with the same tensors, because it runs a program on all devices.
     """
     if "torch_xla" not in sys.modules:
         return {}
     from stepkeeper_planners.adapters import xla
 
-    return xla.without_copies(tensors)
+    return xla.deduplicate_copies(tensors)
 
 
-def clone_to_move(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A pending copy on the tensor's devices, cut as by `without_copies` where that is a gain."""
+def clone_for_transfer(fqn: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a pending copy on the tensor's devices, cut as by `deduplicate_copies` if that helps."""
     if tensor.device.type == "xla":
         from stepkeeper_planners.adapters import xla
 
-        clone = xla.cut_clone(tensor, fqn)
+        clone = xla.clone_deduplicated(tensor, fqn)
         if clone is not None:
             return clone
     return tensor.detach().clone()
 
 
-def zeros_placed_as(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros of the tensor's shape and dtype, on its devices, with its sharding."""
+def zeros_sharded_as(tensor: torch.Tensor) -> torch.Tensor:
+    """Return zeros with the tensor's shape and dtype, on its devices, with its sharding."""
     zeros = torch.zeros_like(tensor.detach())
-    place_as(zeros, tensor)
+    copy_sharding(zeros, tensor)
     return zeros
 
 
-def place_as(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """The tensor has the sharding of the other one, which is of the same shape; its elements are as before."""
+def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Give the tensor the sharding of `other`, which has the same shape; its elements stay."""
     if tensor.device.type == "xla" == other.device.type:
-        from stepkeeper_planners.adapters import xla
+        from stepkeeper_planners.adapters import xla_sharding
 
-        xla.place_as(tensor, other)
+        xla_sharding.copy_sharding(tensor, other)
 
 
 def has_sharding(tensor: torch.Tensor) -> bool:
     """Tell whether the tensor has a sharding. An XLA tensor has none if nobody marked it and no program made it."""
     if tensor.device.type != "xla":
         return True
-    from stepkeeper_planners.adapters import xla
+    from stepkeeper_planners.adapters import xla_sharding
 
-    return xla.has_sharding(tensor)
+    return xla_sharding.has_sharding(tensor)
 
 
 def clear_sharding(tensors: Sequence[torch.Tensor]) -> None:
     """Leave the sharding of these XLA tensors to the next program that writes them. Their data stays where it is."""
     if any(tensor.device.type == "xla" for tensor in tensors):
-        from stepkeeper_planners.adapters import xla
+        from stepkeeper_planners.adapters import xla_sharding
 
-        xla.clear_sharding(tensors)
+        xla_sharding.clear_sharding(tensors)
 
 
-def start(tensors: Sequence[torch.Tensor]) -> None:
-    """What was pending on these tensors was started, and nothing else; without XLA tensors nothing is done."""
+def start_pending(tensors: Sequence[torch.Tensor]) -> None:
+    """Start the computations that are pending on these tensors, and no others; do nothing without XLA tensors."""
     if any(tensor.device.type == "xla" for tensor in tensors):
         from stepkeeper_planners.adapters import xla
 
-        xla.start(tensors)
+        xla.start_pending(tensors)
 
 
-def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The memory of the only local shard, on the CPU: what is written there is in the tensor. Else None."""
+def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the memory of the only local shard if it is on the CPU, else None. Writing to it fills the tensor."""
     adapter = _adapter(tensor)
     if adapter is dtensor:
-        return dtensor.in_place(tensor)
-    return plain.in_place(tensor) if adapter is plain else None
+        return dtensor.host_memory(tensor)
+    return plain.host_memory(tensor) if adapter is plain else None
 
 
-def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether several elements of the local memory are surely one place in it, as after expand()."""
+def has_overlapping_elements(tensor: torch.Tensor) -> bool:
+    """Return whether several elements of the local memory surely share one place, as after expand()."""
     if tensor.device.type == "xla":
         return False
-    local = dtensor.local_part(tensor) if _is_dtensor(tensor) else tensor
+    local = dtensor.to_local(tensor) if _is_dtensor(tensor) else tensor
     steps = zip(local.shape, local.stride(), strict=True)
     return local.numel() > 0 and any(size > 1 and not step for size, step in steps)
 
 
-def sharded_among(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those that lie in parts on several devices; of torch_xla, wrapped as its own planners have them.
+def select_sharded(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of which devices hold different parts. XLA tensors are wrapped as torch_xla's planners expect.
 
     Raises:
-        UnsupportedShardingError: as `describe`.
+        UnsupportedShardingError: see `describe`.
     """
     found = {}
     for fqn, tensor in tensors.items():
@@ -216,7 +219,7 @@ def sharded_among(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
         elif tensor.device.type == "xla":
             from stepkeeper_planners.adapters import xla
 
-            sharded = xla.as_sharded(fqn, tensor)
+            sharded = xla.wrap_sharded(fqn, tensor)
         else:
             continue
         if sharded is not None:
@@ -225,7 +228,7 @@ def sharded_among(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    """Not torch_xla's sharded tensor: that is a DTensor by class, without a mesh of ranks."""
+    """Return whether this is a DTensor with a mesh of ranks. torch_xla's sharded tensor is one only by class."""
     return isinstance(tensor, DTensor) and tensor.device.type != "xla"
 
 
@@ -237,13 +240,13 @@ def _adapter(tensor: torch.Tensor, fqn: str = "tensor") -> _Adapter:
             f"{fqn}: torch's old ShardedTensor isn't stored. Use DTensor: fully_shard() makes it, and so does "
             "FullyShardedDataParallel where it is given a device_mesh"
         )
-    # A DTensor first: its local tensor may be on any device, and what it says of its shape is global.
+    # DTensor comes first: its local tensor may be on any device, and its shape is global.
     if _is_dtensor(tensor):
         return dtensor
     if checkpointable.is_checkpointable(tensor):
         return checkpointable
     if tensor.device.type == "xla":
-        # Such a tensor means that torch_xla was imported already.
+        # With such a tensor, torch_xla is imported already.
         from stepkeeper_planners.adapters import xla
 
         return cast("_Adapter", xla)

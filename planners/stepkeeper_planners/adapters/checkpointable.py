@@ -1,6 +1,7 @@
-"""Local tensors that say themselves which boxes of a global one they hold: torch's CheckpointableTensor protocol.
+"""Handle local tensors that say which boxes of a global tensor they hold: torch's CheckpointableTensor protocol.
 
-Told by its four attributes, which any torch.Tensor may be given; torch 2.15 has the protocol, none is needed here.
+They are recognized by four attributes, which any torch.Tensor may be given. torch 2.15 has the protocol; it isn't
+needed here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,19 +22,19 @@ _ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 class _Checkpointable(Protocol):
     global_shape: tuple[int, ...]
     global_offsets: tuple[tuple[int, ...], ...]
-    """Where each local shard starts in the global tensor."""
+    """Start of each local shard in the global tensor."""
     local_offsets: tuple[tuple[int, ...], ...]
-    """Where it starts in the local one, which may hold padding too."""
+    """Start of each local shard in the local tensor, which may hold padding too."""
     local_sizes: tuple[tuple[int, ...], ...]
 
 
 def is_checkpointable(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has the protocol's attributes."""
+    """Return whether the tensor has the protocol's attributes."""
     return all(hasattr(tensor, name) for name in _ATTRIBUTES)
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
-    """The chunks of this rank; the layout isn't complete, for nothing tells what other ranks hold.
+    """Describe the chunks of this rank. The layout isn't complete: nothing tells what other ranks hold.
 
     Raises:
         LayoutError: the attributes contradict one another, or the tensor.
@@ -58,41 +59,41 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The shards of the local tensor on the CPU, contiguous, without padding."""
+    """Return the shards of the local tensor on the CPU, contiguous, without padding."""
     shape = tuple(_attributes(tensor).global_shape)
     if not prod(shape):
         return [torch.empty(shape, dtype=tensor.dtype)]
-    return [plain.plain_data(shard) for shard in _views(tensor)]
+    return [plain.to_plain_cpu(shard) for shard in _views(tensor)]
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
-    """Every local shard has its piece's elements; what lies between the shards is as it was.
+    """Fill every local shard from its piece; what lies between the shards stays.
 
-    A shard that has the same box as an earlier one gets the same piece.
+    A shard with the same box as an earlier one gets the same piece.
 
     Raises:
-        ValueError: a piece is lacking, or has another shape or dtype.
+        ValueError: a piece is missing, or has another shape or dtype.
     """
     first: dict[Box, int] = {}
     shards = zip(_shards("tensor", tensor), _views(tensor), strict=True)
     for index, ((box, _), view) in enumerate(shards):
         if box.volume:
-            piece = plain.checked_piece(pieces, first.setdefault(box, index), box.sizes, tensor.dtype)
+            piece = plain.get_piece(pieces, first.setdefault(box, index), box.sizes, tensor.dtype)
             with torch.no_grad():
                 view.copy_(piece)
 
 
 def structure(tensor: torch.Tensor) -> object:
-    """Which boxes of the whole it holds, and where."""
+    """Return which boxes of the global tensor it holds, and where."""
     return tuple(str(getattr(tensor, name)) for name in _ATTRIBUTES)
 
 
 def identity(tensor: torch.Tensor) -> object:
-    """Which memory, seen how, as which part of what."""
+    """Return which memory it uses, how it views it, and which part of the global tensor that is."""
     held = _attributes(tensor)
     boxes = (tuple(held.global_shape), tuple(map(tuple, held.global_offsets)))
     place = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    # By the storage, not by its address: the local tensor may be empty on some ranks only, and tied on all.
+    # The storage is compared, not its address: the local tensor may be empty on some ranks only, and tied on all.
     return ("checkpointable", tensor.untyped_storage()._cdata, place, boxes)  # noqa: SLF001 — as torch.serialization
 
 
@@ -107,7 +108,7 @@ def _views(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _shards(fqn: str, tensor: torch.Tensor) -> list[tuple[Box, Box]]:
-    """Each shard's box in the global tensor and in the local one."""
+    """Return each shard's box in the global tensor and in the local one."""
     held = _attributes(tensor)
     shape, local_shape = tuple(held.global_shape), tuple(tensor.shape)
     counts = {name: len(getattr(held, name)) for name in _ATTRIBUTES[1:]}

@@ -1,4 +1,4 @@
-"""Which rank holds a device's shard, as which of its local shards. Pure."""
+"""Map devices to ranks: which rank holds a device's shard, and at which local index. Pure."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,20 @@ from stepkeeper_planners.geometry.layout import Owner, Ranks
 def device_owners(
     local: Sequence[int], everywhere: Sequence[int], process_count: int, ranks: Ranks
 ) -> dict[int, tuple[Owner, ...]]:
-    """For each device of the program the copies of its shard, from my own devices and all of them.
+    """Return, for each device of the program, the copies of its shard.
 
-    One process: each rank runs the whole program on devices of its own, numbered alike; they are copies of one
-    another. Several: the ranks are the program's processes, each with its share of the devices, in their order.
+    With one process in the program, each rank runs the whole program on devices of its own, numbered alike; they are
+    copies of one another. With several, the ranks are the program's processes, each with its share of the devices, in
+    order.
+
+    Args:
+        local: the numbers of this process's devices.
+        everywhere: the numbers of all devices of the program.
+        process_count: the number of processes that run the program.
+        ranks: this process among those that save or load.
 
     Raises:
-        UnsupportedShardingError: it is neither.
+        UnsupportedShardingError: the devices and ranks fit neither case.
     """
     if process_count == 1:
         return {

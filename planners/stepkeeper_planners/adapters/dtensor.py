@@ -1,4 +1,4 @@
-"""DTensor: described from its mesh and placements alone, so that every rank knows where all parts are."""
+"""Handle DTensors. They are described from mesh and placements alone, so every rank knows where all parts are."""
 
 from collections.abc import Mapping
 
@@ -11,46 +11,46 @@ from torch.distributed.tensor.placement_types import Placement
 
 from stepkeeper_planners.adapters import plain
 from stepkeeper_planners.adapters.placements import (
-    Cut,
+    DimShard,
     Placements,
     RankMesh,
+    add_slice_dimension,
     box_of_rank,
-    check_order,
-    chunks_of_group,
+    check_ascending_ranks,
+    chunks_in_group,
     chunks_on_mesh,
-    with_siblings,
 )
 from stepkeeper_planners.dtypes import dtype_name
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.geometry.mesh_slices import slices_beside
+from stepkeeper_planners.geometry.mesh_slices import list_mesh_slices
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
-    """One chunk for each place on the mesh, held by the ranks whose places differ in replicated dimensions only.
+    """Describe one chunk for each place on the mesh. The ranks that differ only in replicated dimensions hold copies.
 
-    On a slice of a larger mesh: the same tensor lies on the slices beside it, as it does on each of the ranks of a
-    tensor-parallel group where a layer isn't parallel. Ranks outside of all that hold nothing.
+    A tensor on a slice of a larger mesh also lies on the slices beside it. An example is a layer that isn't parallel,
+    in a tensor-parallel group: each rank of the group holds it. Ranks outside of all slices hold nothing.
 
-    Ranks: those of the mesh are numbered as in the default process group.
+    Ranks: the mesh uses global ranks.
 
     Raises:
-        UnsupportedShardingError: a placement is Partial, or doesn't say who holds what; or ranks don't ascend along
-            a mesh dimension that cuts; or a part lies outside of the process group; or the local tensor isn't what
-            the placements say, or has no elements in memory.
+        UnsupportedShardingError: a placement is Partial, or doesn't say who holds what; ranks don't ascend along a mesh
+            dimension that shards; a part lies outside of the process group; or the local tensor doesn't match the
+            placements, or has no elements in memory.
     """
     shape = tuple(tensor.shape)
-    local = local_part(tensor)
+    local = to_local(tensor)
     plain.check_storable(fqn, local)
     try:
-        mesh, placements = _placed(_dtensor(tensor))
+        mesh, placements = _find_placement(_dtensor(tensor))
         if ranks.members is None:
             chunks, own = chunks_on_mesh(mesh, placements, shape), ranks.rank
         else:
-            chunks = chunks_of_group(mesh, placements, shape, ranks.members)
+            chunks = chunks_in_group(mesh, placements, shape, ranks.members)
             own = ranks.members[ranks.rank]
         if tensor.numel():
-            check_order(mesh, placements)
+            check_ascending_ranks(mesh, placements)
             held = box_of_rank(mesh, placements, shape, own)
             _check_local(local, own, None if held is None else held.sizes)
     except UnsupportedShardingError as error:
@@ -61,53 +61,53 @@ def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
         dtype=dtype_name(tensor.dtype),
         global_shape=shape,
         chunks=chunks,
-        siblings=slices_beside(mesh.ranks, n_slices, ranks.members),
+        mesh_slices=list_mesh_slices(mesh.ranks, n_slices, ranks.members),
     )
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The local tensor on the CPU, contiguous; its own memory where it is that already."""
+    """Return the local tensor on the CPU, contiguous; its own memory if it is that already."""
     if not tensor.numel():
         return [torch.empty(tensor.shape, dtype=tensor.dtype)]
-    return [plain.plain_data(local_part(tensor))]
+    return [plain.to_plain_cpu(to_local(tensor))]
 
 
-def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The local tensor's own memory if it is on the CPU, else None."""
-    return plain.in_place(local_part(tensor))
+def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the local tensor's own memory if it is on the CPU, else None."""
+    return plain.host_memory(to_local(tensor))
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
-    """The local tensor has the piece's elements; nothing is done where it has no elements.
+    """Fill the local tensor from its piece; do nothing if it has no elements.
 
     Raises:
-        ValueError: the piece is lacking, or has another shape or dtype.
+        ValueError: the piece is missing, or has another shape or dtype.
     """
-    local = local_part(tensor)
+    local = to_local(tensor)
     if local.numel() and tensor.numel():
         plain.fill(local, pieces)
 
 
 def identity(tensor: torch.Tensor) -> object:
-    """Which memory, seen how, as which part of what.
+    """Return which memory it uses, how it views it, and which part of the global tensor that is.
 
-    Told by the storage, not by its address: the local tensor may be empty on some ranks only, and tied on all.
+    The storage tells the memory, not its address: the local tensor may be empty on some ranks only, and tied on all.
     """
-    local = local_part(tensor)
+    local = to_local(tensor)
     part = (_dtensor(tensor).device_mesh, _dtensor(tensor).placements, tuple(tensor.shape))
     place = (local.storage_offset(), tuple(local.shape), local.stride(), local.dtype)
     return ("dtensor", local.untyped_storage()._cdata, place, part)  # noqa: SLF001 — as torch.serialization does
 
 
 def structure(tensor: torch.Tensor) -> object:
-    """Where its parts lie, and what the local one looks like."""
-    local = local_part(tensor)
+    """Return where its parts lie, and the form of the local one."""
+    local = to_local(tensor)
     held = (type(local), local.layout, local.is_quantized, tuple(local.shape))
     return (_dtensor(tensor).device_mesh, _dtensor(tensor).placements, held)
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether different ranks hold different parts."""
+    """Return whether different ranks hold different parts."""
     mesh = _dtensor(tensor).device_mesh
     return any(
         mesh.size(dim) > 1 and not placement.is_replicate()
@@ -120,25 +120,25 @@ def _dtensor(tensor: torch.Tensor) -> DTensor:
     return tensor
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The local tensor, with nothing pending."""
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the local tensor, with nothing pending."""
     with torch.no_grad():
         local = _dtensor(tensor).to_local()
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
-def _placed(tensor: DTensor) -> tuple[RankMesh, Placements]:
-    """Where all copies are, and how the tensor is cut over them."""
+def _find_placement(tensor: DTensor) -> tuple[RankMesh, Placements]:
+    """Return the mesh of all ranks with copies, and how the tensor is sharded over it."""
     mesh = tensor.device_mesh
     root = _root_of(mesh)
     placements = _placements(tensor.placements)
     slice_ = _rank_mesh(mesh)
-    whole = slice_ if root is mesh else with_siblings(slice_, _rank_mesh(root))
+    whole = slice_ if root is mesh else add_slice_dimension(slice_, _rank_mesh(root))
     return whole, placements + (None,) * (len(whole.shape) - len(slice_.shape))
 
 
 def _root_of(mesh: DeviceMesh) -> DeviceMesh:
-    """What the mesh is a slice of; public in no version of torch."""
+    """Return the mesh that this one is a slice of. No version of torch has a public function for it."""
     find = getattr(mesh, "_get_root_mesh", None)
     root: DeviceMesh = find() if find else device_mesh._mesh_resources.get_root_mesh(mesh)  # noqa: SLF001 — see above
     return root
@@ -149,7 +149,7 @@ def _rank_mesh(mesh: DeviceMesh) -> RankMesh:
 
 
 def _placements(placements: tuple[Placement, ...]) -> Placements:
-    cuts: list[Cut | None] = []
+    cuts: list[DimShard | None] = []
     for placement in placements:
         if placement.is_replicate():
             cuts.append(None)
@@ -160,7 +160,7 @@ def _placements(placements: tuple[Placement, ...]) -> Placements:
             )
         elif isinstance(dim := getattr(placement, "dim", None), int):
             # Some torch versions don't count a strided shard among the shards.
-            cuts.append(Cut(dim=dim, split_factor=getattr(placement, "split_factor", 1)))
+            cuts.append(DimShard(dim=dim, split_factor=getattr(placement, "split_factor", 1)))
         else:
             raise UnsupportedShardingError(
                 f"it is placed as {placement}, which isn't known here; redistribute() it to Replicate or Shard first"

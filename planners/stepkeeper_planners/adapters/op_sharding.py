@@ -1,4 +1,4 @@
-"""XLA's own text for a sharding, "{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", as boxes and devices. Pure."""
+"""Parse XLA's text for a sharding, "{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", into boxes and devices. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -21,18 +21,19 @@ _TILED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
-    """Each dimension cut into so many tiles of one size; the last ones may be short, or empty."""
+    """Cut each dimension into tiles of one size; the last ones may be smaller, or empty."""
 
     counts: tuple[int, ...]
+    """The number of tiles along each dimension."""
     groups: tuple[tuple[int, ...], ...]
-    """For each tile, in row-major order, the devices with a copy of it."""
+    """For each tile, in row-major order, the devices that hold a copy."""
 
     def padded_sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """What every device holds, padding included."""
+        """Return the sizes of what every device holds, with padding."""
         return tuple(-(-size // count) for size, count in zip(shape, self.counts, strict=True))
 
     def boxes(self, shape: tuple[int, ...]) -> list[Box]:
-        """The tiles without padding, in row-major order."""
+        """Return the tiles without padding, in row-major order."""
         tile = self.padded_sizes(shape)
         boxes = []
         for index in np.ndindex(*self.counts):
@@ -43,14 +44,14 @@ class Tiling:
 
     @property
     def copies(self) -> int:
-        """How many devices hold each tile."""
+        """The number of devices that hold each tile."""
         return len(self.groups[0])
 
-    def without_copies(self, shape: tuple[int, ...]) -> "Tiling | None":
-        """The same borders and more, so that no two devices hold the same element; None if that can't be done evenly.
+    def deduplicated(self, shape: tuple[int, ...]) -> "Tiling | None":
+        """Return a tiling with more cuts, in which no two devices hold the same element; None if that isn't even.
 
-        Each device keeps a part of what it has: getting there needs no communication. Uneven tilings are left
-        alone, because the compiler would gather a tensor that comes out of a program in uneven tiles.
+        Each device keeps a part of what it has, so no communication is needed. Uneven tilings are left alone, because
+        the compiler would gather a tensor that comes out of a program in uneven tiles.
         """
         counts = list(self.counts)
         devices = np.array(self.groups).reshape(*counts, self.copies)
@@ -66,15 +67,15 @@ class Tiling:
         return Tiling(counts=tuple(counts), groups=tuple((int(device),) for device in devices.flatten()))
 
     def device_boxes(self, shape: tuple[int, ...]) -> Mapping[int, Box]:
-        """The box of each device."""
+        """Return the box of each device."""
         return _device_boxes(self, shape)
 
 
 def parse_sharding(fqn: str, text: str, ndim: int) -> Tiling | None:
-    """The tiling that the text describes; None if every device holds the whole tensor.
+    """Return the tiling that the text describes; None if every device holds the whole tensor.
 
     Raises:
-        UnsupportedShardingError: the text doesn't say which device holds what, or is of a kind unknown here.
+        UnsupportedShardingError: the text doesn't say which device holds what, or its kind is unknown here.
     """
     try:
         return _parsed(text, ndim)

@@ -1,4 +1,4 @@
-"""Where the parts of a tensor lie that is cut and copied over a mesh of ranks. Pure: no process group is needed."""
+"""Compute which rank holds which part of a tensor that is sharded and replicated over a mesh. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,37 +16,38 @@ from stepkeeper_planners.geometry.layout import Chunk, Owner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMesh:
-    """Ranks on a grid, in row-major order, which need not be their own."""
+    """A mesh of ranks, in row-major order. The mesh need not contain this process's rank."""
 
     shape: tuple[int, ...]
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """One mesh dimension cuts this dimension of the tensor."""
+class DimShard:
+    """A mesh dimension shards this dimension of the tensor, as DTensor's Shard and _StridedShard do."""
 
     dim: int
     split_factor: int = 1
-    """Into how many parts later mesh dimensions had cut it before: FSDP over tensor parallelism. 1: none had."""
+    """Into how many parts later mesh dimensions had cut it before, as for FSDP over tensor parallelism; 1 for none."""
 
 
-Placements = tuple[Cut | None, ...]
-"""For each mesh dimension what it cuts; None where it holds copies."""
+Placements = tuple[DimShard | None, ...]
+"""For each mesh dimension, what it shards; None if it holds copies."""
 
 _SHOWN: Final = 16
-"""Ranks of a mesh that are shown in a message."""
+"""Most ranks of a mesh that a message shows."""
 
 Span = tuple[int, int]
 """Offset and size along one dimension."""
 
 
 @lru_cache(maxsize=64)
-def with_siblings(mesh: RankMesh, root: RankMesh) -> RankMesh:
-    """The mesh with one dimension more, for those that lie beside it in the mesh that all were cut out of.
+def add_slice_dimension(mesh: RankMesh, root: RankMesh) -> RankMesh:
+    """Return the mesh with a further dimension, over the slices beside it in its root mesh.
 
-    As where only some layers are tensor-parallel: the others lie on a mesh of its own for each of the parallel
-    ranks, which know nothing of one another and hold copies. The mesh itself where nothing lies beside it.
+    An example is a model with some tensor-parallel layers: every other layer lies on one mesh for each of the parallel
+    ranks. These meshes know nothing of one another, and hold copies. If nothing lies beside the mesh, it is returned
+    as it is.
     """
     at = np.array(np.unravel_index([root.ranks.index(rank) for rank in mesh.ranks], root.shape))
     along = [dim for dim in range(len(root.shape)) if (at[dim] != at[dim][0]).any()]
@@ -63,13 +64,13 @@ def with_siblings(mesh: RankMesh, root: RankMesh) -> RankMesh:
 
 @lru_cache(maxsize=256)
 def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...]) -> tuple[Chunk, ...]:
-    """The parts with elements, each with a copy on every rank of its place on the mesh; local index 0 everywhere.
+    """Return the parts that have elements, each with a copy on every rank of its place on the mesh, at local index 0.
 
-    A tensor without elements is one chunk that all ranks of the mesh hold. The result, and the owners in it, are
-    shared between tensors: there may be thousands of them on a thousand ranks.
+    A tensor without elements is one chunk that all ranks of the mesh hold. The result and its owners are shared between
+    tensors, because there may be thousands of them on a thousand ranks.
 
     Raises:
-        UnsupportedShardingError: the placements don't fit the mesh or the shape, or say nothing of who holds what.
+        UnsupportedShardingError: the placements don't fit the mesh or the shape, or don't say who holds what.
     """
     if not prod(shape):
         return (Chunk(box=Box.whole(shape), owners=_owners(mesh.ranks)),)
@@ -86,12 +87,18 @@ def chunks_on_mesh(mesh: RankMesh, placements: Placements, shape: tuple[int, ...
 
 
 @lru_cache(maxsize=256)
-def chunks_of_group(
+def chunks_in_group(
     mesh: RankMesh, placements: Placements, shape: tuple[int, ...], members: tuple[int, ...]
 ) -> tuple[Chunk, ...]:
-    """As `chunks_on_mesh`, of ranks in a process group; `members` are those that the mesh calls its ranks, in order.
+    """Return the chunks by the ranks of a process group; see `chunks_on_mesh`.
 
-    Copies that processes outside of the group hold are left out.
+    Copies on processes outside of the group are left out.
+
+    Args:
+        mesh: the mesh, in global ranks.
+        placements: how the tensor is sharded over it.
+        shape: the tensor's global shape.
+        members: the global ranks of the group's processes, by rank in the group.
 
     Raises:
         UnsupportedShardingError: only processes outside of the group hold some part; else as `chunks_on_mesh`.
@@ -111,14 +118,14 @@ def chunks_of_group(
 
 
 @lru_cache(maxsize=256)
-def check_order(mesh: RankMesh, placements: Placements) -> None:
-    """Along every mesh dimension that cuts, ranks ascend.
+def check_ascending_ranks(mesh: RankMesh, placements: Placements) -> None:
+    """Check that ranks ascend along every mesh dimension that shards.
 
-    Elsewhere torch contradicts itself: its collectives take the parts in the order of ranks, so full_tensor() and
-    distribute_tensor() have them in another order than the mesh and the placements say.
+    Otherwise torch contradicts itself: its collectives take the parts in the order of ranks, so full_tensor() and
+    distribute_tensor() use another order than the mesh and the placements say.
 
     Raises:
-        UnsupportedShardingError: they don't; it says which mesh, and what to build instead.
+        UnsupportedShardingError: ranks don't ascend; it names the mesh, and what to build instead.
     """
     grid = np.array(mesh.ranks).reshape(mesh.shape)
     for dim, cut in enumerate(placements):
@@ -133,7 +140,7 @@ def check_order(mesh: RankMesh, placements: Placements) -> None:
 
 @lru_cache(maxsize=256)
 def box_of_rank(mesh: RankMesh, placements: Placements, shape: tuple[int, ...], rank: int) -> Box | None:
-    """What one rank holds; None if it has no elements.
+    """Return what one rank holds; None if it has no elements.
 
     Raises:
         UnsupportedShardingError: as `chunks_on_mesh`.
@@ -144,7 +151,7 @@ def box_of_rank(mesh: RankMesh, placements: Placements, shape: tuple[int, ...], 
 
 
 def _cuts_by_dim(mesh: RankMesh, placements: Placements, ndim: int) -> list[list[int]]:
-    """For each dimension of the tensor the mesh dimensions that cut it, the outermost cut first."""
+    """Return for each tensor dimension the mesh dimensions that shard it, the outermost cut first."""
     if len(placements) != len(mesh.shape):
         raise UnsupportedShardingError(
             f"{len(placements)} placements for a mesh of {len(mesh.shape)} dimensions"
@@ -162,7 +169,7 @@ def _cuts_by_dim(mesh: RankMesh, placements: Placements, ndim: int) -> list[list
 
 
 def _position(mesh: RankMesh, order: Sequence[int], split_factor: int) -> int:
-    """Behind how many of the cuts, outermost first, one comes that found the dimension in so many parts."""
+    """Return behind how many of the cuts, outermost first, a cut comes that found the dimension in so many parts."""
     parts = 1
     for position, mesh_dim in enumerate(order):
         if parts == split_factor:
@@ -178,7 +185,7 @@ def _position(mesh: RankMesh, order: Sequence[int], split_factor: int) -> int:
 
 
 def _spans(size: int, counts: Sequence[int]) -> list[Span]:
-    """A dimension cut again and again as torch.chunk does, in row-major order of the parts' numbers."""
+    """Cut a dimension again and again as torch.chunk does; return the parts in row-major order."""
     spans: list[Span] = [(0, size)]
     for count in counts:
         spans = [part for span in spans for part in _cut(span, count)]
@@ -195,7 +202,7 @@ def _cut(span: Span, count: int) -> Iterator[Span]:
 
 @lru_cache(maxsize=64)
 def _groups(mesh: RankMesh, used: tuple[int, ...]) -> tuple[tuple[Owner, ...], ...]:
-    """The ranks that differ in the unused mesh dimensions only, for each place in the used ones, in row-major order."""
+    """Return, for each place in the used mesh dimensions, the ranks that differ only in the unused ones. Row-major."""
     grid = np.array(mesh.ranks).reshape(mesh.shape)
     unused = [m for m in range(len(mesh.shape)) if m not in used]
     rows = grid.transpose([*used, *unused]).reshape(prod(mesh.shape[m] for m in used), -1)

@@ -1,4 +1,4 @@
-"""Tensors that every rank holds whole."""
+"""Handle tensors that every rank holds whole."""
 
 from collections.abc import Mapping
 
@@ -11,20 +11,20 @@ from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, whole_tenso
 
 
 def describe(fqn: str, tensor: torch.Tensor, ranks: Ranks) -> TensorLayout:
-    """One chunk, held by all ranks.
+    """Describe one chunk that all ranks hold.
 
     Raises:
-        UnsupportedShardingError: as `check_storable`.
+        UnsupportedShardingError: see `check_storable`.
     """
     check_storable(fqn, tensor)
     return whole_tensor(fqn, dtype_name(tensor.dtype), tensor.shape, ranks)
 
 
 def check_storable(fqn: str, tensor: torch.Tensor) -> None:
-    """The tensor has its elements in memory, at regular distances, and no others behind them.
+    """Check that the tensor has its elements in memory, strided, and isn't made of other tensors.
 
     Raises:
-        UnsupportedShardingError: it has not; it says what to do.
+        UnsupportedShardingError: it can't be stored; it says what to do.
     """
     if tensor.is_meta:
         raise UnsupportedShardingError(
@@ -46,38 +46,38 @@ def check_storable(fqn: str, tensor: torch.Tensor) -> None:
 
 
 def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensor on the CPU, contiguous; its own memory where it is that already."""
-    return [plain_data(tensor)]
+    """Return the tensor on the CPU, contiguous; its own memory if it is that already."""
+    return [to_plain_cpu(tensor)]
 
 
-def plain_data(tensor: torch.Tensor) -> torch.Tensor:
-    """The bare elements: no gradient, no lazy negation or conjugation, contiguous."""
+def to_plain_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bare elements on the CPU: contiguous, without gradient, lazy negation or conjugation."""
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
-def in_place(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor's own memory if it is on the CPU, else None."""
+def host_memory(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor's own memory if it is on the CPU, else None."""
     return tensor.detach() if tensor.device.type == "cpu" else None
 
 
 def fill(tensor: torch.Tensor, pieces: Mapping[int, torch.Tensor]) -> None:
-    """The tensor has the piece's elements.
+    """Fill the tensor from its piece.
 
     Raises:
         ValueError: the piece has another shape or dtype.
     """
-    piece = checked_piece(pieces, 0, tuple(tensor.shape), tensor.dtype)
+    piece = get_piece(pieces, 0, tuple(tensor.shape), tensor.dtype)
     with torch.no_grad():
         tensor.detach().copy_(piece)
 
 
-def checked_piece(
+def get_piece(
     pieces: Mapping[int, torch.Tensor], local_index: int, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The piece for this local shard.
+    """Return the piece for this local shard, checked.
 
     Raises:
-        ValueError: it is lacking, or has another shape or dtype.
+        ValueError: it is missing, or has another shape or dtype.
     """
     piece = pieces.get(local_index)
     if piece is None:
@@ -90,7 +90,7 @@ def checked_piece(
 
 
 def identity(tensor: torch.Tensor) -> object:
-    """Which memory, seen how; None for a tensor without any."""
+    """Return which memory it uses, and how it views it; None for a tensor without memory."""
     if tensor.layout is not torch.strided or tensor.is_meta or not tensor.data_ptr():
         return None
     # A lazy conjugate or negation lies where its original does.

@@ -1,7 +1,7 @@
-"""Copies of XLA tensors that come out of their program in pieces, each small enough to be moved by itself.
+"""Copy XLA tensors in pieces that come out of their program separately, each small enough to be moved by itself.
 
-torch_xla moves a tensor whole, and holds the GIL for as long as that takes. A tensor that was copied whole could be cut
-by another program only.
+torch_xla moves a tensor whole, and holds the GIL meanwhile. A tensor that was copied whole could be cut only by another
+program.
 """
 
 # ruff: noqa: SLF001 — what a checkpoint needs to know is public in no version of torch_xla
@@ -19,32 +19,32 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
 from stepkeeper_planners.adapters.op_sharding import Tiling
-from stepkeeper_planners.adapters.xla import (
-    bare_of,
-    cut_tiling,
+from stepkeeper_planners.adapters.xla import remove_padding
+from stepkeeper_planners.adapters.xla_sharding import (
+    annotate_tiles,
+    deduplicated_tiling,
     describe_as,
     local_devices,
     ordinal,
-    place_in_tiles,
     tiling_of,
-    unpadded,
+    unwrap,
 )
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
 
 __all__ = [
-    "Cut",
-    "Part",
-    "Piece",
-    "as_it_is",
+    "ClonePlan",
+    "DevicePiece",
+    "HostPart",
+    "clear_failure",
     "clone_in_pieces",
-    "coarser",
-    "cut_of",
-    "describe_cut",
-    "forget_failure",
-    "is_one_program_of_many",
-    "move",
-    "wait_until_there",
+    "describe_clone",
+    "is_multi_process_program",
+    "move_to_host",
+    "piece_without_copy",
+    "plan_clone",
+    "wait_until_computed",
+    "with_fewer_pieces",
 ]
 
 _C: Any = torch_xla._XLAC
@@ -52,63 +52,64 @@ _LONGEST_WAIT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """How a tensor is copied: no element twice where that can be had, and in pieces along one dimension."""
+class ClonePlan:
+    """A plan to copy a tensor: no element twice if possible, and in pieces along one dimension."""
 
     tiling: Tiling | None
-    """Of the copy; None: it isn't told apart by device."""
+    """The copy's tiling; None if all devices hold the same."""
 
     dim: int
     bounds: tuple[int, ...]
-    """Where the pieces begin along `dim`, counted in each device's tile, and where the last one ends."""
+    """Starts of the pieces along `dim`, counted in each device's tile, and the end of the last one."""
 
     device_bytes: int
-    """What the copy takes on the devices of this process."""
+    """The memory of the copy on this process's devices."""
 
     moved_bytes: int
-    """What of it is moved to this host."""
+    """Number of bytes of it that are moved to this host."""
 
     @property
     def n_pieces(self) -> int:
+        """The number of pieces."""
         return len(self.bounds) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A tensor on the devices, and which elements of the whole tensor are in it."""
+class DevicePiece:
+    """A piece of a tensor on the devices, and which elements of the tensor are in it."""
 
     fqn: str
     tensor: torch.Tensor
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
 
     size_bytes: int
-    """What of it is moved to this host."""
+    """Number of bytes of it that are moved to this host."""
 
     dim: int = 0
     start: int = 0
-    """The first element along `dim`; where that was cut, the first of each tile."""
+    """The first element along `dim`; if `dim` is tiled, the first of each tile."""
 
     tile: int | None = None
-    """So many elements along `dim` are a tile, which is one element of an additional dimension of the piece."""
+    """The number of elements of a tile along `dim`, if the piece has an additional dimension over the tiles."""
 
 
-Part = tuple[Box, torch.Tensor]
-"""Elements on the CPU, and the box of the whole tensor that they are."""
+HostPart = tuple[Box, torch.Tensor]
+"""Elements on the CPU, and their box in the whole tensor."""
 
 
-def cut_of(fqn: str, tensor: torch.Tensor, most_bytes: int) -> Cut:
-    """How `tensor` is cut into pieces of which each moves at most about so many bytes to this host.
+def plan_clone(fqn: str, tensor: torch.Tensor, most_bytes: int) -> ClonePlan:
+    """Plan to cut `tensor` into pieces, each of which moves about `most_bytes` at most to this host.
 
-    Tilings that aren't even are left in one piece: the compiler would gather what comes out of a program like that.
+    Tilings that aren't even are left in one piece: the compiler would gather what comes out of a program in such tiles.
 
     Raises:
         UnsupportedShardingError: the sharding doesn't say which device holds what.
     """
-    bare = bare_of(tensor)
+    bare = unwrap(tensor)
     shape = tuple(bare.shape)
     present = tiling_of(bare, fqn)
-    tiling = cut_tiling(bare, present) or present
+    tiling = deduplicated_tiling(bare, present) or present
     counts = (1,) * len(shape) if tiling is None else tiling.counts
     sizes = shape if tiling is None else tiling.padded_sizes(shape)
     n_devices = len(local_devices()) if xr.is_spmd() else 1
@@ -122,7 +123,7 @@ def cut_of(fqn: str, tensor: torch.Tensor, most_bytes: int) -> Cut:
     else:
         n_pieces = 1
     end = sizes[dim] if sizes else 1
-    return Cut(
+    return ClonePlan(
         tiling=tiling,
         dim=dim,
         bounds=tuple(end * index // n_pieces for index in range(n_pieces + 1)),
@@ -131,35 +132,35 @@ def cut_of(fqn: str, tensor: torch.Tensor, most_bytes: int) -> Cut:
     )
 
 
-def coarser(cut: Cut, most_bytes: int) -> Cut:
-    """The same in fewer pieces, of which each moves at most about so many bytes, or as many as one did before."""
+def with_fewer_pieces(cut: ClonePlan, most_bytes: int) -> ClonePlan:
+    """Return the plan with fewer pieces. Each moves about `most_bytes` at most, or as much as one piece did before."""
     n_joined = max(most_bytes * cut.n_pieces // max(cut.moved_bytes, 1), 1)
     return replace(cut, bounds=(*cut.bounds[:-1:n_joined], cut.bounds[-1]))
 
 
-def describe_cut(fqn: str, tensor: torch.Tensor, cut: Cut, ranks: Ranks) -> TensorLayout:
-    """The layout of such a copy. What only devices of this process hold alike is one chunk all the same.
+def describe_clone(fqn: str, tensor: torch.Tensor, cut: ClonePlan, ranks: Ranks) -> TensorLayout:
+    """Describe the layout of such a copy. What only this process's devices hold alike is still one chunk.
 
     Raises:
         UnsupportedShardingError: ranks and devices don't fit together.
     """
-    bare = bare_of(tensor)
+    bare = unwrap(tensor)
     present = tiling_of(bare, fqn)
-    if is_one_program_of_many():
+    if is_multi_process_program():
         return describe_as(fqn, tensor, cut.tiling, ranks)
     return describe_as(fqn, tensor, present, ranks)
 
 
-def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: Cut) -> Iterator[Piece]:
-    """Pending copies on the tensor's devices, together all of it."""
-    bare = bare_of(tensor).detach()
+def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: ClonePlan) -> Iterator[DevicePiece]:
+    """Yield pending copies on the tensor's devices, which together are all of it."""
+    bare = unwrap(tensor).detach()
     shape = tuple(bare.shape)
     tiling = cut.tiling
     if cut.n_pieces == 1:
         clone = bare.clone()
         if tiling is not None and tiling != tiling_of(bare, fqn):
-            place_in_tiles(clone, tiling.groups, tiling.counts)
-        yield Piece(fqn=fqn, tensor=clone, shape=shape, size_bytes=cut.moved_bytes)
+            annotate_tiles(clone, tiling.groups, tiling.counts)
+        yield DevicePiece(fqn=fqn, tensor=clone, shape=shape, size_bytes=cut.moved_bytes)
         return
     dim, tile = cut.dim, None
     counts = () if tiling is None else tiling.counts
@@ -172,58 +173,60 @@ def clone_in_pieces(fqn: str, tensor: torch.Tensor, cut: Cut) -> Iterator[Piece]
     for start, end in zip(cut.bounds, cut.bounds[1:], strict=False):
         clone = bare.narrow(axis, start, end - start).clone()
         if tiling is not None and tiling.copies == 1:
-            place_in_tiles(clone, tiling.groups, counts)
+            annotate_tiles(clone, tiling.groups, counts)
         size_bytes = cut.moved_bytes * (end - start) // cut.bounds[-1]
-        yield Piece(
+        yield DevicePiece(
             fqn=fqn, tensor=clone, shape=shape, size_bytes=size_bytes, dim=dim, start=start, tile=tile
         )
 
 
-def as_it_is(fqn: str, tensor: torch.Tensor, cut: Cut) -> Piece:
-    """The tensor itself as the only piece; its computation has been started."""
-    bare = bare_of(tensor)
-    return Piece(fqn=fqn, tensor=bare, shape=tuple(bare.shape), size_bytes=cut.moved_bytes)
+def piece_without_copy(fqn: str, tensor: torch.Tensor, cut: ClonePlan) -> DevicePiece:
+    """Return the tensor itself as the only piece. Its computation must have been started."""
+    bare = unwrap(tensor)
+    return DevicePiece(fqn=fqn, tensor=bare, shape=tuple(bare.shape), size_bytes=cut.moved_bytes)
 
 
-def is_one_program_of_many() -> bool:
-    """Whether the devices of several processes run one program, which all of them have to start."""
+def is_multi_process_program() -> bool:
+    """Return whether the devices of several processes run one program, which all of them have to start."""
     return bool(xr.process_count() > 1 and xr.is_spmd())
 
 
-def forget_failure() -> None:
-    """A program that failed when it was started, and has been told of, is not told of again by the next one."""
+def clear_failure() -> None:
+    """Clear the failure of a program that has been reported, so that the next program doesn't report it again."""
     with suppress(RuntimeError):
         xm.wait_device_ops()
 
 
-def wait_until_there(pieces: Sequence[Piece]) -> None:
-    """The program that the last of the pieces comes out of has ended. The GIL is not held meanwhile."""
+def wait_until_computed(pieces: Sequence[DevicePiece]) -> None:
+    """Wait until the program that makes the last of the pieces has ended, without holding the GIL."""
     if not pieces:
         return
     there = threading.Event()
     try:
         _C._on_ready_callback(pieces[-1].tensor, there.set)
     except RuntimeError:
-        # Not handed to the device yet, or failed there: moving will tell.
+        # The device doesn't have it yet, or it failed there: moving it will raise.
         xm.wait_device_ops()
     else:
         there.wait(_LONGEST_WAIT_S)
 
 
-def move(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, list[Part]]]:
-    """For each piece its elements on the CPU, those once that several devices hold. The GIL is held while shards move.
+def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, list[HostPart]]]:
+    """Yield each piece with its elements on the CPU. Elements on several devices come once.
+
+    The GIL is held while shards move.
 
     Raises:
-        RuntimeError: the program that made them failed.
+        RuntimeError: the program that made the pieces failed.
     """
     tilings = [tiling_of(piece.tensor, piece.fqn) for piece in pieces]
     tiled = [index for index, tiling in enumerate(tilings) if tiling is not None]
     whole = [index for index, tiling in enumerate(tilings) if tiling is None]
-    # Of what all devices hold alike one copy is moved, without the GIL.
+    # If all devices hold the same, one copy is moved, without the GIL.
     for index, data in zip(whole, _moved_whole([pieces[index].tensor for index in whole]), strict=True):
         piece = pieces[index]
         box = Box.whole(tuple(piece.tensor.shape))
-        yield piece, list(_parts(piece, [(box, unpadded(data, box, piece.tensor.dtype))]))
+        yield piece, list(_parts(piece, [(box, remove_padding(data, box, piece.tensor.dtype))]))
     for index, shards in zip(tiled, _moved_shards([pieces[index].tensor for index in tiled]), strict=True):
         piece, tiling = pieces[index], tilings[index]
         assert tiling is not None
@@ -232,7 +235,7 @@ def move(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, list[Part]]]:
         for data, device in shards:
             box = boxes[ordinal(device)]
             if box.volume and box not in found:
-                found[box] = unpadded(data, box, piece.tensor.dtype)
+                found[box] = remove_padding(data, box, piece.tensor.dtype)
         yield piece, list(_parts(piece, found.items()))
 
 
@@ -254,8 +257,8 @@ def _moved_shards(tensors: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, 
     return shards
 
 
-def _parts(piece: Piece, held: Iterable[Part]) -> Iterator[Part]:
-    """The same elements, by their boxes in the whole tensor."""
+def _parts(piece: DevicePiece, held: Iterable[HostPart]) -> Iterator[HostPart]:
+    """Yield the same elements, by their boxes in the whole tensor."""
     dim = piece.dim
     for box, data in held:
         if piece.tile is None and not piece.start:

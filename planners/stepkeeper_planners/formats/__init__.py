@@ -1,7 +1,7 @@
-"""Files of other kinds as checkpoints, and checkpoints as such files, with the memory of one tensor."""
+"""Convert files of other kinds to checkpoints, and checkpoints to such files, in the memory of one tensor."""
 
-from stepkeeper_planners.formats.conversion import Conversion, Progress
-from stepkeeper_planners.formats.files import CheckpointFiles
+from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles
+from stepkeeper_planners.formats.reporting import Conversion, Progress
 from stepkeeper_planners.formats.safetensors.conversion import (
     checkpoint_to_safetensors,
     safetensors_to_checkpoint,

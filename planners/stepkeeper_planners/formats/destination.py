@@ -1,4 +1,4 @@
-"""Where a result goes: it is there whole, or not at all."""
+"""Write a file or folder under a temporary name, and rename it when it is complete and durable."""
 
 import os
 import secrets
@@ -9,20 +9,25 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from stepkeeper_planners.errors import DestinationExistsError
-from stepkeeper_planners.formats.exchange import exchange
+from stepkeeper_planners.formats.rename_exchange import exchange_paths
 
 __all__ = ["new_file", "new_folder"]
 
 _MOST_KEPT: Final = 200
-"""Bytes of a name that stand in the names of what is beside it."""
+"""Most bytes of a name that are kept in the temporary names beside it."""
 
 
 @contextmanager
 def new_file(dst: Path, *, source: Path | None, overwrite: bool) -> Iterator[BinaryIO]:
-    """A file under a temporary name beside `dst`; it is durable and named `dst` when the block is left well.
+    """Open a file under a temporary name, and make it durable and name it `dst` if the block ends without error.
+
+    Args:
+        dst: the file to write. The temporary one is beside it.
+        source: what is being converted, which is never replaced.
+        overwrite: whether an existing file is replaced.
 
     Raises:
-        DestinationExistsError: there is a folder, a file and not `overwrite`, or a file that is part of the source.
+        DestinationExistsError: `dst` is a folder, exists and `overwrite` is False, or is part of the source.
     """
     _check_file(dst, source=source, overwrite=overwrite)
     partial = _beside(dst, "partial")
@@ -43,15 +48,21 @@ def new_file(dst: Path, *, source: Path | None, overwrite: bool) -> Iterator[Bin
 def new_folder(
     dst: Path, *, source: Path | None, overwrite: bool, replaceable: Callable[[Path], bool]
 ) -> Iterator[Path]:
-    """A folder under a temporary name beside `dst`; it is durable and named `dst` when the block is left well.
+    """Make a folder under a temporary name, and make it durable and name it `dst` if the block ends without error.
 
-    Only a folder of files that all are `replaceable` is replaced, and none with the source in it: in one step on Linux'
-    own file systems. On others nothing is named `dst` for a moment; the old folder then is beside it, as
-    ".name.….replaced", until the new one has its name.
+    With `overwrite`, a folder is replaced only if all its files are `replaceable` and the source is not in it. On
+    Linux' own file systems it is replaced in one step. On others `dst` doesn't exist for a moment: the old folder is
+    then beside it, as ".name.….replaced", until the new one has its name.
+
+    Args:
+        dst: the folder to write. The temporary one is beside it.
+        source: what is being converted, which is never replaced.
+        overwrite: whether an existing folder is replaced.
+        replaceable: returns whether a file is of the kind that this conversion writes.
 
     Raises:
-        DestinationExistsError: there is something, and not `overwrite`; or something that isn't replaceable,
-            or the source is in it.
+        DestinationExistsError: `dst` exists and `overwrite` is False, it holds something that isn't replaceable, or
+            the source is in it.
     """
     _check_folder(dst, source=source, overwrite=overwrite, replaceable=replaceable)
     partial = _beside(dst, "partial")
@@ -70,7 +81,7 @@ def new_folder(
 
 
 def _beside(dst: Path, kind: str) -> Path:
-    # With what is added a long name would be too long.
+    # A long name would be too long with the suffix.
     name = os.fsdecode(os.fsencode(dst.name)[:_MOST_KEPT])
     return dst.with_name(f".{name}.{secrets.token_hex(4)}.{kind}")
 
@@ -104,7 +115,7 @@ def _holds_only(folder: Path, replaceable: Callable[[Path], bool]) -> bool:
 
 
 def _is_within(path: Path, other: Path) -> bool:
-    """It is the other, or below it, whatever links lead there."""
+    """Return whether the path is the other one or below it, with links resolved."""
     return path.resolve().is_relative_to(other.resolve())
 
 
@@ -112,7 +123,7 @@ def _rename_folder(partial: Path, dst: Path) -> None:
     if not dst.exists() or not any(dst.iterdir()):
         partial.rename(dst)
         return
-    if exchange(partial, dst):
+    if exchange_paths(partial, dst):
         _sync_folder(dst.parent)
         shutil.rmtree(partial)
         return

@@ -1,1 +1,1 @@
-"""Describe how tensors lie over ranks, as boxes of elements. Pure arithmetic; no torch tensors."""
+"""Describe how tensors are laid out over ranks, as boxes of elements. Pure arithmetic; no torch tensors."""

@@ -1,4 +1,4 @@
-"""Axis-aligned boxes of elements: the arithmetic under every plan."""
+"""Compute with axis-aligned boxes of elements. All plans are made of them."""
 
 from dataclasses import dataclass
 from math import prod
@@ -10,7 +10,7 @@ from stepkeeper_planners.errors import LayoutError
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Box:
-    """Part of a tensor: where it starts and how far it goes, per dimension. Of a 0-dim tensor: both empty."""
+    """A part of a tensor: its offset and its size in each dimension. Both are empty for a 0-dim tensor."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -27,7 +27,7 @@ class Box:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Self:
-        """The box of all elements of a tensor of this shape."""
+        """Return the box of all elements of a tensor of this shape."""
         return cls(offsets=(0,) * len(shape), sizes=tuple(shape))
 
     @property
@@ -42,11 +42,11 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What indexes this box in a tensor or array."""
+        """The slices that index this box in a tensor or array."""
         return tuple(slice(start, end) for start, end in zip(self.offsets, self.ends, strict=True))
 
     def intersect(self, other: "Box") -> "Box | None":
-        """The common part, or None where there is no common element.
+        """Return the common part, or None if the boxes have no common element.
 
         Raises:
             LayoutError: the boxes have different numbers of dimensions.
@@ -62,13 +62,13 @@ class Box:
         return Box(offsets=starts, sizes=tuple(end - start for start, end in zip(starts, ends, strict=True)))
 
     def contains(self, other: "Box") -> bool:
-        """Whether no part of the other box is outside this one."""
+        """Return whether the other box lies entirely inside this one."""
         return all(map(int.__le__, self.offsets, other.offsets)) and all(
             map(int.__ge__, self.ends, other.ends)
         )
 
-    def shifted(self, origin: tuple[int, ...]) -> "Box":
-        """The same box, counted from this origin."""
+    def relative_to(self, origin: tuple[int, ...]) -> "Box":
+        """Return the same box, with offsets counted from `origin`."""
         return Box(
             offsets=tuple(map(sub, self.offsets, origin)),
             sizes=self.sizes,

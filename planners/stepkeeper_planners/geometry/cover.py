@@ -1,11 +1,12 @@
-"""Whether boxes make up a tensor: each element in one of them, none in two. Pure."""
+"""Check that boxes cover a tensor: each element is in exactly one of them. Pure."""
 
 from collections.abc import Iterable, Sequence
 
-from stepkeeper_planners.errors import LayoutError, ranks_text
+from stepkeeper_planners.errors import LayoutError, format_ranks
 from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.disjoint import BoxLike, find_overlap
 from stepkeeper_planners.geometry.layout import Owner, TensorLayout
-from stepkeeper_planners.geometry.overlaps import find_overlap
+from stepkeeper_planners.geometry.overlaps import OverlapSearch
 
 __all__ = ["check_cover", "check_disjoint", "check_layout"]
 
@@ -13,14 +14,14 @@ _Owners = Sequence[Sequence[Owner]]
 
 
 def check_layout(layout: TensorLayout) -> None:
-    """The chunks are inside the tensor, disjoint, and leave no element out.
+    """Check that the chunks are inside the tensor, are disjoint, and leave no element out.
 
     Raises:
-        LayoutError: they are not; it names the tensor, the chunks, and the ranks that hold them.
+        LayoutError: they are not; the message names the tensor, the chunks, and the ranks that hold them.
     """
     chunks = layout.chunks
     if len(chunks) == 1 and chunks[0].box.sizes == layout.global_shape:
-        # Most tensors, with one owner for each of many ranks.
+        # Most tensors are such, with one owner on each of many ranks: the owners need not be looked at.
         check_cover(layout.fqn, layout.global_shape, [chunks[0].box])
         return
     boxes, owners = [chunk.box for chunk in chunks], [chunk.owners for chunk in chunks]
@@ -28,12 +29,18 @@ def check_layout(layout: TensorLayout) -> None:
 
 
 def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], owners: _Owners = ()) -> None:
-    """The boxes are inside the tensor, disjoint, and leave no element out. In O(n log^d n), however they lie.
+    """Check that the boxes are inside the tensor, are disjoint, and leave no element out.
 
-    `owners` are those of each box, for the error to name their ranks; none where nobody holds them.
+    It takes O(n log^d n) for n boxes of d dimensions, however they lie.
+
+    Args:
+        fqn: the tensor's name, for the error.
+        global_shape: the tensor's shape.
+        boxes: boxes with global offsets, in elements.
+        owners: the owners of each box, for the error to name their ranks; empty if no rank holds the boxes.
 
     Raises:
-        LayoutError: they are not; it names the tensor and the boxes, or the first element that is left out.
+        LayoutError: they are not; the message names the tensor and the boxes, or the first element that is left out.
     """
     whole = Box.whole(global_shape)
     if len(boxes) == 1 and boxes[0] == whole:
@@ -41,48 +48,56 @@ def check_cover(fqn: str, global_shape: tuple[int, ...], boxes: Sequence[Box], o
     for number, box in enumerate(boxes):
         if len(box.offsets) != len(global_shape) or not whole.contains(box):
             raise LayoutError(
-                f"{fqn}: {_named(number, boxes, owners)} is not inside the shape {global_shape}"
+                f"{fqn}: {_describe_chunk(number, boxes, owners)} is not inside the shape {global_shape}"
             )
-    full = [number for number, box in enumerate(boxes) if box.volume]
-    check_disjoint(fqn, [boxes[number] for number in full], [owners[n] for n in full] if owners else ())
+    check_disjoint(fqn, boxes, owners)
     covered = sum(box.volume for box in boxes)
     if covered != whole.volume:
-        held = f", of {ranks_text(_ranks(owner for each in owners for owner in each))}," if owners else ""
+        held = (
+            f", of {format_ranks(_list_ranks(owner for each in owners for owner in each))}," if owners else ""
+        )
         raise LayoutError(
             f"{fqn}: the chunks{held} hold {covered} of {whole.volume} elements of shape {global_shape}; the one at "
-            f"{_left_out(whole, boxes)} is in none"
+            f"{_find_uncovered(whole, boxes)} is in none"
         )
 
 
 def check_disjoint(fqn: str, boxes: Sequence[Box], owners: _Owners = ()) -> None:
-    """No two of these boxes, none of them empty, have an element in common.
+    """Check that no two of these boxes have an element in common.
 
     Raises:
-        LayoutError: two have; it names the tensor and both.
+        LayoutError: two have; the message names the tensor and both boxes.
     """
     if len(boxes) > 1 and not boxes[0].offsets:
         raise LayoutError(f"{fqn}: a 0-dim tensor has one chunk, got {len(boxes)}")
-    found = find_overlap(boxes)
+    found = find_overlap(boxes, _search)
     if found is not None:
-        one, other = (_named(number, boxes, owners) for number in found)
+        one, other = (_describe_chunk(number, boxes, owners) for number in found)
         raise LayoutError(f"{fqn}: {one} and {other} overlap")
 
 
-def _named(number: int, boxes: Sequence[Box], owners: _Owners) -> str:
-    held = f" (on {ranks_text(_ranks(owners[number]))})" if owners else ""
+def _search(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
+    return OverlapSearch(boxes).found
+
+
+def _describe_chunk(number: int, boxes: Sequence[Box], owners: _Owners) -> str:
+    held = f" (on {format_ranks(_list_ranks(owners[number]))})" if owners else ""
     return f"chunk {boxes[number]}{held}"
 
 
-def _ranks(owners: Iterable[Owner]) -> list[int]:
+def _list_ranks(owners: Iterable[Owner]) -> list[int]:
     return sorted({owner.rank for owner in owners})
 
 
-def _left_out(whole: Box, boxes: Sequence[Box]) -> tuple[int, ...]:
-    """The first element that none of these disjoint boxes has, where there is one: by halves, by one axis each."""
+def _find_uncovered(whole: Box, boxes: Sequence[Box]) -> tuple[int, ...]:
+    """Find the first element that is in none of these disjoint boxes, if there is one: bisect each axis in turn."""
     region, inside = whole, list(boxes)
     for axis in range(len(whole.sizes)):
         while (length := region.sizes[axis]) > 1:
-            low, high = _part(region, axis, 0, length // 2), _part(region, axis, length // 2, length)
+            low, high = (
+                _slice_box(region, axis, 0, length // 2),
+                _slice_box(region, axis, length // 2, length),
+            )
             held = [common for box in inside if (common := box.intersect(low)) is not None]
             if sum(box.volume for box in held) < low.volume:
                 region, inside = low, held
@@ -92,7 +107,7 @@ def _left_out(whole: Box, boxes: Sequence[Box]) -> tuple[int, ...]:
     return region.offsets
 
 
-def _part(box: Box, axis: int, first: int, end: int) -> Box:
+def _slice_box(box: Box, axis: int, first: int, end: int) -> Box:
     offsets, sizes = list(box.offsets), list(box.sizes)
     offsets[axis] += first
     sizes[axis] = end - first

@@ -1,4 +1,7 @@
-"""How a tensor lies over ranks: which boxes, and who holds a copy of each. Pure; every rank computes the same."""
+"""Describe how a tensor is laid out over ranks: its chunks, and the ranks that hold a copy of each. Pure.
+
+Every rank computes the same layouts.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,27 +13,32 @@ from stepkeeper_planners.geometry.boxes import Box
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Who am I among how many processes that save and load together."""
+    """This process's rank, and the number of ranks that save and load together."""
 
     rank: int
     world_size: int
     members: tuple[int, ...] | None = None
-    """The numbers that these processes have in the default process group, by rank; None where those are their ranks."""
+    """The global ranks of these processes, by rank; None if they are numbered as in the default process group."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise LayoutError(f"rank {self.rank} is not one of {self.world_size} ranks")
 
 
-def ranks_among(rank: int, members: Sequence[int]) -> Ranks:
-    """One of these processes, which are given by their numbers in the default process group, by rank."""
+def ranks_in_group(rank: int, members: Sequence[int]) -> Ranks:
+    """Return the `Ranks` of one process of a group.
+
+    Args:
+        rank: the process's rank in the group.
+        members: the global ranks of the group's processes, by rank in the group.
+    """
     numbered = tuple(members) == tuple(range(len(members)))
     return Ranks(rank=rank, world_size=len(members), members=None if numbered else tuple(members))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Owner:
-    """A copy of a chunk: the rank that holds it, and which of that rank's local shards it is."""
+    """A copy of a chunk: the rank that holds it, and its index among that rank's local shards."""
 
     rank: int
     local_index: int
@@ -46,19 +54,19 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLayout:
-    """A whole tensor: its chunks are disjoint and cover it, unless it is said not to be complete."""
+    """The layout of a whole tensor. Its chunks are disjoint and cover it, unless `complete` is False."""
 
     fqn: str
     dtype: str
     global_shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     complete: bool = True
-    """False: only this rank's chunks are here, nobody knows the others'. `join.join_layouts` makes one of them."""
-    siblings: tuple[tuple[int, ...], ...] = ()
-    """The ranks of each slice of a mesh on which the tensor lies by itself, if there are several."""
+    """False if only this rank's chunks are here, as no rank knows the others'. `joining.join_layouts` joins them."""
+    mesh_slices: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each slice of the device mesh, if there are several slices that hold the whole tensor each."""
 
     def local_boxes(self, rank: int) -> dict[int, Box]:
-        """What this rank holds: the lowest local index of each distinct box that it has a copy of.
+        """Return what a rank holds: each distinct box, by the lowest local index of its copies on that rank.
 
         Further copies on the same rank are left out: they are never read or written separately.
         """
@@ -72,12 +80,15 @@ class TensorLayout:
 
 @lru_cache(maxsize=8)
 def one_copy_per_rank(world_size: int) -> tuple[Owner, ...]:
-    """The owners of what every rank holds whole. One shared tuple: there may be many such tensors and ranks."""
+    """Return the owners of a chunk that every rank holds.
+
+    The tuple is shared, because there may be many tensors and ranks.
+    """
     return tuple(Owner(rank=rank, local_index=0) for rank in range(world_size))
 
 
 def whole_tensor(fqn: str, dtype: str, shape: Sequence[int], ranks: Ranks) -> TensorLayout:
-    """The layout of a tensor that every rank holds whole."""
+    """Return the layout of a tensor that every rank holds whole."""
     chunks = _whole(tuple(shape), ranks.world_size)
     return TensorLayout(fqn=fqn, dtype=dtype, global_shape=chunks[0].box.sizes, chunks=chunks)
 

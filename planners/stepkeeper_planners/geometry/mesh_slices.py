@@ -1,4 +1,7 @@
-"""Tensors of one name on several slices of a mesh: by promise copies, and written from one slice, never mixed. Pure."""
+"""Write a tensor that lies on several slices of a device mesh from one slice. Pure.
+
+The slices promise to hold copies. Nothing compares them, so parts of different slices are never mixed.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,18 +12,21 @@ from math import prod
 from stepkeeper_planners.dtypes import itemsize_bytes
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 
-__all__ = ["on_one_slice", "slices_beside"]
+__all__ = ["keep_one_slice", "list_mesh_slices"]
 
 Slice = tuple[int, ...]
 
 
 @lru_cache(maxsize=256)
-def slices_beside(
+def list_mesh_slices(
     ranks: tuple[int, ...], n_slices: int, members: tuple[int, ...] | None = None
 ) -> tuple[Slice, ...]:
-    """The ranks of each slice, sorted, where a mesh's last dimension goes over slices; none if there is one only.
+    """Return the ranks of each mesh slice, sorted; an empty tuple if there is only one slice.
 
-    `members` are the ranks that count, by the numbers that they get; None for all.
+    Args:
+        ranks: the ranks of a mesh whose last dimension goes over the slices, in row-major order.
+        n_slices: the length of that dimension.
+        members: the global ranks that count, by the number they get; None for all.
     """
     if n_slices == 1:
         return ()
@@ -29,11 +35,14 @@ def slices_beside(
     return tuple(sorted(tuple(sorted(numbers[r] for r in each if r in numbers)) for each in slices))
 
 
-def on_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
-    """The layouts, those that lie on several slices with the copies of one of them: slices take turns, by bytes.
+def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
+    """Reduce each layout that lies on several mesh slices to the copies on one of them.
 
-    Nobody compares what slices hold, and experts that have one name on all of them are not equal: parts of
-    several slices would make a tensor that no rank ever had. Where no slice holds all parts nothing is left out.
+    The slices take turns by bytes, so that each writes about as much. If no slice holds all of a tensor, its layout is
+    unchanged.
+
+    Nothing compares what slices hold, and experts that have the same name on all slices are not equal. So parts of
+    several slices would make a tensor that no rank ever had.
     """
     turns = Counter[Slice]()
     whole: dict[tuple[int, ...], list[Slice]] = {}
@@ -42,7 +51,9 @@ def on_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
     for layout in sorted(layouts, key=lambda layout: (-_size_bytes(layout), layout.fqn)):
         # There are few kinds of layouts, and the tuples of their owners are shared.
         kind = (
-            (id(layout.siblings), *(id(chunk.owners) for chunk in layout.chunks)) if layout.siblings else ()
+            (id(layout.mesh_slices), *(id(chunk.owners) for chunk in layout.chunks))
+            if layout.mesh_slices
+            else ()
         )
         if kind and kind not in whole:
             whole[kind] = _holding_all(layout)
@@ -65,7 +76,7 @@ def on_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
 
 def _holding_all(layout: TensorLayout) -> list[Slice]:
     holders = [frozenset(owner.rank for owner in chunk.owners) for chunk in layout.chunks]
-    return [ranks for ranks in layout.siblings if not any(each.isdisjoint(ranks) for each in holders)]
+    return [ranks for ranks in layout.mesh_slices if not any(each.isdisjoint(ranks) for each in holders)]
 
 
 def _size_bytes(layout: TensorLayout) -> int:

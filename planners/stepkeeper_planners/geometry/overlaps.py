@@ -1,10 +1,11 @@
-"""Which of many boxes have elements in common, without holding each against each. Pure.
+"""Find which of many boxes have elements in common, without comparing each box with each. Pure.
 
-Boxes that meet in one dimension are such that one of them starts inside the other there. A segment tree over the starts
-of one dimension pairs each box, as few ranges that it covers, with those that start in these ranges; what was paired is
-searched in the next dimension, with both sides in both roles (A. Zomorodian, H. Edelsbrunner, "Fast Software for Box
-Intersections", 2000). However the boxes lie, that is O(n log^d n) for d dimensions in which they differ, and what is
-found.
+If two boxes overlap in one dimension, one of them starts inside the other there. A segment tree over the starts of one
+dimension divides what each box covers into few ranges, and pairs the box with the boxes that start in these ranges. The
+pairs are searched in the next dimension, with each side in both roles. This takes O(n log^d n) for d dimensions in
+which boxes differ, plus the result, however the boxes lie.
+
+Source: A. Zomorodian, H. Edelsbrunner, "Fast Software for Box Intersections", 2000.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,92 +15,94 @@ import numpy as np
 import numpy.typing as npt
 
 from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.disjoint import BoxLike
 
-__all__ = ["OverlapSearch", "common_parts", "find_overlap"]
+__all__ = ["OverlapSearch", "find_intersections"]
 
 _FEW = 64
-"""Boxes that are held against any number of others directly: less than that isn't worth a tree."""
+"""Up to so many boxes are compared directly with any number of others; fewer aren't worth a tree."""
 
 _FEW_PAIRS = 32
-"""And pairs of which each is looked at by itself: less than that isn't worth an array."""
+"""Up to so many pairs are compared one by one; fewer aren't worth an array."""
 
 _Ints = npt.NDArray[np.int64]
 
 
-def find_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
-    """The numbers of two of these boxes that have an element in common, the lower first; None if no two have.
-
-    The boxes are of one number of dimensions, and none is empty.
-    """
-    return OverlapSearch(boxes).found
-
-
 class OverlapSearch:
-    """One search for an overlap, done when it was made: what it found, and how much it looked at for that."""
+    """Search for an overlap when constructed; keep the result and the amount of work.
 
-    def __init__(self, boxes: Sequence[Box]) -> None:
-        self.n_looked_at = 0
-        """Boxes, counted each time that they were looked at, and pairs that were held against one another."""
+    The boxes have the same number of dimensions, and none is empty. `find_overlap` is faster where straight lines
+    separate most of the boxes.
+    """
+
+    def __init__(self, boxes: Sequence[BoxLike]) -> None:
+        self.n_visited = 0
+        """The number of visits to boxes, plus the number of pairs that were compared."""
         self.found: tuple[int, int] | None = None
+        """The numbers of two boxes that overlap, the lower first."""
         if len(boxes) > 1:
             tree = _Tree(*_corners(boxes))
             everyone = np.arange(len(boxes))
             self.found = next(tree.overlaps(everyone), None)
-            self.n_looked_at = tree.n_looked_at
+            self.n_visited = tree.n_visited
 
 
-def common_parts(asking: Sequence[Box], boxes: Sequence[Box]) -> list[list[tuple[int, Box]]]:
-    """For each box that asks, the numbers of those boxes that have elements in common with it, in order, and which."""
-    if len(asking) * len(boxes) <= _FEW_PAIRS:
+def find_intersections(queries: Sequence[Box], boxes: Sequence[Box]) -> list[list[tuple[int, Box]]]:
+    """Find the boxes that each of `queries` overlaps.
+
+    Returns:
+        For each query: the numbers of these boxes, ascending, with the common part.
+    """
+    if len(queries) * len(boxes) <= _FEW_PAIRS:
         return [
             [
                 (number, common)
                 for number, box in enumerate(boxes)
-                if (common := asked.intersect(box)) is not None
+                if (common := query.intersect(box)) is not None
             ]
-            for asked in asking
+            for query in queries
         ]
-    starts, ends = _corners([*asking, *boxes])
+    starts, ends = _corners([*queries, *boxes])
     numbers = np.flatnonzero((starts < ends).all(axis=1))
     tree = _Tree(starts[numbers], ends[numbers])
-    askers, hits = tree.meetings(int(np.searchsorted(numbers, len(asking))))
-    askers, hits = numbers[askers], numbers[hits]
-    lows = np.maximum(starts[askers], starts[hits])
-    sizes = np.minimum(ends[askers], ends[hits]) - lows
-    found: list[list[tuple[int, Box]]] = [[] for _ in asking]
-    hits -= len(asking)
-    for asker, number, low, size in zip(
-        askers.tolist(), hits.tolist(), lows.tolist(), sizes.tolist(), strict=True
+    query_numbers, hits = tree.intersections(int(np.searchsorted(numbers, len(queries))))
+    query_numbers, hits = numbers[query_numbers], numbers[hits]
+    lows = np.maximum(starts[query_numbers], starts[hits])
+    sizes = np.minimum(ends[query_numbers], ends[hits]) - lows
+    found: list[list[tuple[int, Box]]] = [[] for _ in queries]
+    hits -= len(queries)
+    for query, number, low, size in zip(
+        query_numbers.tolist(), hits.tolist(), lows.tolist(), sizes.tolist(), strict=True
     ):
-        found[asker].append((number, Box(offsets=tuple(low), sizes=tuple(size))))
+        found[query].append((number, Box(offsets=tuple(low), sizes=tuple(size))))
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pairs:
-    """Each of the one with each of the other: they meet in all dimensions before this one."""
+    """All pairs of one box of each side. Both boxes overlap in all dimensions before `axis`."""
 
     covering: _Ints
     starting: _Ints
-    """Of a pair that meets in this dimension, the one that starts inside the other."""
+    """In a pair that overlaps along `axis`, the box that starts inside the other."""
     axis: int
     low: int
     high: int
-    """Where those start, as a range of places; nobody covers more than that any more."""
+    """The `starting` boxes start at the places from `low` to `high`. No box in `covering` covers more than these."""
 
 
 class _Tree:
-    """Boxes that are not empty, by their corners."""
+    """Non-empty boxes, by their corners."""
 
     def __init__(self, starts: _Ints, ends: _Ints) -> None:
-        self.n_looked_at = 0
+        self.n_visited = 0
         self._n = len(starts)
         self._starts, self._ends, self._n_places = _on_grids(starts, ends)
 
     def overlaps(self, everyone: _Ints) -> Iterator[tuple[int, int]]:
-        """Pairs of two of these that meet; not all of them, but at least one if there is one."""
+        """Yield pairs of overlapping boxes: not all of them, but at least one if there is one."""
         if not self._n_places:
-            # In no dimension do they differ so that one could be beside another.
+            # All boxes overlap in every dimension.
             yield 0, 1
             return
         for pairs in self._leaves([self._all(everyone, everyone)]):
@@ -111,8 +114,8 @@ class _Tree:
             if len(ones):
                 yield min(int(ones[0]), int(others[0])), max(int(ones[0]), int(others[0]))
 
-    def meetings(self, n_first: int) -> tuple[_Ints, _Ints]:
-        """All pairs of one of the first so many and one of the others that meet, in order."""
+    def intersections(self, n_first: int) -> tuple[_Ints, _Ints]:
+        """Return all overlapping pairs of one of the first `n_first` boxes and one of the others, in order."""
         first, others = np.arange(n_first), np.arange(n_first, self._n)
         if not self._n_places:
             return np.repeat(first, len(others)), np.tile(others, len(first))
@@ -121,7 +124,7 @@ class _Tree:
             is_few = min(len(pairs.covering), len(pairs.starting)) <= _FEW
             ones, them = self._compared(pairs) if is_few else self._all_inside(pairs)
             found.append(np.minimum(ones, them) * self._n + np.maximum(ones, them))
-        # What starts at the same place is in both roles.
+        # Boxes that start at the same place are found in both roles.
         codes = np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
         return codes // self._n, codes % self._n
 
@@ -129,20 +132,20 @@ class _Tree:
         return _Pairs(covering=covering, starting=starting, axis=0, low=0, high=self._n_places[0])
 
     def _leaves(self, waiting: list[_Pairs]) -> Iterator[_Pairs]:
-        """Parted until few are on one side, or only the last dimension is left."""
+        """Divide the pairs until few boxes are on one side, or only the last dimension is left."""
         while waiting:
             pairs = waiting.pop()
             fewer = min(len(pairs.covering), len(pairs.starting))
-            self.n_looked_at += len(pairs.covering) + len(pairs.starting)
+            self.n_visited += len(pairs.covering) + len(pairs.starting)
             if not fewer:
                 continue
             if fewer <= _FEW or pairs.axis == len(self._n_places) - 1:
                 yield pairs
             else:
-                waiting += self._parted(pairs)
+                waiting += self._divide(pairs)
 
-    def _parted(self, pairs: _Pairs) -> list[_Pairs]:
-        """Who covers the range meets all that start there; the others go on in the halves of it."""
+    def _divide(self, pairs: _Pairs) -> list[_Pairs]:
+        """Move boxes that cover the whole range to the next dimension; divide the range for the others."""
         axis, low, high = pairs.axis, pairs.low, pairs.high
         starts, ends = self._starts[axis], self._ends[axis]
         covers = (starts[pairs.covering] <= low) & (ends[pairs.covering] >= high)
@@ -160,7 +163,11 @@ class _Tree:
         return parts
 
     def _inside(self, pairs: _Pairs) -> tuple[_Ints, _Ints, _Ints]:
-        """In the last dimension: those that start, sorted; where those inside each covering one begin, and how many."""
+        """Find, in the last dimension, which boxes start inside each covering box.
+
+        Returns:
+            The starting boxes, sorted by start; the index of the first one inside each covering box; their numbers.
+        """
         starts, ends = self._starts[pairs.axis], self._ends[pairs.axis]
         ordered = pairs.starting[np.argsort(starts[pairs.starting], kind="stable")]
         first = np.searchsorted(starts[ordered], starts[pairs.covering])
@@ -168,7 +175,7 @@ class _Tree:
 
     def _one_inside(self, pairs: _Pairs) -> tuple[_Ints, _Ints]:
         ordered, first, n_inside = self._inside(pairs)
-        # Each starts inside of itself.
+        # Each box starts inside itself.
         hits = np.flatnonzero(n_inside - np.isin(pairs.covering, pairs.starting))[:1]
         if not len(hits):
             return hits, hits
@@ -185,7 +192,7 @@ class _Tree:
     def _compared(self, pairs: _Pairs) -> tuple[_Ints, _Ints]:
         ones, others = pairs.covering[:, None], pairs.starting[None, :]
         met = np.ones((len(pairs.covering), len(pairs.starting)), dtype=bool)
-        self.n_looked_at += met.size
+        self.n_visited += met.size
         for axis in range(pairs.axis, len(self._n_places)):
             starts, ends = self._starts[axis], self._ends[axis]
             met &= (starts[ones] < ends[others]) & (starts[others] < ends[ones])
@@ -193,15 +200,18 @@ class _Tree:
         return pairs.covering[rows], pairs.starting[columns]
 
 
-def _corners(boxes: Sequence[Box]) -> tuple[_Ints, _Ints]:
+def _corners(boxes: Sequence[BoxLike]) -> tuple[_Ints, _Ints]:
     starts = np.array([box.offsets for box in boxes], dtype=np.int64).reshape(len(boxes), -1)
     return starts, starts + np.array([box.sizes for box in boxes], dtype=np.int64).reshape(starts.shape)
 
 
 def _on_grids(starts: _Ints, ends: _Ints) -> tuple[list[_Ints], list[_Ints], list[int]]:
-    """Starts and ends as places among the starts of all, and how many those are; for each dimension that counts.
+    """Replace starts and ends by their places among all starts, for each dimension that tells boxes apart.
 
-    In one in which all meet, nothing can be told apart. Dimensions with few places go first, the trees are small then.
+    A dimension in which all boxes overlap is left out. Dimensions with few places come first: their trees are small.
+
+    Returns:
+        Starts, ends and the number of places, each by dimension.
     """
     grids: list[tuple[_Ints, _Ints, int]] = []
     for low, high in zip(starts.T, ends.T, strict=True):

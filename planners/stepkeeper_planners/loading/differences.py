@@ -1,4 +1,4 @@
-"""Where a state and a checkpoint don't fit: what each rank found, and one report of it all."""
+"""Collect the differences between a state and a checkpoint from all ranks, and report them as one error."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,37 +8,37 @@ from typing import Final
 import numpy as np
 
 from stepkeeper_planners.errors import LoadMismatchError
-from stepkeeper_planners.loading.name_suggestions import find_rename, near_names
+from stepkeeper_planners.loading.name_suggestions import find_rename, suggest_names
 
 _NEAR: Final = 8
-"""Missing names for which near ones are looked up: what a message can show."""
+"""For how many missing names similar names are searched; a message shows no more."""
 
 _MOMENTS: Final = re.compile(r"(^|\.)state\.\d+\.")
-"""In the names of what an optimizer's state_dict() has of each parameter."""
+"""Matches the flat names of an optimizer's per-parameter state."""
 
 _SENT: Final = 1000
-"""Names of a kind that a rank tells the others of."""
+"""Most names of each kind that a rank sends to the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """All that keeps a state from being loaded, as one rank sees it."""
+    """Everything that keeps a state from being loaded, as one rank sees it."""
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
     mismatched: Mapping[str, str] = field(default_factory=dict)
     castable: tuple[str, ...] = ()
-    """Those of the mismatched that `cast` would convert."""
+    """The mismatched names that `cast` would convert."""
     asked: tuple[str, ...] = ()
-    """The top-level names of what the state asks for."""
+    """The top-level names that the state asks for."""
     changing: tuple[str, ...] = ()
-    """Those of them below which both sides have values, no tensors, under names that the other side lacks."""
+    """The top-level names below which both sides have values, and no tensors, under names that the other side lacks."""
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.unexpected or self.mismatched)
 
     def short(self) -> "Differences":
-        """A bounded number of names of each kind, to be sent to others that mostly have the same."""
+        """Return a copy with a bounded number of names of each kind, to send to ranks that mostly have the same."""
         return Differences(
             missing=self.missing[:_SENT],
             unexpected=self.unexpected[:_SENT],
@@ -51,25 +51,36 @@ class Differences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a rank tells the coordinator."""
+    """The differences that a rank sends to the coordinator."""
 
     differences: Differences
     unexpected_bits: bytes
-    """A bit for each of the checkpoint's names in order, set where this rank doesn't ask for it: short, and whole."""
+    """One bit for each of the checkpoint's names in order, set if this rank doesn't ask for it. Short, but complete."""
 
     @classmethod
-    def of(cls, differences: Differences, stored_names: Iterable[str], *, short: bool) -> "Findings":
-        """What to tell; `stored_names` are alike on all ranks."""
+    def from_differences(
+        cls, differences: Differences, stored_names: Iterable[str], *, short: bool
+    ) -> "Findings":
+        """Pack a rank's differences for sending.
+
+        Args:
+            differences: what the rank found.
+            stored_names: the checkpoint's names, the same on all ranks.
+            short: whether to send a bounded number of names only.
+        """
         unexpected = frozenset(differences.unexpected)
         bits = np.array([name in unexpected for name in sorted(stored_names)], dtype=bool)
         sent = replace(differences.short() if short else differences, unexpected=())
         return cls(differences=sent, unexpected_bits=np.packbits(bits).tobytes())
 
 
-def unexpected_everywhere(
+def intersect_unexpected(
     findings: Sequence[Findings | None], stored_names: Iterable[str]
 ) -> list[Differences | None]:
-    """What the ranks found, without the names that another rank asks for: each pipeline stage asks for its own."""
+    """Return the ranks' differences, with only those unexpected names that no rank asks for.
+
+    Each pipeline stage asks for its own names, so a name that one rank doesn't expect may belong to another.
+    """
     names = sorted(stored_names)
     common = np.ones(len(names), dtype=bool)
     for each in findings:
@@ -79,10 +90,11 @@ def unexpected_everywhere(
     return [None if each is None else replace(each.differences, unexpected=unexpected) for each in findings]
 
 
-def mismatch(by_rank: Sequence[Differences | None], partly: str | None = None) -> LoadMismatchError:
-    """One report of what all ranks found; it says of which ranks where they don't agree.
+def build_mismatch_error(by_rank: Sequence[Differences | None]) -> LoadMismatchError:
+    """Build one error from all ranks' differences. It names the ranks where they don't agree.
 
-    `partly` says how a part is loaded, where the caller has no arguments for that; None advises the planner's.
+    Args:
+        by_rank: each rank's differences; None for a rank that found none.
     """
     found = {rank: each for rank, each in enumerate(by_rank) if each}
     missing = _union(found, len(by_rank), lambda each: each.missing)
@@ -103,14 +115,14 @@ def mismatch(by_rank: Sequence[Differences | None], partly: str | None = None) -
         unexpected=together.unexpected,
         mismatched=together.mismatched,
         ranks={name: those for name, those in some.items() if those is not None},
-        advice=(*_causes(together), *(_arguments(together) if partly is None else (partly,))),
+        advice=(*_causes(together), *_arguments(together)),
     )
 
 
 def _union(
     found: Mapping[int, Differences], world_size: int, names: Callable[[Differences], Sequence[str]]
 ) -> dict[str, tuple[int, ...] | None]:
-    """Each name with the ranks that report it; None for all. What a rank may have cut off it is taken to have."""
+    """Return each name with the ranks that report it; None for all ranks. A list that was cut counts as complete."""
     ranks: dict[str, list[int]] = {}
     whole = {rank for rank, each in found.items() if len(names(each)) < _SENT}
     for rank, each in found.items():
@@ -133,7 +145,7 @@ def _causes(differences: Differences) -> Iterator[str]:
             f"{mine!r} in the state is {theirs!r} in the checkpoint."
         )
     else:
-        near = near_names(missing, unexpected, _NEAR)
+        near = suggest_names(missing, unexpected, _NEAR)
         if near:
             yield (
                 "Near names: "

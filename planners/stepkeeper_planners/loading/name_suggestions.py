@@ -1,4 +1,4 @@
-"""What names that one side lacks are probably called on the other: the same under a prefix, or misspelt."""
+"""Suggest what a missing name is called on the other side: the same name under a prefix, or a misspelt one."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,35 +12,40 @@ _WRAPPERS: Final[Mapping[str, str]] = {
     "_fsdp_wrapped_module": "FullyShardedDataParallel",
     "_checkpoint_wrapped_module": "activation checkpointing",
 }
-"""What puts a name of its own between those of a model."""
+"""The names that wrappers insert into a model's names, with the wrapper."""
 
 _COMPARED: Final = 2000
-"""Names looked at on each side where every one would be compared with every other."""
+"""Most names on each side if each is compared with each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rename:
+class RenameSuggestion:
     """One change that turns names of the state into names of the checkpoint."""
 
     rule: str
     fixes: int
+    """The number of missing names that it fixes."""
     example: tuple[str, str]
-    """A name in the state, and in the checkpoint."""
+    """A name in the state, and the same one in the checkpoint."""
 
 
-def find_rename(missing: Sequence[str], unexpected: Sequence[str]) -> Rename | None:
-    """The one change that brings most of the missing names to unexpected ones; None if none brings two, or the only."""
+def find_rename(missing: Sequence[str], unexpected: Sequence[str]) -> RenameSuggestion | None:
+    """Return the one change that turns the most missing names into unexpected ones.
+
+    Returns:
+        None if no change fixes two names, or the only one.
+    """
     if not missing or not unexpected:
         return None
-    best: Rename | None = None
+    best: RenameSuggestion | None = None
     for rename in (*_prefix_renames(missing, unexpected), *_segment_renames(missing, unexpected)):
         if best is None or rename.fixes > best.fixes:
             best = rename
     return best if best is not None and best.fixes >= min(2, len(missing)) else None
 
 
-def near_names(missing: Sequence[str], unexpected: Sequence[str], limit: int) -> dict[str, str]:
-    """For the first `limit` missing names the unexpected one that is spelt most alike, where one is."""
+def suggest_names(missing: Sequence[str], unexpected: Sequence[str], limit: int) -> dict[str, str]:
+    """Return the most similar unexpected name for each of the first `limit` missing names, if there is one."""
     by_last: defaultdict[str, list[str]] = defaultdict(list)
     for name in unexpected:
         by_last[name.rpartition(".")[2]].append(name)
@@ -53,15 +58,15 @@ def near_names(missing: Sequence[str], unexpected: Sequence[str], limit: int) ->
     return near
 
 
-def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[Rename]:
-    """The change of what stands before the longest common end that most names agree on."""
+def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
+    """Yield the changes of prefix that most names agree on, for the longest common end of each name."""
     by_end: dict[str, str] = {}
     for name in unexpected:
-        for end in _ends(name):
+        for end in _suffixes(name):
             by_end.setdefault(end, name)
     changes: Counter[tuple[str, str]] = Counter()
     for name in missing:
-        common = next((end for end in _ends(name) if end in by_end), None)
+        common = next((end for end in _suffixes(name) if end in by_end), None)
         if common is not None:
             changes[name.removesuffix(common), by_end[common].removesuffix(common)] += 1
     known = set(unexpected)
@@ -72,11 +77,11 @@ def _prefix_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterat
             if name.startswith(before) and after + name.removeprefix(before) in known
         ]
         if fixed and (before or after):
-            yield Rename(rule=_prefix_rule(before, after), fixes=len(fixed), example=fixed[0])
+            yield RenameSuggestion(rule=_prefix_rule(before, after), fixes=len(fixed), example=fixed[0])
 
 
-def _ends(name: str) -> Iterator[str]:
-    """The name, and what is left of it as its first parts are taken away."""
+def _suffixes(name: str) -> Iterator[str]:
+    """Yield the name, and what is left as its first parts are removed one by one."""
     end = name
     while end:
         yield end
@@ -85,33 +90,33 @@ def _ends(name: str) -> Iterator[str]:
 
 def _prefix_rule(before: str, after: str) -> str:
     if not before:
-        return f"the checkpoint's names begin with {after!r}{_of_wrapper(after)}, the state's don't"
+        return f"the checkpoint's names begin with {after!r}{_wrapper_hint(after)}, the state's don't"
     if not after:
-        return f"the state's names begin with {before!r}{_of_wrapper(before)}, the checkpoint's don't"
-    mine, theirs = _of_wrapper(before), _of_wrapper(after)
+        return f"the state's names begin with {before!r}{_wrapper_hint(before)}, the checkpoint's don't"
+    mine, theirs = _wrapper_hint(before), _wrapper_hint(after)
     return f"the state's names begin with {before!r}{mine}, the checkpoint's with {after!r}{theirs}"
 
 
-def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[Rename]:
-    """The name that a wrapper puts into names, at any place, taken away on one side."""
+def _segment_renames(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[RenameSuggestion]:
+    """Yield the renames that remove a wrapper's segment, anywhere in the names, on one side."""
     here, there = set(missing), set(unexpected)
     for segment in _WRAPPERS:
         for wrapped, bare, rule in (
             (
                 there,
                 here,
-                f"the checkpoint's names have a part {segment!r}{_of_wrapper(segment)}, the state's don't",
+                f"the checkpoint's names have a part {segment!r}{_wrapper_hint(segment)}, the state's don't",
             ),
             (
                 here,
                 there,
-                f"the state's names have a part {segment!r}{_of_wrapper(segment)}, the checkpoint's don't",
+                f"the state's names have a part {segment!r}{_wrapper_hint(segment)}, the checkpoint's don't",
             ),
         ):
             fixed = [(name, short) for name, short in _without(segment, wrapped) if short in bare]
             if fixed:
                 example = fixed[0] if wrapped is here else (fixed[0][1], fixed[0][0])
-                yield Rename(rule=rule, fixes=len(fixed), example=example)
+                yield RenameSuggestion(rule=rule, fixes=len(fixed), example=example)
 
 
 def _without(segment: str, names: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -121,6 +126,6 @@ def _without(segment: str, names: Collection[str]) -> Iterator[tuple[str, str]]:
             yield name, ".".join(part for part in parts if part != segment)
 
 
-def _of_wrapper(prefix: str) -> str:
+def _wrapper_hint(prefix: str) -> str:
     by = next((_WRAPPERS[part] for part in prefix.split(".") if part in _WRAPPERS), None)
     return "" if by is None else f" (of {by}: get_model_state_dict() gives names without it)"

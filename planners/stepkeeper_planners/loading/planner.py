@@ -1,10 +1,8 @@
-"""The plan of a load, for torch.distributed.checkpoint's `load`."""
+"""Plan a load for torch.distributed.checkpoint's `load`, and put what is read into the state."""
 
 import io
-import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,38 +15,44 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import WrongRanksError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.differences import Differences, Findings, mismatch, unexpected_everywhere
-from stepkeeper_planners.loading.landing import Landing
-from stepkeeper_planners.loading.matching import StateReads, compare
-from stepkeeper_planners.loading.read_items import OwnReads, tensor_read, value_read
-from stepkeeper_planners.loading.requests import wanted_of
-from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead, chunk_reads
+from stepkeeper_planners.loading.differences import (
+    Differences,
+    Findings,
+    build_mismatch_error,
+    intersect_unexpected,
+)
+from stepkeeper_planners.loading.load_request import build_load_request
+from stepkeeper_planners.loading.matching import compare
+from stepkeeper_planners.loading.pending_reads import PendingReads
+from stepkeeper_planners.loading.read_items import LocalReads
 from stepkeeper_planners.loading.selection import LoadRules
-from stepkeeper_planners.loading.stored import stored_in
-from stepkeeper_planners.loading.tied_tensors import Twin, check_twins, twins_of
-from stepkeeper_planners.process_groups import alone, current_ranks
-from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
+from stepkeeper_planners.loading.state_reads import StateReads
+from stepkeeper_planners.loading.stored_state import collect_stored_state
+from stepkeeper_planners.process_groups import current_ranks, single_rank
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import decode_value
 
 
 class SPMDLoadPlanner(LoadPlanner):
-    """Reads into the state's own tensors, whatever layout was saved. Pass one to `dcp.load`; for one load each.
+    """Load a checkpoint into the state's own tensors, whatever layout it was saved with.
 
-    The state is where it belongs already: tensors on their devices, with their shardings.
+    Pass one to `dcp.load`; each planner serves one load. The state's tensors must already be on their devices, with
+    their shardings.
 
-    Names, shapes, dtypes and kinds of state and checkpoint have to agree; where they don't, one error on all ranks
-    lists everything, and nothing was loaded. Fewer are compared with `items` and `exclude`, patterns of flat names
-    of which "model" also means all of "model.…". `strict=False` loads what both have and leaves the rest: then
-    `skipped` has the names that the state kept, `unread` those that the checkpoint has beyond. `cast=True` converts
-    dtypes as `torch.can_cast` allows.
+    The names, shapes, dtypes and kinds of the state and of the checkpoint must agree. If they don't, all ranks raise
+    one error that lists every difference, and nothing is loaded.
 
-    Tensors are filled as their bytes arrive, values and objects with load_state_dict() after the last byte. So if
-    reading itself fails, tensors are part old, part new, all else is as it was: load again, or don't use the state.
-    Host memory: CPU tensors are read in place; others are collected until all of their parts on this rank are in.
-    torch's FileSystemReader reads file by file, so that is this rank's part of all tensors that lie in several files.
+    Tensors are filled as their bytes arrive. Values are set, and objects get load_state_dict(), after the last byte.
+    So if reading fails, some tensors are old, some are new, and all else is unchanged: load again, or don't use the
+    state.
 
-    Ranks are those of `process_group`, by default of all processes: give the group that `dcp.load` is given. With
-    `no_dist` a process's `PerRank` is that of one rank of one, as a save with `no_dist` has it.
+    Host memory: CPU tensors are read in place. Other tensors are collected on the host until all their parts on this
+    rank have arrived. torch's FileSystemReader reads file by file, so with it that is this rank's part of all tensors
+    that lie in several files.
+
+    Ranks: every rank of `process_group` makes a planner with the same arguments. With `no_dist`, each process loads
+    its `PerRank` values as rank 0 of 1, which is how a save with `no_dist` stores them.
     """
 
     def __init__(
@@ -60,7 +64,21 @@ class SPMDLoadPlanner(LoadPlanner):
         cast: bool = False,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Raises PatternError if `items` or `exclude` is one string."""
+        """Choose the part of the checkpoint that is loaded.
+
+        Args:
+            strict: raise for names that only the state or only the checkpoint has. With False, load the names that
+                both have and leave the rest of the state as it is: then `skipped` lists the names that the state
+                kept, and `unread` the names that only the checkpoint has.
+            items: fnmatch patterns of flat names; compare and load only what they match. "model" also matches all of
+                "model.…". None means everything.
+            exclude: patterns of the same kind; neither compare nor load what they match.
+            cast: convert dtypes, as far as `torch.can_cast` allows.
+            process_group: the group that `dcp.load` is given; None means all processes.
+
+        Raises:
+            PatternError: `items` or `exclude` is one string instead of a collection.
+        """
         self.rules = LoadRules(strict=strict, items=items, exclude=exclude, cast=cast)
         self._group = process_group
         self._alone = False
@@ -70,119 +88,116 @@ class SPMDLoadPlanner(LoadPlanner):
         self.mappings: dict[str, tuple[str | int, ...]] = {}
         """The keys that lead to each flat name."""
         self.sharded_state_dict: dict[str, torch.Tensor] = {}
-        """What lies in parts on several devices, by flat name."""
+        """The tensors of which devices hold different parts, by flat name."""
         self.unsharded_state_dict: dict[str, object] = {}
-        """All the rest, values too."""
+        """All other tensors and values, by flat name."""
         self.skipped: tuple[str, ...] = ()
-        """Names of the state that keep what they have; known once there is a plan."""
+        """Names of the state that keep their old content; known once there is a plan."""
         self.unread: tuple[str, ...] = ()
         """Names of the checkpoint that the state doesn't ask for; known once there is a plan."""
         self._flat = FlatState(tensors={}, values={})
         self._ranks = Ranks(rank=0, world_size=1)
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
         self._differences = Differences()
-        self._items = OwnReads()
-        self._chunks: dict[tuple[MetadataIndex, torch.Size], ChunkRead] = {}
-        self._landings: dict[str, Landing] = {}
-        self._twin_reads: dict[tuple[MetadataIndex, torch.Size], tuple[Twin, PieceRead]] = {}
-        self._n_open = 0
-        self._values: dict[str, object] = {}
-        self._lock = threading.RLock()
+        self._pending = PendingReads.none()
 
     @override
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
-        """The state is flat, ready to be compared with the checkpoint.
+        """Flatten the state, so that it can be compared with the checkpoint.
+
+        Args:
+            state_dict: the state to fill; nested dicts and lists of tensors, values and objects.
+            metadata: what the checkpoint holds.
+            is_coordinator: whether this rank makes the global plan.
 
         Raises:
-            DuplicateNameError: two entries get the same name.
-            ValueError: there is no metadata.
+            DuplicateNameError: two entries get the same flat name.
+            ValueError: `metadata` is None.
         """
         if metadata is None:
             raise ValueError("a load is planned from the checkpoint's metadata, got None")
         self.metadata = metadata
         self.is_coordinator = is_coordinator
         self.original_state_dict = state_dict
-        self._flat = gather_state(state_dict)
+        self._flat = flatten_state(state_dict)
         tensors = self._flat.tensors
         self.mappings = dict(self._flat.paths)
-        self.sharded_state_dict = adapters.sharded_among(tensors)
+        self.sharded_state_dict = adapters.select_sharded(tensors)
         rest = {k: t for k, t in tensors.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
 
     @override
     def create_local_plan(self) -> LoadPlan:
-        """What this rank reads: every element of its local boxes once. Differences are in the plan, raised later.
+        """Plan to read every element of this rank's local boxes once.
+
+        Differences between state and checkpoint don't raise here: they travel in the plan to the coordinator.
 
         Raises:
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
         """
         assert self.metadata is not None
         self._ranks = current_ranks(self._group)
-        return self._planned()
+        return self._plan()
 
-    def _planned(self) -> LoadPlan:
+    def _plan(self) -> LoadPlan:
         assert self.metadata is not None
-        wanted, stored = wanted_of(self._flat, self._ranks), stored_in(self.metadata)
-        self._reads, self._differences = compare(wanted, stored, self._ranks, self.rules, self._owner)
+        request, stored = build_load_request(self._flat, self._ranks), collect_stored_state(self.metadata)
+        self._reads, self._differences = compare(request, stored, self._ranks, self.rules, self._owner)
         self.skipped, self.unread = self._reads.skipped, self._reads.unread
         found = None
         if self._differences:
             names = self.metadata.state_dict_metadata
-            found = Findings.of(self._differences, names, short=not self.is_coordinator)
+            found = Findings.from_differences(self._differences, names, short=not self.is_coordinator)
         if self._differences.missing or self._differences.mismatched:
             return LoadPlan(items=[], planner_data=found)
-        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in wanted.layouts}
-        by_fqn: dict[str, list[ChunkRead]] = {}
-        for read in chunk_reads(self._reads.pieces):
-            by_fqn.setdefault(read.fqn, []).append(read)
-        self._landings = {
-            fqn: Landing(
-                fqn=fqn,
-                tensor=self._flat.tensors[fqn],
-                boxes=boxes[fqn],
-                stored_dtype=self.metadata.state_dict_metadata[reads[0].stored_fqn].properties.dtype,  # type: ignore[union-attr]  # pieces are tensors'
-                n_reads=len(reads),
-                lookup=partial(self._looked_up, fqn, boxes[fqn]),
-            )
-            for fqn, reads in by_fqn.items()
-        }
-        self._items = OwnReads((*self._read_items(by_fqn), *self._read_twins(boxes)))
-        self._n_open = len(self._items)
-        return LoadPlan(items=self._items, planner_data=found)
+        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in request.layouts}
+        self._pending = PendingReads(
+            self._reads,
+            boxes=boxes,
+            tensors=self._flat.tensors,
+            stored_dtype_of=self._stored_dtype_of,
+            lookup_shard=lambda fqn, local_index: self._lookup_shard(fqn, boxes[fqn], local_index),
+        )
+        return LoadPlan(items=self._pending.items, planner_data=found)
 
     @override
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """The ranks' own plans, without what the ranks had to say.
+        """Check all ranks' differences; return the ranks' own plans without them.
+
+        Args:
+            global_plan: the local plans, by rank.
 
         Raises:
             WrongRanksError: ranks have values of their own, and these are the plans of other ranks.
-            LoadMismatchError: names are missing on any rank or unexpected on all, or shapes, dtypes or kinds differ,
-                on any rank; all in one report.
+            LoadMismatchError: names are missing on any rank or unexpected on all, or shapes, dtypes or kinds differ
+                on any rank; one report lists everything.
+
+        Ranks: the coordinator only.
         """
         assert self.metadata is not None
         if len(global_plan) != self._ranks.world_size:
-            global_plan = self._replanned(global_plan)
-        said = [plan.planner_data for plan in global_plan]
-        found = [each if isinstance(each, Findings) else None for each in said]
-        differences = unexpected_everywhere(found, self.metadata.state_dict_metadata)
+            global_plan = self._replan(global_plan)
+        sent = [plan.planner_data for plan in global_plan]
+        found = [each if isinstance(each, Findings) else None for each in sent]
+        differences = intersect_unexpected(found, self.metadata.state_dict_metadata)
         if any(differences):
-            raise mismatch(differences)
+            raise build_mismatch_error(differences)
         return [replace(plan, planner_data=None) for plan in global_plan]
 
-    def _replanned(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans, where they aren't of the ranks that this planner took part with.
+    def _replan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans for other ranks than those that this planner took part with.
 
         Raises:
-            WrongRanksError: what each rank has of its own can't be found so.
+            WrongRanksError: the ranks' own values can't be found for these ranks.
         """
         if not self._flat.resizers:
             return plans
         if len(plans) == 1:
-            # Loaded with no_dist: what the other processes do is of no concern.
+            # Loaded with no_dist: the other processes don't matter.
             self._alone = True
-            return [self._planned()]
+            return [self._plan()]
         raise WrongRanksError(
             f"this load is of {len(plans)} ranks, the planner knows of {self._ranks.world_size}: give it the group "
             "that the load is given, SPMDLoadPlanner(process_group=…)"
@@ -190,124 +205,83 @@ class SPMDLoadPlanner(LoadPlanner):
 
     @property
     def _owner(self) -> Ranks:
-        """Who this process is among those that have a value each."""
-        return alone() if self._alone else self._ranks
+        """This process among those that have a `PerRank` value each."""
+        return single_rank() if self._alone else self._ranks
 
     @override
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """The plan with what this rank reads; where that is nothing the load is complete.
+        """Put this rank's own read items back into its plan; finish the load if there are none.
 
         Raises:
-            LoadMismatchError: state and checkpoint differ, and there was no global plan to say so.
+            LoadMismatchError: state and checkpoint differ, and no coordinator has raised it.
         """
         if isinstance(central_plan.planner_data, Findings):
-            raise mismatch([self._differences])
-        if not self._n_open:
+            raise build_mismatch_error([self._differences])
+        if self._pending.is_done:
             self._finish()
-        if isinstance(central_plan.items, OwnReads):
-            return replace(central_plan, items=list(self._items))
+        if isinstance(central_plan.items, LocalReads):
+            return replace(central_plan, items=list(self._pending.items))
         return central_plan
 
     @override
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """The value is kept until all is read.
+        """Decode a value, and keep it until all is read.
 
         Raises:
-            ValueDecodeError: damaged bytes, or a type that isn't on the list.
+            ValueDecodeError: the bytes are damaged, or hold a type that isn't on the list.
         """
         name = read_item.storage_index.fqn
-        decoded = decode_value(name, value.read())
-        with self._lock:
-            self._values[name] = decoded
-        self._close_read()
+        if self._pending.commit_value(name, decode_value(name, value.read())):
+            self._finish()
 
     @override
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        """Where the item's elements go: part of the tensor itself, or CPU memory that is moved to it."""
-        twin = self._twin_reads.get(_place_of(read_item))
-        if twin is not None:
-            with self._lock:
-                return twin[0].resolve(twin[1])
+        """Return the memory for the item's elements: part of the state's tensor, or CPU memory that is moved to it."""
+        tied = self._pending.resolve_tied(read_item)
+        if tied is not None:
+            return tied
         tensor: torch.Tensor = self.transform_tensor(read_item, self.lookup_tensor(read_item.dest_index))
-        read = self._chunks[_place_of(read_item)]
-        with self._lock:
-            self._landings[read.fqn].goes_to(read, tensor)
+        self._pending.set_destination(read_item, tensor)
         return tensor
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """This rank's shard on the CPU, that is being loaded. For subclasses to load into something else."""
-        with self._lock:
-            return self._landings[index.fqn].shard(index.index or 0)
+        """Return this rank's shard, on the CPU. Override it to load into other memory."""
+        return self._pending.local_shard(index.fqn, index.index or 0)
 
     def transform_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> Any:
-        """Memory for the item's elements: its part of the shard, or where they are converted or divided first."""
-        read = self._chunks[_place_of(read_item)]
-        with self._lock:
-            landing = self._landings[read.fqn]
-            if not landing.is_direct(read):
-                return landing.scratch(read)
+        """Return the memory for the item's elements: its part of the shard `tensor`, or scratch memory.
+
+        Scratch memory is for elements that are converted, or divided between shards, before they go to their place.
+        """
+        scratch = self._pending.scratch_memory(read_item)
+        if scratch is not None:
+            return scratch
         spans = zip(read_item.dest_offsets, read_item.lengths, strict=True)
         return tensor[tuple(slice(start, start + length) for start, length in spans)]
 
-    def _looked_up(self, fqn: str, boxes: Mapping[int, Box], local_index: int) -> torch.Tensor:
-        return self.lookup_tensor(MetadataIndex(fqn, torch.Size(boxes[local_index].offsets), local_index))
-
     @override
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """The item's elements are in; after a tensor's last one it is filled and its buffers let go.
+        """Note that the item was read. A tensor's last item fills it and frees its buffers.
 
         Raises:
             CastError: elements don't fit the state's dtype.
-            LoadMismatchError: this was the last item, and names of one tensor have different elements.
+            LoadMismatchError: this was the load's last item, and the names of one tensor have different elements.
         """
-        place = _place_of(read_item)
-        if place not in self._twin_reads:
-            read = self._chunks[place]
-            with self._lock:
-                if self._landings[read.fqn].commit(read):
-                    del self._landings[read.fqn]
-        self._close_read()
-
-    def _close_read(self) -> None:
-        with self._lock:
-            self._n_open -= 1
-            last = not self._n_open
-        if last:
+        if self._pending.commit_tensor(read_item):
             self._finish()
 
     def _finish(self) -> None:
-        twins = {id(twin): twin for twin, _ in self._twin_reads.values()}
-        check_twins(twins.values(), self._flat.tensors, strict=self.rules.strict)
-        self._twin_reads.clear()
+        self._pending.check_tied(self._flat.tensors, strict=self.rules.strict)
         values = {
-            read.fqn: read.value_from(self._values, self._flat.resizers.get(read.fqn), self._owner)
+            read.fqn: read.build_value(self._pending.values, self._flat.resizers.get(read.fqn), self._owner)
             for read in self._reads.values
         }
-        scatter_state(self.original_state_dict, self._flat, values)
+        fill_state(self.original_state_dict, self._flat, values)
         adapters.materialize(self._flat.tensors)
 
-    def _read_items(self, by_fqn: Mapping[str, list[ChunkRead]]) -> Iterator[ReadItem]:
-        for fqn, reads in by_fqn.items():
-            for read in reads:
-                item = tensor_read(read, self._landings[fqn].boxes)
-                self._chunks[_place_of(item)] = read
-                yield item
-        for name in dict.fromkeys(name for value in self._reads.values for name in value.stored_names):
-            yield value_read(name)
+    def _lookup_shard(self, fqn: str, boxes: Mapping[int, Box], local_index: int) -> torch.Tensor:
+        return self.lookup_tensor(MetadataIndex(fqn, torch.Size(boxes[local_index].offsets), local_index))
 
-    def _read_twins(self, boxes: Mapping[str, Mapping[int, Box]]) -> Iterator[ReadItem]:
+    def _stored_dtype_of(self, name: str) -> torch.dtype:
         assert self.metadata is not None
-        stored = self.metadata.state_dict_metadata
-
-        def stored_dtype_of(name: str) -> torch.dtype:
-            return stored[name].properties.dtype  # type: ignore[union-attr]  # pieces are tensors'
-
-        twins = twins_of(self._reads.twins, self._reads.pieces, boxes, stored_dtype_of)
-        for piece in self._reads.twins:
-            item = tensor_read(ChunkRead(box=piece.wanted_box, pieces=(piece,)), boxes[piece.fqn])
-            self._twin_reads[_place_of(item)] = twins[piece.stored_fqn], piece
-            yield item
-
-
-def _place_of(read_item: ReadItem) -> tuple[MetadataIndex, torch.Size]:
-    return read_item.storage_index, read_item.storage_offsets
+        return self.metadata.state_dict_metadata[name].properties.dtype  # type: ignore[union-attr]  # only tensors are asked

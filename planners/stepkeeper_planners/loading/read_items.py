@@ -1,4 +1,4 @@
-"""A plan's read items for torch.distributed.checkpoint: on each rank its own, to others no more than a mark."""
+"""Build the read items of a torch.distributed.checkpoint plan. They stay on their rank; other ranks get none."""
 
 from collections.abc import Mapping
 from operator import sub
@@ -12,21 +12,26 @@ from typing_extensions import override
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.loading.resharding import ChunkRead
 
-__all__ = ["OwnReads", "tensor_read", "value_read"]
+__all__ = ["LocalReads", "tensor_read_item", "value_read_item"]
 
 _NOTHING = torch.Size((0,))
 
 
-class OwnReads(list[ReadItem]):
-    """What one rank reads. No other rank needs it, so on the way to them and back nothing of it is sent."""
+class LocalReads(list[ReadItem]):
+    """A rank's read items. No other rank needs them, so they pickle as an empty list and are never sent."""
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        return (OwnReads, ())
+        return (LocalReads, ())
 
 
-def tensor_read(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
-    """The item for one read, named after the first local shard that it goes to; `boxes` are those of the shards."""
+def tensor_read_item(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
+    """Build the item for one read, named after the first local shard that it fills.
+
+    Args:
+        read: the read of a stored chunk.
+        boxes: the local boxes of its tensor, by local index.
+    """
     first = read.pieces[0]
     local = boxes[first.local_index]
     return ReadItem(
@@ -41,8 +46,8 @@ def tensor_read(read: ChunkRead, boxes: Mapping[int, Box]) -> ReadItem:
     )
 
 
-def value_read(name: str) -> ReadItem:
-    """The item for a stored value."""
+def value_read_item(name: str) -> ReadItem:
+    """Build the item for a stored value."""
     return ReadItem(
         type=LoadItemType.BYTE_IO,
         dest_index=MetadataIndex(name),

@@ -1,4 +1,4 @@
-"""What to read: the stored boxes cut with the boxes that this rank holds, whatever layout was saved."""
+"""Intersect stored chunks with the boxes that this rank holds, whatever layout was saved."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,29 +7,17 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_disjoint
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.geometry.overlaps import common_parts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """A tensor as a checkpoint holds it."""
-
-    dtype: str
-    global_shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
-    data: object = None
-    """Which bytes these are: two names with equal ones were one tensor, others not. None where that isn't known."""
-    place: object = None
-    """Where they lie: two names with equal ones were one tensor, others may have been. None where that isn't known."""
+from stepkeeper_planners.geometry.overlaps import find_intersections
+from stepkeeper_planners.loading.stored_state import StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceRead:
-    """One read: `wanted_box` (global coordinates) of the stored chunk, into the local shard at `local_index`."""
+    """One read: the elements `wanted_box` (global offsets) of a stored chunk, into the local shard `local_index`."""
 
     fqn: str
     stored_fqn: str
-    """The name in the checkpoint: another of a tied tensor's names may be the stored one."""
+    """The name in the checkpoint, which may be another name of a tied tensor."""
     stored_index: int
     stored_box: Box
     wanted_box: Box
@@ -38,33 +26,40 @@ class PieceRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRead:
-    """All that one read of a stored chunk brings: its pieces fill `box` (global coordinates), each element once."""
+    """One read of a stored chunk, which fills all its pieces."""
 
     box: Box
+    """The elements that are read (global offsets); the pieces fill it, each element once."""
     pieces: tuple[PieceRead, ...]
 
     @property
     def fqn(self) -> str:
-        """The tensor in the state."""
+        """The tensor's name in the state."""
         return self.pieces[0].fqn
 
     @property
     def stored_fqn(self) -> str:
-        """The tensor in the checkpoint."""
+        """The tensor's name in the checkpoint."""
         return self.pieces[0].stored_fqn
 
 
-def pieces_of(
+def plan_tensor_reads(
     layout: TensorLayout, found: StoredTensor, ranks: Ranks, stored_fqn: str | None = None
 ) -> tuple[PieceRead, ...]:
-    """Every element of every local box once; copies on this rank are read once too.
+    """Plan to read every element of every local box once. Copies of a box on this rank are read once too.
+
+    Args:
+        layout: where the state's tensor lies.
+        found: the tensor in the checkpoint.
+        ranks: the rank that reads.
+        stored_fqn: its name in the checkpoint, if that is not the layout's.
 
     Raises:
         LayoutError: the stored chunks overlap, or lack elements, in what this rank holds.
     """
     name = layout.fqn if stored_fqn is None else stored_fqn
     local = layout.local_boxes(ranks.rank)
-    found_parts = common_parts(tuple(local.values()), found.boxes)
+    found_parts = find_intersections(tuple(local.values()), found.boxes)
     pieces = tuple(
         PieceRead(
             fqn=layout.fqn,
@@ -86,10 +81,10 @@ def pieces_of(
     return pieces
 
 
-def chunk_reads(pieces: Sequence[PieceRead]) -> tuple[ChunkRead, ...]:
-    """The pieces by tensor and stored chunk: read at once where together they are a box, else one by one.
+def group_by_chunk(pieces: Sequence[PieceRead]) -> tuple[ChunkRead, ...]:
+    """Join the pieces of each stored chunk into one read, if together they are a box; else read them one by one.
 
-    A reader that takes a chunk from its file as a whole then takes it once, however many local shards it goes to.
+    A reader that takes a chunk from its file as a whole then takes it once, however many local shards it fills.
     """
     by_chunk: dict[tuple[str, int], list[PieceRead]] = {}
     for piece in pieces:

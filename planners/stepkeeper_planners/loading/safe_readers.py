@@ -1,4 +1,4 @@
-"""torch's own readers of checkpoint folders, except that `.metadata` can't run anything: for `dcp.load`."""
+"""Read checkpoint folders with torch's own readers, without running code from `.metadata`. For `dcp.load`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,11 @@ __all__ = ["SafeFileSystemReader", "SafeFsspecReader", "SafeMetadata"]
 
 
 class SafeMetadata(FileSystemReader):
-    """To be mixed into a reader of torch's that keeps its files as FileSystemReader does."""
+    """Mix this into a reader of torch's that keeps its files as FileSystemReader does, to read `.metadata` safely."""
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The checkpoint's metadata, checked. No code from the file is run.
+        """Read and check the checkpoint's metadata. No code from the file is run.
 
         Raises:
             MetadataDecodeError: the file is damaged, contradicts itself, or would run code.
@@ -34,7 +34,12 @@ class SafeMetadata(FileSystemReader):
 
 
 class SafeFileSystemReader(SafeMetadata):
-    """FileSystemReader, for checkpoints from anywhere."""
+    """Read a checkpoint folder from an untrusted source: torch's FileSystemReader, but `.metadata` can't run code.
+
+    Args: those of FileSystemReader.
+
+    Ranks: all ranks make one, as with FileSystemReader.
+    """
 
 
 def __getattr__(name: str) -> Any:
@@ -44,7 +49,9 @@ def __getattr__(name: str) -> Any:
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
     kind = type(
-        name, (SafeMetadata, FsspecReader), {"__doc__": "FsspecReader, for checkpoints from anywhere."}
+        name,
+        (SafeMetadata, FsspecReader),
+        {"__doc__": "Read a checkpoint from an untrusted source through fsspec; see SafeFileSystemReader."},
     )
     kind.__module__ = __name__
     globals()[name] = kind
@@ -54,4 +61,4 @@ def __getattr__(name: str) -> Any:
 if TYPE_CHECKING:
 
     class SafeFsspecReader(SafeMetadata, FsspecReader):
-        """FsspecReader, for checkpoints from anywhere."""
+        """Read a checkpoint from an untrusted source through fsspec; see SafeFileSystemReader."""

@@ -1,4 +1,4 @@
-"""Which names a load is about, and how exact the state and the checkpoint have to agree on them."""
+"""Select the names that a load is about, and how strictly state and checkpoint must agree on them."""
 
 import re
 from collections.abc import Collection
@@ -11,19 +11,20 @@ from stepkeeper_planners.errors import PatternError
 
 @dataclass(frozen=True, kw_only=True)
 class LoadRules:
-    """What is loaded, and what is raised. Patterns are fnmatch's on flat names, and select all that is below too:
+    """Rules for which names are loaded, and which differences raise.
 
-    "model" selects "model.w"; "model.layers.*.bias" the biases only.
+    Patterns are fnmatch's, on flat names, and select everything below a name too: "model" selects "model.w", and
+    "model.layers.*.bias" only the biases.
     """
 
     strict: bool = True
-    """Missing and unexpected names are raised. If not: what both have is loaded, the rest stays as it is."""
+    """Raise for missing and unexpected names. If False, load the names that both have; the rest stays as it is."""
     items: Collection[str] | None = None
-    """Only these are looked at, on both sides; None for all."""
+    """Look only at these, on both sides; None for all."""
     exclude: Collection[str] = ()
-    """These are not looked at."""
+    """Don't look at these."""
     cast: bool = False
-    """Elements of another dtype are converted, within what keeps their kind."""
+    """Convert elements of another dtype, as far as `torch.can_cast` allows."""
 
     def __post_init__(self) -> None:
         for argument, patterns in (("items", self.items), ("exclude", self.exclude)):
@@ -33,13 +34,13 @@ class LoadRules:
                 )
 
     def selects(self, fqn: str) -> bool:
-        """Whether the load is about this name."""
+        """Return whether the load is about this name."""
         if self._items is not None and not self._items.match(fqn):
             return False
         return self._exclude is None or not self._exclude.match(fqn)
 
-    def idle_items(self, names: Collection[str]) -> list[str]:
-        """The patterns of `items` that select none of these names: mostly misspelt."""
+    def find_unmatched_items(self, names: Collection[str]) -> list[str]:
+        """Return the patterns in `items` that match none of these names. They are mostly misspelt."""
         return [
             pattern
             for pattern in self.items or ()
@@ -57,8 +58,8 @@ class LoadRules:
 
 @lru_cache(maxsize=64)
 def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    """Matches a name that is selected itself, or is below one that is."""
-    # A pattern also means itself: a name may hold what fnmatch gives a meaning.
+    """Compile patterns that match a selected name, and every name below one."""
+    # A pattern also matches itself literally: a name may contain fnmatch's special characters.
     forms = [
         form
         for pattern in patterns

@@ -1,4 +1,4 @@
-"""One tensor in the state, stored under several names with bytes of their own: whether these are the same."""
+"""Check that names of one tied tensor, stored with bytes of their own each, have the same elements."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -9,54 +9,61 @@ import torch
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import LoadMismatchError
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.loading.landing import converted
+from stepkeeper_planners.loading.casting import cast_elements
 from stepkeeper_planners.loading.resharding import PieceRead
 
-__all__ = ["Twin", "check_twins", "twins_of"]
+__all__ = ["TiedCopy", "build_tied_copies", "check_tied_copies"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Twin:
-    """This rank's part of a tensor as another of its names has it, to be held against what was loaded."""
+class TiedCopy:
+    """This rank's part of a tensor as one of its other names stores it, to compare with what was loaded."""
 
     fqn: str
     """The tensor in the state."""
     loaded_fqn: str
-    """The stored name that it is loaded from."""
+    """The stored name that the tensor is loaded from."""
     stored_fqn: str
-    """The other one."""
+    """The other stored name, which is compared."""
     boxes: Mapping[int, Box]
-    """This rank's parts of it."""
+    """This rank's parts of the tensor, by local index."""
     stored_dtype: torch.dtype
     _shards: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def resolve(self, piece: PieceRead) -> torch.Tensor:
-        """Memory for the piece's elements."""
+    def resolve_memory(self, piece: PieceRead) -> torch.Tensor:
+        """Return memory for the piece's elements."""
         box = self.boxes[piece.local_index]
         shard = self._shards.get(piece.local_index)
         if shard is None:
             shard = self._shards[piece.local_index] = torch.empty(box.sizes, dtype=self.stored_dtype)
-        return shard[piece.wanted_box.shifted(box.offsets).slices]
+        return shard[piece.wanted_box.relative_to(box.offsets).slices]
 
     def equals(self, tensor: torch.Tensor) -> bool:
-        """Whether all of it, as it was read, has the bits of the tensor's local shards."""
+        """Return whether all that was read equals the tensor's local shards, bit for bit."""
         loaded = adapters.local_shards(tensor)
         return all(
-            _bits(converted(self.fqn, shard, tensor.dtype)).equal(_bits(loaded[index]))
+            _bits(cast_elements(self.fqn, shard, tensor.dtype)).equal(_bits(loaded[index]))
             for index, shard in self._shards.items()
         )
 
 
-def twins_of(
+def build_tied_copies(
     pieces: Iterable[PieceRead],
     loaded: Iterable[PieceRead],
     boxes: Mapping[str, Mapping[int, Box]],
     stored_dtype_of: Callable[[str], torch.dtype],
-) -> dict[str, Twin]:
-    """One for each stored name of which `pieces` are to be read; `loaded` are those that the tensors get."""
+) -> dict[str, TiedCopy]:
+    """Return a copy to compare for each stored name in `pieces`.
+
+    Args:
+        pieces: the reads of further names.
+        loaded: the reads that fill the tensors.
+        boxes: the local boxes of each tensor, by local index.
+        stored_dtype_of: returns the dtype of a tensor by its stored name.
+    """
     loaded_from = {piece.fqn: piece.stored_fqn for piece in loaded}
     return {
-        piece.stored_fqn: Twin(
+        piece.stored_fqn: TiedCopy(
             fqn=piece.fqn,
             loaded_fqn=loaded_from[piece.fqn],
             stored_fqn=piece.stored_fqn,
@@ -67,20 +74,22 @@ def twins_of(
     }
 
 
-def check_twins(twins: Iterable[Twin], tensors: Mapping[str, torch.Tensor], *, strict: bool) -> None:
-    """All tensors were loaded, and what other names have of them is the same; or else a warning said it is not.
+def check_tied_copies(
+    copies: Iterable[TiedCopy], tensors: Mapping[str, torch.Tensor], *, strict: bool
+) -> None:
+    """Compare the copies with the loaded tensors; warn if elements differ and `strict` is False.
 
     Raises:
-        LoadMismatchError: `strict`, and it is not.
+        LoadMismatchError: `strict`, and elements differ.
     """
-    differing = [twin for twin in twins if not twin.equals(tensors[twin.fqn])]
+    differing = [copy for copy in copies if not copy.equals(tensors[copy.fqn])]
     reasons = {
-        twin.stored_fqn: f"{twin.loaded_fqn} and {twin.stored_fqn} are one tensor in the state, and have different "
+        copy.stored_fqn: f"{copy.loaded_fqn} and {copy.stored_fqn} are one tensor in the state, and have different "
         "elements in the checkpoint"
-        for twin in differing
+        for copy in differing
     }
     if reasons and strict:
-        loaded = ", ".join(dict.fromkeys(twin.loaded_fqn for twin in differing))
+        loaded = ", ".join(dict.fromkeys(copy.loaded_fqn for copy in differing))
         advice = (
             f"Untie them in the state, or choose: exclude={tuple(reasons)!r} loads the elements of {loaded}."
         )
@@ -89,8 +98,8 @@ def check_twins(twins: Iterable[Twin], tensors: Mapping[str, torch.Tensor], *, s
             advice=(advice,),
             loaded="its tensors were loaded, its values were not",
         )
-    for twin in differing:
-        warnings.warn(f"{reasons[twin.stored_fqn]}: those of {twin.loaded_fqn} were loaded", stacklevel=2)
+    for copy in differing:
+        warnings.warn(f"{reasons[copy.stored_fqn]}: those of {copy.loaded_fqn} were loaded", stacklevel=2)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Read pickles that torch and numpy wrote without running anything in them."""
+"""Read pickles that torch and numpy wrote, without running anything in them."""

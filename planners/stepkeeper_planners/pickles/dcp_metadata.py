@@ -1,4 +1,4 @@
-"""Reading `.metadata`, the pickle in which torch.distributed.checkpoint says what a folder holds: nothing is run."""
+"""Read `.metadata`, the pickle that says what a torch.distributed.checkpoint folder holds. Nothing in it is run."""
 
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,8 @@ from stepkeeper_planners.dtypes import all_dtypes
 from stepkeeper_planners.errors import LayoutError, MetadataDecodeError, PickleRefusedError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.pickles.unpickling import Named, Vocabulary, unpickled
+from stepkeeper_planners.pickles.unpickling import unpickle
+from stepkeeper_planners.pickles.vocabulary import GlobalName, Vocabulary
 
 __all__ = ["check_metadata", "read_metadata"]
 
@@ -30,15 +31,17 @@ _T = TypeVar("_T")
 
 
 def read_metadata(data: bytes, *, name: str) -> Metadata:
-    """The metadata in a `.metadata` file of any torch since 2.1. No code from the bytes is run.
+    """Read the bytes of a `.metadata` file of any torch since 2.1. No code from the bytes is run.
 
-    `name` is the file's, for errors.
+    Args:
+        data: the file's bytes.
+        name: the file's name, for errors.
 
     Raises:
-        MetadataDecodeError: the bytes are damaged, or name something that has no place in metadata.
+        MetadataDecodeError: the bytes are damaged, or name something that doesn't belong in metadata.
     """
     try:
-        metadata = unpickled(data, _VOCABULARY)
+        metadata = unpickle(data, _VOCABULARY)
     except PickleRefusedError as error:
         raise MetadataDecodeError(f"{name}: this is no metadata of a checkpoint: {error}") from error
     if type(metadata) is not Metadata:
@@ -49,10 +52,14 @@ def read_metadata(data: bytes, *, name: str) -> Metadata:
 
 
 def check_metadata(metadata: Metadata, *, name: str) -> None:
-    """Each tensor's chunks are inside it, disjoint and cover it, and it is said of each where it lies.
+    """Check that each tensor's chunks lie inside it, are disjoint and cover it, and that each has a place in a file.
+
+    Args:
+        metadata: the metadata to check.
+        name: the file's name, for errors.
 
     Raises:
-        MetadataDecodeError: they are not; it names the file and the tensor.
+        MetadataDecodeError: a check failed; it names the file and the tensor.
     """
     storage = metadata.storage_data
     for fqn, stored in metadata.state_dict_metadata.items():
@@ -62,7 +69,7 @@ def check_metadata(metadata: Metadata, *, name: str) -> None:
                 check_cover(fqn, tuple(stored.size), boxes)
             except LayoutError as error:
                 raise MetadataDecodeError(f"{name}: {fqn}: {error}") from error
-        # Other back ends keep other things there, or nothing.
+        # Other storage back ends keep other things in storage_data, or nothing.
         if isinstance(storage, Mapping):
             _check_stored(fqn, stored, storage, name)
 
@@ -87,14 +94,14 @@ def _indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> 
         yield MetadataIndex(fqn, chunk.offsets)
 
 
-def _filled(**checks: Callable[[Any], bool]) -> Callable[[_T, object], _T]:
-    """A maker that gives an instance its fields, of which these are checked; a newer torch may have more of them."""
+def _field_setter(**checks: Callable[[Any], bool]) -> Callable[[_T, object], _T]:
+    """Return a function that sets an instance's fields and checks these. A newer torch may have more fields."""
 
     def fill(instance: _T, state: object) -> _T:
         if type(state) is not dict or not all(type(key) is str for key in state):
             raise PickleRefusedError(f"the fields of a {type(instance).__name__} are no dict")
         for key, is_right in checks.items():
-            # What is optional has its default at the class.
+            # Optional fields have their default on the class.
             value = state[key] if key in state else getattr(type(instance), key)
             if not is_right(value):
                 raise PickleRefusedError(f"{key} of a {type(instance).__name__} is a {type(value).__name__}")
@@ -114,7 +121,7 @@ def _is_place(path: object) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_inside(path: str) -> bool:
-    """In the checkpoint's folder: a reader opens whatever file stands there."""
+    """Return whether the path stays in the checkpoint's folder: a reader opens whatever file it names."""
     parts = pathlib.PurePosixPath(path.replace("\\", "/"))
     return bool(path) and not parts.is_absolute() and ".." not in parts.parts
 
@@ -143,8 +150,8 @@ def _properties(instance: TensorProperties, state: object) -> TensorProperties:
 
 
 def _member(enum: object, name: object) -> _MEM_FORMAT_ENCODING:
-    """Python 3.11's first releases wrote members of an enum as getattr(its class, a name)."""
-    if type(enum) is not Named or enum.name not in _FORMATS or type(name) is not str:
+    """Return the enum's member. Python 3.11's first releases wrote it as getattr(the class, a name)."""
+    if type(enum) is not GlobalName or enum.name not in _FORMATS or type(name) is not str:
         raise PickleRefusedError("it gets an attribute of something; it was not run")
     return _MEM_FORMAT_ENCODING[name]
 
@@ -166,7 +173,7 @@ _VOCABULARY: Final = Vocabulary(
         ("__builtin__", "getattr"): _member,
         ("torch", "Size"): torch.Size,
         ("torch.serialization", "_get_layout"): _layout,
-        # Where it was written: never opened, and of the writer's kind of system.
+        # The path where it was written: it is never opened, and may be of another operating system.
         **{
             (module, f"{pure}{system}Path"): kind
             for module in ("pathlib", "pathlib._local")
@@ -191,19 +198,21 @@ _VOCABULARY: Final = Vocabulary(
         },
     },
     builds={
-        ChunkStorageMetadata: _filled(offsets=_is(torch.Size), sizes=_is(torch.Size)),
-        Metadata: _filled(
+        ChunkStorageMetadata: _field_setter(offsets=_is(torch.Size), sizes=_is(torch.Size)),
+        Metadata: _field_setter(
             state_dict_metadata=_are_tensors,
             storage_meta=_is(StorageMeta, type(None)),
             version=_is(str, type(None)),
         ),
-        MetadataIndex: _filled(fqn=_is(str), offset=_is(torch.Size, type(None)), index=_is(int, type(None))),
-        StorageMeta: _filled(),
+        MetadataIndex: _field_setter(
+            fqn=_is(str), offset=_is(torch.Size, type(None)), index=_is(int, type(None))
+        ),
+        StorageMeta: _field_setter(),
         TensorProperties: _properties,
-        TensorStorageMetadata: _filled(
+        TensorStorageMetadata: _field_setter(
             properties=_is(TensorProperties), size=_is(torch.Size), chunks=_are_chunks
         ),
-        _StorageInfo: _filled(relative_path=_is_place, offset=_is_length, length=_is_length),
+        _StorageInfo: _field_setter(relative_path=_is_place, offset=_is_length, length=_is_length),
     },
     key_types=frozenset({MetadataIndex}),
 )

@@ -1,4 +1,4 @@
-"""numpy's arrays, scalars and dtypes as they stand in a pickle, made from their bytes alone."""
+"""Make numpy's arrays, scalars and dtypes from their bytes alone, as they stand in a pickle."""
 
 import re
 from collections.abc import Callable
@@ -9,21 +9,21 @@ from typing import Any, Final
 import numpy as np
 
 from stepkeeper_planners.errors import PickleRefusedError
-from stepkeeper_planners.pickles.unpickling import Name
+from stepkeeper_planners.pickles.vocabulary import Name
 
-__all__ = ["NUMPY_BUILDS", "NUMPY_CALLS", "NUMPY_CONSTANTS", "objection"]
+__all__ = ["NUMPY_BUILDS", "NUMPY_CALLS", "NUMPY_CONSTANTS", "explain_unstorable"]
 
 _PLAIN: Final = re.compile(r"[?biufc](?:1|2|4|8|16|32)|[SUV][0-9]+|[mM]8")
 _UNIT: Final = re.compile(r"[A-Za-zμ]+")
 
 
-def objection(dtype: np.dtype[Any]) -> str | None:
-    """Why an array of this dtype can't be stored; None if it can."""
+def explain_unstorable(dtype: np.dtype[Any]) -> str | None:
+    """Return why an array of this dtype can't be stored; None if it can."""
     if dtype.hasobject or dtype.char == "T":
         return "a numpy array of Python objects can't be stored; use a list"
-    # Read anew, the dtype differs if it had anything on it that isn't stored.
+    # Metadata isn't stored, so the dtype would be another when it is read back.
     if dtype.metadata is not None or any(
-        objection(field[0]) is not None for field in (dtype.fields or {}).values()
+        explain_unstorable(field[0]) is not None for field in (dtype.fields or {}).values()
     ):
         return "a numpy dtype with metadata can't be stored; view the array as a dtype without"
     return None
@@ -31,13 +31,13 @@ def objection(dtype: np.dtype[Any]) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class _DtypeDraft:
-    """A dtype without its byte order and its fields."""
+    """A dtype that has no byte order and no fields yet."""
 
     code: str
 
 
 class _ArrayDraft:
-    """An array without its content."""
+    """An array that has no content yet."""
 
 
 _ARRAY_CLASS: Final = object()
@@ -51,8 +51,8 @@ def _new_dtype(code: object, align: object, copy: object) -> _DtypeDraft:
     return _DtypeDraft(code)
 
 
-def _built_dtype(draft: _DtypeDraft, state: object) -> np.dtype[Any]:
-    """From the parts of the state alone: numpy would believe sizes and places that don't fit each other."""
+def _build_dtype(draft: _DtypeDraft, state: object) -> np.dtype[Any]:
+    """Build the dtype from the parts of the state alone: numpy would trust sizes and offsets that don't match."""
     if type(state) is not tuple or len(state) not in (8, 9):
         raise PickleRefusedError("the state of a numpy dtype is none")
     _, order, sub, names, fields, item_bytes, *_ = state
@@ -113,7 +113,7 @@ def _new_array(cls: object, shape: object, kind: object) -> _ArrayDraft:
     return _ArrayDraft()
 
 
-def _built_array(_: _ArrayDraft, state: object) -> np.ndarray[Any, Any]:
+def _build_array(_: _ArrayDraft, state: object) -> np.ndarray[Any, Any]:
     if type(state) is not tuple or len(state) != 5:
         raise PickleRefusedError("the state of a numpy array is none")
     dtype, shape, is_fortran, content = _dtype(state[1 + 1]), _shape(state[1]), state[3], state[4]
@@ -147,6 +147,6 @@ NUMPY_CALLS: Final[dict[Name, Callable[..., object]]] = {
     **{(core, "scalar"): _scalar for core in _CORES},
 }
 NUMPY_BUILDS: Final[dict[type, Callable[[Any, Any], object]]] = {
-    _DtypeDraft: _built_dtype,
-    _ArrayDraft: _built_array,
+    _DtypeDraft: _build_dtype,
+    _ArrayDraft: _build_array,
 }

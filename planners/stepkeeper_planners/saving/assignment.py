@@ -1,25 +1,32 @@
-"""Who writes what: each element exactly once, bytes spread over those that hold them. All ranks compute the same.
+"""Assign each element to exactly one of the ranks that hold it, evenly. All ranks compute the same assignment.
 
-Even means: no rank writes more than the least that the heaviest must write, which is `Assignment.heaviest_bytes` (the
-total divided by the ranks, unless some ranks alone hold more than their part), up to a few grains. A grain is the
-largest chunk of several holders that isn't cut because it is small, or the smallest piece that one is cut into.
+The heaviest rank writes the least that is possible, up to 2 % and a few grains. The least that is possible is the total
+divided by the number of ranks, unless some ranks alone hold more than their part. A grain is the largest chunk of
+several holders that isn't cut because it is small, or the smallest piece that a chunk is cut into. This holds where the
+sets of holders are nested or disjoint; `balance` describes the others.
 """
 
-import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 from stepkeeper_planners.dtypes import itemsize_bytes
-from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_layout
-from stepkeeper_planners.geometry.layout import Chunk, Ranks, TensorLayout
-from stepkeeper_planners.geometry.mesh_slices import on_one_slice
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.geometry.mesh_slices import keep_one_slice
 from stepkeeper_planners.saving.balance import Group, level_shares
-from stepkeeper_planners.saving.cutting import Cutter, cut_like_a_ribbon
+from stepkeeper_planners.saving.distribution import (
+    Piece,
+    WriteTask,
+    assign_values,
+    cut_to_shares,
+    list_write_tasks,
+    place_whole_chunks,
+    sum_loads,
+)
 
 __all__ = [
     "ASSIGNMENT_VERSION",
@@ -27,26 +34,26 @@ __all__ = [
     "LARGE_VALUE_BYTES",
     "MIN_SLICE_BYTES",
     "Assignment",
-    "SavePlan",
+    "RankShare",
     "TensorWrite",
     "assign",
     "plan_save",
 ]
 
-ASSIGNMENT_VERSION: Final = 1
-"""Raised with every change after which the same state is divided otherwise: ranks must not differ in that."""
+ASSIGNMENT_VERSION: Final = 2
+"""The version of the division. Raise it with every change that divides the same state otherwise: ranks must agree."""
 
 MIN_SLICE_BYTES: Final = 65_536
-"""Nothing smaller is cut off a chunk: every piece costs a frame when written and a request when read."""
+"""The size of the smallest piece that is cut off a chunk: every piece costs a frame to write and a request to read."""
 
 LARGE_VALUE_BYTES: Final = 4_096
-"""Smaller values weigh nothing, and are the first rank's."""
+"""The size from which a value counts as load. The first rank writes all smaller values."""
 
 _PARTS_OF_A_SHARE: Final = 64
-"""Nor anything smaller than this part of what a rank writes: that is even enough."""
+"""No piece is smaller than a rank's even share divided by this: that is even enough."""
 
 _EVEN_ENOUGH: Final = 50
-"""Whole chunks are left whole where that makes no rank differ by more than this part of what it should write."""
+"""Chunks stay whole if no rank then differs from what it should write by more than that divided by this."""
 
 BALANCE: Final = {
     "slices from": MIN_SLICE_BYTES,
@@ -54,12 +61,12 @@ BALANCE: Final = {
     "parts of a share": _PARTS_OF_A_SHARE,
     "even enough": _EVEN_ENOUGH,
 }
-"""All numbers by which bytes are divided."""
+"""All numbers that decide how bytes are divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorWrite:
-    """This rank writes this box of the tensor, from this local shard or a part of it."""
+    """A box of a tensor that one rank writes, and the local shard that holds it."""
 
     fqn: str
     dtype: str
@@ -67,87 +74,71 @@ class TensorWrite:
     box: Box
     local_index: int
     shard_box: Box
-    """The same box, counted from the shard's own first element."""
+    """The same box, with offsets relative to the shard."""
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the elements, without any framing."""
+        """The size of the elements, without framing."""
         return self.box.volume * itemsize_bytes(self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavePlan:
-    """All that one rank writes."""
+class RankShare:
+    """All tensor boxes and values that one rank writes."""
 
     tensors: tuple[TensorWrite, ...]
     values: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
-    layout: TensorLayout
-    chunk: Chunk
-    group: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    work: _Work
-    box: Box
-    rank: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """All pieces of all tensors, each with the rank that writes it."""
+    """The rank that writes each piece of each tensor, and each value."""
 
-    by_rank: tuple[tuple[_Piece, ...], ...]
-    heaviest_bytes: int
-    """No assignment of the tensors, however finely cut, has a heaviest rank that writes less, values included."""
-
+    by_rank: tuple[tuple[Piece, ...], ...]
     value_writers: Mapping[str, int]
 
     @classmethod
-    def of(
-        cls, pieces: Iterable[_Piece], world_size: int, heaviest_bytes: int, value_writers: Mapping[str, int]
+    def from_pieces(
+        cls, pieces: Iterable[Piece], world_size: int, value_writers: Mapping[str, int]
     ) -> "Assignment":
-        """The pieces, by rank."""
-        by_rank: list[list[_Piece]] = [[] for _ in range(world_size)]
+        """Sort the pieces by rank."""
+        by_rank: list[list[Piece]] = [[] for _ in range(world_size)]
         for piece in pieces:
             by_rank[piece.rank].append(piece)
-        return cls(
-            by_rank=tuple(map(tuple, by_rank)), heaviest_bytes=heaviest_bytes, value_writers=value_writers
-        )
+        return cls(by_rank=tuple(map(tuple, by_rank)), value_writers=value_writers)
 
-    def share(self, rank: int) -> tuple[TensorWrite, ...]:
-        """What this rank writes, sorted by name and place."""
-        writes = map(_write, self.by_rank[rank])
+    def list_writes(self, rank: int) -> tuple[TensorWrite, ...]:
+        """Return what this rank writes, sorted by name and position."""
+        writes = map(_make_write, self.by_rank[rank])
         return tuple(sorted(writes, key=lambda write: (write.fqn, write.box)))
 
-    def boxes(self) -> dict[str, list[Box]]:
-        """What is written of each tensor by anyone, in order of place."""
+    def list_boxes(self) -> dict[str, list[Box]]:
+        """Return the boxes of each tensor that any rank writes, sorted by position."""
         boxes: dict[str, list[Box]] = {}
         for piece in chain.from_iterable(self.by_rank):
-            boxes.setdefault(piece.work.layout.fqn, []).append(piece.box)
+            boxes.setdefault(piece.task.layout.fqn, []).append(piece.box)
         for those in boxes.values():
             those.sort()
         return boxes
 
 
-def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], ranks: Ranks) -> SavePlan:
-    """Over all ranks each element is written once, and each value; this is my share.
+def plan_save(layouts: Sequence[TensorLayout], value_bytes: Mapping[str, int], ranks: Ranks) -> RankShare:
+    """Plan this rank's share of a save: over all ranks each element and each value is written once.
 
-    Ranks: every rank must give the same layouts, values and sizes; then no two plans write the same element.
+    Args:
+        layouts: the layouts of all tensors, complete.
+        value_bytes: the name and approximate size of each value; every rank holds all of them.
+        ranks: this rank and the world size.
 
     Raises:
-        LayoutError: chunks overlap or leave a gap, or one is held by no rank.
+        LayoutError: chunks overlap or leave a gap, or no rank of the world holds one.
+
+    Ranks: every rank must pass the same layouts, values and sizes; then no two plans write the same element.
     """
     assignment = assign(layouts, ranks.world_size, value_bytes=value_bytes)
     writers = assignment.value_writers
-    return SavePlan(
-        tensors=assignment.share(ranks.rank),
+    return RankShare(
+        tensors=assignment.list_writes(ranks.rank),
         values=tuple(sorted(name for name, rank in writers.items() if rank == ranks.rank)),
     )
 
@@ -159,180 +150,90 @@ def assign(
     value_bytes: Mapping[str, int] | None = None,
     min_slice_bytes: int = MIN_SLICE_BYTES,
 ) -> Assignment:
-    """Every element of every tensor is one rank's to write. Chunks of several holders are cut where that is needed.
+    """Assign every element of every tensor, and every value, to one rank.
 
-    So is each value, which every rank has and nobody cuts; `value_bytes` are their sizes, about.
+    Chunks that several ranks hold are cut where an even division needs it. There are at most as many cuts as the sets
+    of holders have members, all together; mostly there are none. Values are never cut.
 
-    At most as many cuts are made as there are different sets of holders, times their members; mostly none.
+    Args:
+        layouts: the layouts of all tensors, complete.
+        world_size: the number of ranks.
+        value_bytes: the name and approximate size of each value; every rank holds all of them.
+        min_slice_bytes: the size of the smallest piece to cut off a chunk.
 
     Raises:
-        LayoutError: as `plan_save`.
+        LayoutError: chunks overlap or leave a gap, or no rank of the world holds one.
     """
     for layout in layouts:
         check_layout(layout)
-    # Ranks may have the same state in dicts of another order, and must find the same.
-    ordered = sorted(on_one_slice(layouts), key=lambda layout: layout.fqn)
-    works, holders = _all_work(ordered, world_size)
-    fixed = [0] * world_size
-    for work in works:
-        if len(holders[work.group]) == 1:
-            fixed[holders[work.group][0]] += work.size_bytes
-    large = {name: size for name, size in (value_bytes or {}).items() if size >= LARGE_VALUE_BYTES}
+    # The order of a state's dicts may differ between ranks; the assignment must not.
+    ordered = sorted(keep_one_slice(layouts), key=lambda layout: layout.fqn)
+    tasks, holders = list_write_tasks(ordered, world_size)
+    tensor_loads = [0] * world_size
+    for task in tasks:
+        if len(holders[task.group]) == 1:
+            tensor_loads[holders[task.group][0]] += task.size_bytes
     writers = dict.fromkeys(value_bytes or {}, 0)
-    values = [0] * world_size
+    value_loads = [0] * world_size
+    large = {name: size for name, size in (value_bytes or {}).items() if size >= LARGE_VALUE_BYTES}
     if large:
-        writers |= _value_writers(large, _loads(_whole(works, holders, fixed), values))
+        whole = place_whole_chunks(tasks, holders, tensor_loads)
+        writers |= assign_values(large, sum_loads(whole, value_loads))
         for name, size in large.items():
-            values[writers[name]] += size
-    fixed = [of_tensors + of_values for of_tensors, of_values in zip(fixed, values, strict=True)]
-    whole = tuple(_whole(works, holders, fixed))
-    loads = _loads(whole, values)
-    even = -(-sum(loads) // world_size)
+            value_loads[writers[name]] += size
+    fixed = [tensors + values for tensors, values in zip(tensor_loads, value_loads, strict=True)]
+    pieces = _divide(tasks, holders, fixed, value_loads, min_slice_bytes)
+    return Assignment.from_pieces(pieces, world_size, writers)
+
+
+def _divide(
+    tasks: Sequence[WriteTask],
+    holders: Sequence[tuple[int, ...]],
+    fixed: Sequence[int],
+    value_loads: Sequence[int],
+    min_slice_bytes: int,
+) -> Sequence[Piece]:
+    """Assign whole chunks where that is even enough; else cut some, if that is more even.
+
+    Args:
+        tasks: the chunks, the largest first.
+        holders: the ranks of each group of tasks.
+        fixed: by rank, the bytes of chunks that only it holds, and of its values.
+        value_loads: by rank, the bytes of its values.
+        min_slice_bytes: the size of the smallest piece to cut off a chunk.
+    """
+    whole = tuple(place_whole_chunks(tasks, holders, fixed))
+    loads = sum_loads(whole, value_loads)
+    even = -(-sum(loads) // len(loads))
     if _is_even(loads, even, even):
-        return Assignment.of(whole, world_size, even, writers)
+        return whole
     shared = [group for group, ranks in enumerate(holders) if len(ranks) > 1]
     sizes = Counter[int]()
-    for work in works:
-        sizes[work.group] += work.size_bytes
+    for task in tasks:
+        sizes[task.group] += task.size_bytes
     level = level_shares([Group(holders=holders[i], size_bytes=sizes[i]) for i in shared], fixed)
     heaviest = level.heaviest_bytes
     if _is_even(loads, heaviest, even):
-        return Assignment.of(whole, world_size, heaviest, writers)
+        return whole
     grain_bytes = max(min_slice_bytes, even // _PARTS_OF_A_SHARE)
-    cut = tuple(_cut(works, dict(zip(shared, level.of_groups, strict=True)), holders, grain_bytes))
-    best = min(whole, cut, key=lambda pieces: _unevenness(_loads(pieces, values), heaviest, even))
-    return Assignment.of(best, world_size, heaviest, writers)
+    cut = tuple(cut_to_shares(tasks, dict(zip(shared, level.by_group, strict=True)), holders, grain_bytes))
+    return min(whole, cut, key=lambda pieces: _unevenness(sum_loads(pieces, value_loads), heaviest, even))
 
 
-def _value_writers(value_bytes: Mapping[str, int], loads: Sequence[int]) -> dict[str, int]:
-    """The largest first to whoever has least to write, on top of these loads of uncut tensors."""
-    writers: dict[str, int] = {}
-    heap = [(load, rank) for rank, load in enumerate(loads)]
-    heapq.heapify(heap)
-    for name in sorted(value_bytes, key=lambda name: (-value_bytes[name], name)):
-        load, rank = heap[0]
-        writers[name] = rank
-        heapq.heapreplace(heap, (load + value_bytes[name], rank))
-    return writers
-
-
-def _write(piece: _Piece) -> TensorWrite:
-    layout, chunk = piece.work.layout, piece.work.chunk
+def _make_write(piece: Piece) -> TensorWrite:
+    layout, chunk = piece.task.layout, piece.task.chunk
     return TensorWrite(
         fqn=layout.fqn,
         dtype=layout.dtype,
         global_shape=layout.global_shape,
         box=piece.box,
         local_index=min(owner.local_index for owner in chunk.owners if owner.rank == piece.rank),
-        shard_box=piece.box.shifted(chunk.box.offsets),
+        shard_box=piece.box.relative_to(chunk.box.offsets),
     )
 
 
-def _all_work(layouts: Sequence[TensorLayout], world_size: int) -> tuple[list[_Work], list[tuple[int, ...]]]:
-    """What is to be written, and the ranks behind each group's number. Empty chunks only where all are."""
-    # Holders are many and mostly the same tuple: looked up by identity of the owners, which layouts share.
-    by_owners: dict[int, int] = {}
-    by_holders: dict[tuple[int, ...], int] = {}
-    works: list[_Work] = []
-    for layout in layouts:
-        element_bytes = itemsize_bytes(layout.dtype)
-        chunks = [chunk for chunk in layout.chunks if chunk.box.volume]
-        for chunk in chunks or layout.chunks[:1]:
-            group = by_owners.get(id(chunk.owners))
-            if group is None:
-                ranks = tuple(sorted({owner.rank for owner in chunk.owners}))
-                if not ranks or ranks[-1] >= world_size:
-                    raise LayoutError(
-                        f"{layout.fqn}: chunk {chunk.box} is held by ranks {ranks} of {world_size}"
-                    )
-                group = by_owners[id(chunk.owners)] = by_holders.setdefault(ranks, len(by_holders))
-            size_bytes = chunk.box.volume * element_bytes
-            works.append(_Work(layout=layout, chunk=chunk, group=group, size_bytes=size_bytes))
-    works.sort(key=lambda work: (-work.size_bytes, work.layout.fqn, work.chunk.box))
-    return works, list(by_holders)
-
-
-def _whole(
-    works: Sequence[_Work], holders: Sequence[tuple[int, ...]], fixed: Sequence[int]
-) -> Iterator[_Piece]:
-    """Largest first to the least loaded holder, after what has only one holder."""
-    loads = list(fixed)
-    # Loads only grow, so a heap entry that is out of date is too small: it is corrected when it comes up.
-    heaps: dict[int, list[tuple[int, int]]] = {}
-    for work in works:
-        ranks = holders[work.group]
-        if len(ranks) == 1:
-            yield _whole_piece(work, ranks[0])
-            continue
-        heap = heaps.get(work.group)
-        if heap is None:
-            heap = heaps[work.group] = [(loads[rank], rank) for rank in ranks]
-            heapq.heapify(heap)
-        while heap[0][0] != loads[heap[0][1]]:
-            heapq.heapreplace(heap, (loads[heap[0][1]], heap[0][1]))
-        load, rank = heap[0]
-        # Empty chunks weigh a byte, or all of them would land on one rank.
-        loads[rank] = load + max(1, work.size_bytes)
-        yield _whole_piece(work, rank)
-
-
-def _cut(
-    works: Sequence[_Work],
-    shares: Mapping[int, Mapping[int, int]],
-    holders: Sequence[tuple[int, ...]],
-    grain_bytes: int,
-) -> Iterator[_Piece]:
-    """Each holder's share of each group, to the grain. What one group leaves over is made up for by the next."""
-    by_group: dict[int, list[_Work]] = {}
-    for work in works:
-        by_group.setdefault(work.group, []).append(work)
-    ahead = dict.fromkeys((rank for ranks in holders for rank in ranks), 0)
-    for group in sorted(by_group, key=lambda g: (len(holders[g]), holders[g])):
-        if group not in shares:
-            yield from (_whole_piece(work, holders[group][0]) for work in by_group[group])
-            continue
-        left = {rank: shares[group].get(rank, 0) - ahead[rank] for rank in holders[group]}
-        for piece in _group_pieces(by_group[group], left, grain_bytes):
-            left[piece.rank] -= piece.size_bytes
-            yield piece
-        ahead.update((rank, -rest) for rank, rest in left.items())
-
-
-def _group_pieces(works: Sequence[_Work], shares: Mapping[int, int], grain_bytes: int) -> Iterator[_Piece]:
-    """The small ones whole, to whoever has most left to write; then the large ones cut at what is left."""
-    heap = [(-share, rank) for rank, share in sorted(shares.items())]
-    heapq.heapify(heap)
-    large: list[tuple[_Work, Cutter]] = []
-    for work in works:
-        sizes = work.chunk.box.sizes
-        cutter = Cutter.of(sizes, itemsize_bytes(work.layout.dtype), grain_bytes)
-        if cutter is None:
-            share, rank = heap[0]
-            heapq.heapreplace(heap, (share + max(1, work.size_bytes), rank))
-            yield _whole_piece(work, rank)
-        else:
-            large.append((work, cutter))
-    left = sorted((rank, max(0, -share)) for share, rank in heap)
-    boxes = [(work.chunk.box, cutter) for work, cutter in large]
-    for index, box, rank in cut_like_a_ribbon(boxes, left):
-        work = large[index][0]
-        size_bytes = box.volume * itemsize_bytes(work.layout.dtype)
-        yield _Piece(work=work, box=box, rank=rank, size_bytes=size_bytes)
-
-
-def _whole_piece(work: _Work, rank: int) -> _Piece:
-    return _Piece(work=work, box=work.chunk.box, rank=rank, size_bytes=work.size_bytes)
-
-
-def _loads(pieces: Iterable[_Piece], values: Sequence[int]) -> list[int]:
-    loads = list(values)
-    for piece in pieces:
-        loads[piece.rank] += piece.size_bytes
-    return loads
-
-
 def _unevenness(loads: Sequence[int], heaviest: int, even: int) -> int:
-    """How far a load is from what it should be: below `heaviest`, and where that is even, not below it either."""
+    """Return how many bytes the loads are above `heaviest`; where that is the even load, also how many below it."""
     over = max(loads) - heaviest
     return max(over, even - min(loads)) if heaviest <= even else over
 

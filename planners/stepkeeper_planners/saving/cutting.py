@@ -1,4 +1,4 @@
-"""Cutting chunks along one axis, so that each of several ranks writes its share of them."""
+"""Cut chunks along one axis, so that each of several ranks writes its share of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,77 +10,81 @@ from stepkeeper_planners.geometry.boxes import Box
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutter:
-    """How a box may be cut: in pieces of so many rows along this axis, none smaller than asked for."""
+    """Cut a box along one axis, into pieces of whole rows and of a minimum size."""
 
     axis: int
     n_rows: int
     row_bytes: int
-    least_rows: int
-    """In the smallest piece that is cut off."""
+    min_rows: int
+    """The number of rows in the smallest piece."""
 
     @classmethod
-    def of(cls, sizes: tuple[int, ...], element_bytes: int, least_bytes: int) -> "Cutter | None":
-        """For a box of these sizes; None if it would not make two pieces of `least_bytes`.
+    def for_box(cls, sizes: tuple[int, ...], element_bytes: int, min_bytes: int) -> "Cutter | None":
+        """Choose the axis for a box of these sizes; None if it can't make two pieces of `min_bytes`.
 
-        Along the first axis whose rows are no more than that: pieces are contiguous, or nearly. Else along the longest.
+        The axis is the first whose rows have at most `min_bytes`, so that pieces are contiguous, or nearly. If no axis
+        has such rows, it is the longest.
         """
         total = prod(sizes) * element_bytes
-        if total < 2 * least_bytes or not sizes:
+        if total < 2 * min_bytes or not sizes:
             return None
-        fine = (axis for axis, size in enumerate(sizes) if total // size <= least_bytes)
+        fine = (axis for axis, size in enumerate(sizes) if total // size <= min_bytes)
         axis = next(fine, max(range(len(sizes)), key=lambda a: sizes[a]))
         row_bytes = total // sizes[axis]
-        least_rows = -(-least_bytes // row_bytes)
-        if sizes[axis] < 2 * least_rows:
+        min_rows = -(-min_bytes // row_bytes)
+        if sizes[axis] < 2 * min_rows:
             return None
-        return cls(axis=axis, n_rows=sizes[axis], row_bytes=row_bytes, least_rows=least_rows)
+        return cls(axis=axis, n_rows=sizes[axis], row_bytes=row_bytes, min_rows=min_rows)
 
-    def row_at(self, position_bytes: int, after: int) -> int:
-        """The row nearest to the position where cutting leaves nothing too small on either side, from `after` on."""
+    def find_row(self, position_bytes: int, after: int) -> int:
+        """Find the row, from `after` on, nearest to the position, that leaves no piece too small on either side."""
         nearest = (2 * position_bytes + self.row_bytes) // (2 * self.row_bytes)
         row = max(after, min(self.n_rows, nearest))
         before, behind = row - after, self.n_rows - row
-        if before + behind < 2 * self.least_rows:
+        if before + behind < 2 * self.min_rows:
             return after if before < behind else self.n_rows
-        if before < self.least_rows:
-            return after if 2 * before < self.least_rows else after + self.least_rows
-        if behind < self.least_rows:
-            return self.n_rows if 2 * behind < self.least_rows else self.n_rows - self.least_rows
+        if before < self.min_rows:
+            return after if 2 * before < self.min_rows else after + self.min_rows
+        if behind < self.min_rows:
+            return self.n_rows if 2 * behind < self.min_rows else self.n_rows - self.min_rows
         return row
 
-    def piece(self, box: Box, first: int, end: int) -> Box:
-        """These rows of the box."""
+    def cut_piece(self, box: Box, first: int, end: int) -> Box:
+        """Return the part of the box from row `first` to before row `end`."""
         offsets, sizes = list(box.offsets), list(box.sizes)
         offsets[self.axis] += first
         sizes[self.axis] = end - first
         return Box(offsets=tuple(offsets), sizes=tuple(sizes))
 
 
-def cut_like_a_ribbon(
+def cut_by_shares(
     boxes: Sequence[tuple[Box, Cutter]], shares: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, Box, int]]:
-    """Each piece: the index of its box, its part of it, and the rank that writes it.
+    """Yield pieces of the boxes: the index of the box, the part of it, and the rank that writes that part.
 
-    The boxes lie end to end and each rank takes the next stretch, so there is at most one cut for each rank. `shares`
-    are ranks and bytes, that may be off in the sum.
+    The boxes are laid end to end, and each rank takes the next stretch. So there is at most one cut for each rank.
+
+    Args:
+        boxes: the boxes to divide.
+        shares: ranks, and the bytes that each should write. The sum may differ from the bytes of the boxes.
     """
-    ends = _ends(shares, sum(cutter.n_rows * cutter.row_bytes for _, cutter in boxes))
+    ends = _find_share_ends(shares, sum(cutter.n_rows * cutter.row_bytes for _, cutter in boxes))
     place, start = 0, 0
     for index, (box, cutter) in enumerate(boxes):
         first, size = 0, cutter.n_rows * cutter.row_bytes
         while first < cutter.n_rows:
             is_all = place == len(shares) - 1 or ends[place] >= start + size
-            end = cutter.n_rows if is_all else cutter.row_at(ends[place] - start, first)
+            end = cutter.n_rows if is_all else cutter.find_row(ends[place] - start, first)
             if end > first:
-                yield index, cutter.piece(box, first, end), shares[place][0]
+                yield index, cutter.cut_piece(box, first, end), shares[place][0]
             first = end
             if not is_all:
                 place += 1
         start += size
 
 
-def _ends(shares: Sequence[tuple[int, int]], total: int) -> list[int]:
-    """Where on the ribbon each share ends, all of them stretched to the ribbon's length."""
+def _find_share_ends(shares: Sequence[tuple[int, int]], total: int) -> list[int]:
+    """Find the byte position at which each share ends, with all shares scaled so that they add up to `total`."""
     wanted = sum(share for _, share in shares)
     running = accumulate(share for _, share in shares)
     return [total if not wanted else end * total // wanted for end in running]

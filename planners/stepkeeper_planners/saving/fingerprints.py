@@ -1,4 +1,4 @@
-"""Whether all ranks are about to save the same: a digest for each name, and one fingerprint of them all. Pure."""
+"""Digest a state, so that ranks can compare what they are about to save. Pure."""
 
 import marshal
 from array import array
@@ -15,14 +15,14 @@ from stepkeeper_planners.geometry.layout import Owner, TensorLayout
 from stepkeeper_planners.state.values import encode_value
 
 __all__ = [
-    "can_be_one",
+    "are_mergeable",
+    "build_ranks_differ_error",
+    "digest_integer_tensor",
+    "digest_layouts",
+    "digest_names",
     "digest_value",
-    "digest_whole_numbers",
     "fingerprint",
-    "form_digests",
-    "has_whole_numbers",
-    "name_differences",
-    "name_digests",
+    "is_integer_tensor_on_host",
 ]
 
 _DIGEST_BYTES: Final = 16
@@ -32,42 +32,49 @@ _TENSOR, _VALUE, _PER_RANK, _ALIAS = b"t", b"v", b"p", b"a"
 _KINDS: Final = {_TENSOR: "a tensor", _VALUE: "a value", _PER_RANK: "a PerRank", _ALIAS: "a tied tensor"}
 
 
-def form_digests(layouts: Sequence[TensorLayout]) -> dict[str, bytes]:
-    """For each tensor a digest of its layout: the costly part of `name_digests`, the same for states built alike."""
+def digest_layouts(layouts: Sequence[TensorLayout]) -> dict[str, bytes]:
+    """Digest each tensor's layout. This is the costly part of `digest_names`; states of one structure have the same."""
     known: dict[int, bytes] = {}
-    return {layout.fqn: _form(layout, known) for layout in layouts}
+    return {layout.fqn: _digest_layout(layout, known) for layout in layouts}
 
 
-def name_digests(
+def digest_names(
     layouts: Sequence[TensorLayout],
     *,
-    forms: Mapping[str, bytes] | None = None,
+    layout_digests: Mapping[str, bytes] | None = None,
     values: Mapping[str, bytes] | None = None,
     contents: Mapping[str, bytes] | None = None,
     aliases: Mapping[str, str] | None = None,
     per_rank_keys: Collection[str] = (),
 ) -> dict[str, bytes]:
-    """For each name what must be equal on all ranks: one byte of kind, a digest of the form, one of the content.
+    """Digest each name's entry, as far as it must be equal on all ranks.
 
-    `values` are digests of values, `contents` those of tensors that are compared too; `forms`, where they are known
-    already, what `form_digests` makes of `layouts`. Of a layout that isn't complete
-    the chunks are left out: they differ between ranks by design.
+    A digest is one byte for the kind, a digest of the layout, and a digest of the content. The chunks of an incomplete
+    layout are left out: they differ between ranks by design.
+
+    Args:
+        layouts: the layouts of all tensors.
+        layout_digests: what `digest_layouts` returns for `layouts`, if it is known already.
+        values: the digest of each value.
+        contents: the content digests of those tensors whose elements are compared too.
+        aliases: further names of tied tensors, and the name under which each is saved.
+        per_rank_keys: the names of `PerRank` entries.
     """
     digests: dict[str, bytes] = {}
     contents = contents or {}
-    for name, form in (form_digests(layouts) if forms is None else forms).items():
+    for name, form in (digest_layouts(layouts) if layout_digests is None else layout_digests).items():
         digests[name] = _TENSOR + form + contents.get(name, _NO_CONTENT)
     for name, digest in (values or {}).items():
         digests[name] = _VALUE + _NO_CONTENT + digest
     for name in per_rank_keys:
         digests[name] = _PER_RANK + _NO_CONTENT + _NO_CONTENT
     for name, first in (aliases or {}).items():
-        digests[name] = _ALIAS + _hashed(first.encode("utf-8", "surrogatepass")) + _NO_CONTENT
+        digests[name] = _ALIAS + _hash(first.encode("utf-8", "surrogatepass")) + _NO_CONTENT
     return digests
 
 
 def fingerprint(digests: Mapping[str, bytes]) -> bytes:
-    """Equal where the digests are, in whatever order; one hash to exchange in place of them."""
+    """Hash all digests into one, for ranks to exchange. It doesn't depend on the order of names."""
     whole = blake2b(digest_size=_DIGEST_BYTES)
     for name in sorted(digests):
         encoded = name.encode("utf-8", "surrogatepass")
@@ -76,40 +83,43 @@ def fingerprint(digests: Mapping[str, bytes]) -> bytes:
 
 
 def digest_value(fqn: str, value: object) -> bytes:
-    """Equal for equal values: of the same types, with the same content, dicts in any order.
+    """Digest a value. Values of the same types and content have equal digests; the order of dicts doesn't count.
 
     Raises:
         UnsupportedValueError: the value, or something in it, is of a type that isn't stored.
     """
-    return _value(fqn, value)
+    return _digest_value(fqn, value)
 
 
-def has_whole_numbers(tensor: torch.Tensor) -> bool:
-    """Whether it is of whole numbers in the host's memory. Tensors that are built alike all are, or none is."""
+def is_integer_tensor_on_host(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor is of integers or bools, in host memory. It depends on the tensor's structure only."""
     if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
         return False
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     return plain and tensor.layout is torch.strided and not tensor.is_quantized
 
 
-def digest_whole_numbers(tensor: torch.Tensor) -> bytes | None:
-    """Of whole numbers in the host's memory, such as an order of samples, however many; None of other tensors.
+def digest_integer_tensor(tensor: torch.Tensor) -> bytes | None:
+    """Digest a tensor of integers in host memory, of any size; return None for any other tensor.
 
-    Ranks may well differ in the last bits of what they compute, or in the statistics of their own batches, and one
-    is as good as the other; but one rank's random numbers or positions in the data are no other's.
+    Random number states, positions in the data and orders of samples are such tensors: saving one rank's in place of
+    another's would be wrong. Floating-point tensors are not compared. Ranks may differ in the last bits of what they
+    compute, or in the statistics of their own batches, and any rank's will do.
     """
-    return _tensor(tensor) if has_whole_numbers(tensor) else None
+    return _digest_tensor(tensor) if is_integer_tensor_on_host(tensor) else None
 
 
-def name_differences(
+def build_ranks_differ_error(
     reports: Sequence[tuple[Sequence[int], Mapping[str, bytes]]], n_unseen: int = 0
 ) -> RanksDifferError:
-    """The error that says which names differ on which ranks. Each report is of all ranks that have those digests.
+    """Build the error that names the entries that differ, and the ranks.
 
-    `n_unseen` ranks differ from all of these, and their digests aren't known.
+    Args:
+        reports: groups of ranks with equal digests, and those digests.
+        n_unseen: the number of ranks that differ from all reports, and whose digests aren't known.
     """
     reasons: dict[str, str] = {}
-    strangers: dict[str, tuple[int, ...]] = {}
+    ranks_that_differ: dict[str, tuple[int, ...]] = {}
     for name in sorted({name for _, digests in reports for name in digests}):
         ranks_of: dict[bytes | None, list[int]] = {}
         for ranks, digests in reports:
@@ -117,15 +127,17 @@ def name_differences(
         if len(ranks_of) == 1:
             continue
         usual = min(ranks_of, key=lambda digest: (-len(ranks_of[digest]), min(ranks_of[digest])))
-        strangers[name] = tuple(sorted(r for digest in ranks_of if digest != usual for r in ranks_of[digest]))
-        reasons[name] = _reason(usual, [digest for digest in ranks_of if digest != usual])
-    return RanksDifferError(reasons=reasons, ranks=strangers, n_unseen=n_unseen)
+        ranks_that_differ[name] = tuple(
+            sorted(r for digest in ranks_of if digest != usual for r in ranks_of[digest])
+        )
+        reasons[name] = _describe_difference(usual, [digest for digest in ranks_of if digest != usual])
+    return RanksDifferError(reasons=reasons, ranks=ranks_that_differ, n_unseen=n_unseen)
 
 
-def can_be_one(digests: Collection[bytes]) -> bool:
-    """Whether these digests of one name, from different ranks, are of one thing; some ranks may not have it.
+def are_mergeable(digests: Collection[bytes]) -> bool:
+    """Tell whether digests of one name, from different ranks, can be of one entry. Some ranks may not have the entry.
 
-    A tensor may lie elsewhere on each: pipeline stages and groups of tensor-parallel ranks know their own part only.
+    The layout of a tensor may differ: pipeline stages and groups of tensor-parallel ranks know their own part only.
     """
     kinds = {digest[:1] for digest in digests}
     if kinds == {_TENSOR}:
@@ -133,7 +145,7 @@ def can_be_one(digests: Collection[bytes]) -> bool:
     return kinds <= {_VALUE, _ALIAS} and len(set(digests)) == 1
 
 
-def _reason(usual: bytes | None, others: Sequence[bytes | None]) -> str:
+def _describe_difference(usual: bytes | None, others: Sequence[bytes | None]) -> str:
     if usual is None:
         return "the other ranks have no such name"
     if None in others:
@@ -149,73 +161,75 @@ def _reason(usual: bytes | None, others: Sequence[bytes | None]) -> str:
     return "another value there than on the others; what each rank has of its own is saved as PerRank(value)"
 
 
-def _form(layout: TensorLayout, known: dict[int, bytes]) -> bytes:
+def _digest_layout(layout: TensorLayout, known: dict[int, bytes]) -> bytes:
     form = blake2b(digest_size=_DIGEST_BYTES)
     form.update(repr((layout.dtype, layout.global_shape, layout.complete)).encode())
     if layout.complete:
-        if layout.siblings:
-            siblings = known.get(id(layout.siblings))
-            if siblings is None:
-                siblings = known[id(layout.siblings)] = _hashed(repr(layout.siblings).encode())
-            form.update(siblings)
+        if layout.mesh_slices:
+            slices = known.get(id(layout.mesh_slices))
+            if slices is None:
+                slices = known[id(layout.mesh_slices)] = _hash(repr(layout.mesh_slices).encode())
+            form.update(slices)
         for chunk in layout.chunks:
             owners = known.get(id(chunk.owners))
             if owners is None:
-                owners = known[id(chunk.owners)] = _owners(chunk.owners)
+                owners = known[id(chunk.owners)] = _digest_owners(chunk.owners)
             form.update(repr((chunk.box.offsets, chunk.box.sizes)).encode() + owners)
     return form.digest()
 
 
-def _owners(owners: Sequence[Owner]) -> bytes:
+def _digest_owners(owners: Sequence[Owner]) -> bytes:
     numbers = array("q")
     for owner in owners:
         numbers.append(owner.rank)
         numbers.append(owner.local_index)
-    return _hashed(numbers.tobytes())
+    return _hash(numbers.tobytes())
 
 
-def _hashed(data: bytes) -> bytes:
+def _hash(data: bytes) -> bytes:
     return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
-def _value(fqn: str, value: object) -> bytes:
+def _digest_value(fqn: str, value: object) -> bytes:
     kind = type(value)
     if kind in (dict, OrderedDict):
         assert isinstance(value, dict)
-        items = [_value(f"{fqn} (a key)", k) + _value(f"{fqn}[{k!r}]", v) for k, v in value.items()]
-        return _hashed(b"dict" + b"".join(sorted(items)))
+        items = [
+            _digest_value(f"{fqn} (a key)", k) + _digest_value(f"{fqn}[{k!r}]", v) for k, v in value.items()
+        ]
+        return _hash(b"dict" + b"".join(sorted(items)))
     if kind in (list, tuple):
         assert isinstance(value, list | tuple)
         if _NUMBERS.issuperset(map(type, value)):
-            # As one: data loaders keep long lists of them. Version 2 depends on nothing but the numbers.
+            # Digested at once: data loaders keep long lists of numbers. Version 2 depends on nothing but the numbers.
             content = b"numbers" + marshal.dumps(value, 2)
         else:
-            content = b"".join(_value(f"{fqn}[{index}]", item) for index, item in enumerate(value))
-        return _hashed(kind.__name__.encode() + content)
+            content = b"".join(_digest_value(f"{fqn}[{index}]", item) for index, item in enumerate(value))
+        return _hash(kind.__name__.encode() + content)
     if kind is np.ndarray or isinstance(value, np.generic):
-        return _array(fqn, value)
+        return _digest_array(fqn, value)
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout is torch.strided:
-        return _tensor(value)
+        return _digest_tensor(value)
     if kind in (bool, int, float, complex, str, bytes, type(None)):
-        # Python refuses to write very long numbers as decimals.
+        # Python refuses to format very long integers as decimals.
         text = f"{value:x}" if kind is int else repr(value)
-        return _hashed(f"{kind.__name__} {text}".encode("utf-8", "surrogatepass"))
-    # Rare types, and those that are refused.
-    return _hashed(encode_value(fqn, value))
+        return _hash(f"{kind.__name__} {text}".encode("utf-8", "surrogatepass"))
+    # The rest are rare types, and types that are refused.
+    return _hash(encode_value(fqn, value))
 
 
-def _array(fqn: str, value: Any) -> bytes:
+def _digest_array(fqn: str, value: Any) -> bytes:
     if value.dtype.hasobject:
-        return _hashed(encode_value(fqn, value))
+        return _hash(encode_value(fqn, value))
     form = (type(value).__name__, value.dtype.descr if value.dtype.names else value.dtype.str, value.shape)
-    return _hashed(repr(form).encode() + value.tobytes())
+    return _hash(repr(form).encode() + value.tobytes())
 
 
-def _tensor(value: torch.Tensor) -> bytes:
+def _digest_tensor(value: torch.Tensor) -> bytes:
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     form = (type(value).__name__, str(value.dtype), tuple(value.shape), value.requires_grad)
     digest = blake2b(repr(form).encode(), digest_size=_DIGEST_BYTES)
     if plain.numel():
-        # In place: there may be gigabytes.
+        # Hashed in place: there may be gigabytes.
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()

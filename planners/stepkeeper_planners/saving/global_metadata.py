@@ -1,4 +1,4 @@
-"""What a save's coordinator hands to the storage writer: torch's metadata, that notices what a writer lost."""
+"""Build a checkpoint's metadata, and detect writes that the storage writer lost."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,12 +20,15 @@ from stepkeeper_planners.errors import LostWritesError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import TensorLayout
 
-__all__ = ["GlobalMetadata", "tensor_metadata"]
+__all__ = ["GlobalMetadata", "build_tensor_metadata"]
 
 
 @dataclass
 class GlobalMetadata(Metadata):
-    """Torch's own as soon as a writer says what it wrote, which is checked then, and given to tied names too.
+    """The metadata that the coordinator hands to the storage writer; it checks what the writer wrote.
+
+    When the writer sets `storage_data`, each write that was planned must be in it. The entries of tied tensors get the
+    same storage data. After that the object is a plain `Metadata` of torch's.
 
     Torch's writers with `thread_count` above 1 lose what a failing thread should have written, without raising:
     https://github.com/pytorch/pytorch/issues/191391.
@@ -39,23 +42,28 @@ class GlobalMetadata(Metadata):
         if name != "storage_data" or not isinstance(value, Mapping):
             super().__setattr__(name, value)
             return
-        super().__setattr__(name, self._checked(value))
-        # What a writer pickles from here on names torch's class: readers need know no other.
+        super().__setattr__(name, self._check_written(value))
+        # The writer pickles this object next. Readers must find torch's own class in the pickle.
         del self.aliases
         self.__class__ = Metadata  # type: ignore[assignment] # the base has all that is left
 
-    def leave_out_aliases(self) -> None:
-        """Tied tensors are listed under their first names only."""
+    def drop_aliases(self) -> None:
+        """Remove all but the first names of tied tensors."""
         for name in self.aliases:
             self.state_dict_metadata.pop(name, None)
         self.aliases = {}
 
-    def _checked(self, written: Mapping[MetadataIndex, object]) -> dict[MetadataIndex, object]:
+    def _check_written(self, written: Mapping[MetadataIndex, object]) -> dict[MetadataIndex, object]:
+        """Return `written` with the entries of tied names added.
+
+        Raises:
+            LostWritesError: a planned write is not in it.
+        """
         complete = dict(written)
         lost: list[MetadataIndex] = []
         for fqn, stored in self.state_dict_metadata.items():
             source = self.aliases.get(fqn, fqn)
-            for index in _indices(source, stored):
+            for index in _list_indices(source, stored):
                 if index not in written:
                     lost.append(index)
                 elif source != fqn:
@@ -69,8 +77,8 @@ class GlobalMetadata(Metadata):
         return complete
 
 
-def tensor_metadata(layout: TensorLayout, boxes: Iterable[Box]) -> TensorStorageMetadata:
-    """The tensor as it is stored in these pieces."""
+def build_tensor_metadata(layout: TensorLayout, boxes: Iterable[Box]) -> TensorStorageMetadata:
+    """Build the metadata of a tensor that is stored in these boxes."""
     chunks = [
         ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)) for box in boxes
     ]
@@ -81,7 +89,7 @@ def tensor_metadata(layout: TensorLayout, boxes: Iterable[Box]) -> TensorStorage
     )
 
 
-def _indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Iterator[MetadataIndex]:
+def _list_indices(fqn: str, stored: TensorStorageMetadata | BytesStorageMetadata) -> Iterator[MetadataIndex]:
     if isinstance(stored, TensorStorageMetadata):
         for chunk in stored.chunks:
             yield MetadataIndex(fqn, chunk.offsets)

@@ -1,4 +1,4 @@
-"""One layout from what each rank knows of its own part: for tensors that no rank can describe alone."""
+"""Join the parts of a layout that ranks know, for tensors that no rank can describe alone."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -7,14 +7,14 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
 
-__all__ = ["join_layouts", "part_of"]
+__all__ = ["join_layouts", "select_part"]
 
 
-def part_of(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
-    """What these ranks hold, and no word of the others."""
+def select_part(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
+    """Return the layout with only the chunks and owners of these ranks, as an incomplete one."""
     among = frozenset(ranks)
     chunks = []
-    # Chunks that all are of these ranks are kept as they are: many tensors share them.
+    # The tuple of chunks is kept if it is of these ranks only: many tensors share it.
     if all(owner.rank in among for chunk in layout.chunks for owner in chunk.owners):
         return replace(layout, complete=False)
     for chunk in layout.chunks:
@@ -25,24 +25,26 @@ def part_of(layout: TensorLayout, ranks: Collection[int]) -> TensorLayout:
 
 
 def join_layouts(parts: Mapping[int, TensorLayout]) -> TensorLayout:
-    """The whole tensor, from the parts that ranks have. Equal boxes are copies of one another.
+    """Join the parts of one tensor's layout. Equal boxes on different ranks are copies of one chunk.
 
-    `parts` is by rank, or by the first of several ranks that have a part together; at least one. Whether the chunks
-    cover the tensor is for `check_cover` to say.
+    The result is not checked for gaps and overlaps: `check_cover` does that.
+
+    Args:
+        parts: at least one part, by rank, or by the first of several ranks that hold a part together.
 
     Raises:
-        LayoutError: the ranks don't speak of one tensor; it names it, the ranks, and what differs.
+        LayoutError: the parts differ in dtype or shape; the message names the tensor, the ranks, and what differs.
     """
     ranks = sorted(parts)
     first = parts[ranks[0]]
     owners: dict[Box, list[Owner]] = {}
     for rank in ranks:
         part = parts[rank]
-        for what in ("dtype", "global_shape"):
-            if getattr(part, what) != getattr(first, what):
+        for attribute in ("dtype", "global_shape"):
+            expected, found = getattr(first, attribute), getattr(part, attribute)
+            if found != expected:
                 raise LayoutError(
-                    f"{first.fqn}: its {what} is {getattr(first, what)} on rank {ranks[0]}, {getattr(part, what)} on "
-                    f"rank {rank}"
+                    f"{first.fqn}: its {attribute} is {expected} on rank {ranks[0]}, {found} on rank {rank}"
                 )
         for chunk in part.chunks:
             owners.setdefault(chunk.box, []).extend(chunk.owners)

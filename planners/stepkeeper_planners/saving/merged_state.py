@@ -1,22 +1,30 @@
-"""One state of ranks whose states have different names, or places of one tensor, as pipeline stages have. Pure.
+"""Merge the states of ranks that hold different names, or different parts of a tensor, as pipeline stages do. Pure.
 
-What is compared is each group of ranks that have the same state with the largest of these groups, the base.
+Ranks with equal states form a group. Each group is compared with the largest, which is the base.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stepkeeper_planners.geometry.layout import TensorLayout
-from stepkeeper_planners.saving.fingerprints import can_be_one
-from stepkeeper_planners.saving.joining import join_layouts, part_of
+from stepkeeper_planners.saving.fingerprints import are_mergeable
+from stepkeeper_planners.saving.joining import join_layouts, select_part
 from stepkeeper_planners.state.tree import FlatState, Path
 
-__all__ = ["Deviation", "Holding", "United", "deviation", "holding", "names_to_unite", "unite"]
+__all__ = [
+    "MergedState",
+    "PartialState",
+    "StateDifference",
+    "compare_with_base",
+    "find_names_to_merge",
+    "merge_states",
+    "select_partial_state",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
-    """What a group of ranks has of some names."""
+class PartialState:
+    """The entries that a group of ranks holds of some names."""
 
     layouts: dict[str, TensorLayout] = field(default_factory=dict)
     values: frozenset[str] = frozenset()
@@ -25,26 +33,28 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
-    """In what a group of ranks differs from the base."""
+class StateDifference:
+    """The difference between a group of ranks and the base."""
 
     ranks: tuple[int, ...]
     digests: dict[str, bytes]
-    """Of names that the base doesn't have, or has with another digest."""
+    """The digests of names that the base doesn't have, or has with another digest."""
 
     missing: frozenset[str]
-    held: Holding
-    """What it has of the names in `digests`; of tensors, the chunks of these ranks."""
+    """The names that the base has and the group doesn't."""
 
-    def applied_to(self, base: Mapping[str, bytes]) -> dict[str, bytes]:
-        """All digests of the group."""
+    partial: PartialState
+    """The group's entries for the names in `digests`; their layouts have the chunks of these ranks only."""
+
+    def apply_to(self, base: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Return all digests of the group, from those of the base."""
         kept = {name: digest for name, digest in base.items() if name not in self.missing}
         return kept | self.digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class United:
-    """What has to be known of the names that not all ranks have alike."""
+class MergedState:
+    """The entries that differ between ranks, merged."""
 
     layouts: tuple[TensorLayout, ...]
     value_writers: dict[str, int]
@@ -52,9 +62,11 @@ class United:
     paths: dict[str, Path]
 
 
-def holding(names: Collection[str], flat: FlatState, layouts: Mapping[str, TensorLayout]) -> Holding:
-    """What a state has of these names."""
-    return Holding(
+def select_partial_state(
+    names: Collection[str], flat: FlatState, layouts: Mapping[str, TensorLayout]
+) -> PartialState:
+    """Return the entries that a state has of these names."""
+    return PartialState(
         layouts={name: layouts[name] for name in names if name in layouts},
         values=frozenset(name for name in names if name in flat.values),
         aliases={name: flat.aliases[name] for name in names if name in flat.aliases},
@@ -62,56 +74,71 @@ def holding(names: Collection[str], flat: FlatState, layouts: Mapping[str, Tenso
     )
 
 
-def deviation(
+def compare_with_base(
     ranks: tuple[int, ...],
     own: Mapping[str, bytes],
     base: Mapping[str, bytes],
     flat: FlatState,
     layouts: Mapping[str, TensorLayout],
-) -> Deviation:
-    """In what the state of these ranks differs from the base."""
+) -> StateDifference:
+    """Compare the state of these ranks with the base, by their digests."""
     digests = {name: digest for name, digest in own.items() if base.get(name) != digest}
-    held = holding(digests, flat, layouts)
-    parts = {name: part_of(layout, ranks) for name, layout in held.layouts.items()}
+    partial = select_partial_state(digests, flat, layouts)
+    parts = {name: select_part(layout, ranks) for name, layout in partial.layouts.items()}
     missing = frozenset(name for name in base if name not in own)
-    return Deviation(ranks=ranks, digests=digests, missing=missing, held=replace(held, layouts=parts))
+    return StateDifference(
+        ranks=ranks, digests=digests, missing=missing, partial=replace(partial, layouts=parts)
+    )
 
 
-def names_to_unite(base: Mapping[str, bytes], deviations: Sequence[Deviation]) -> frozenset[str] | None:
-    """The names in which groups differ, if all that differs is which ranks have them, and which part; else None."""
+def find_names_to_merge(
+    base: Mapping[str, bytes], differences: Sequence[StateDifference]
+) -> frozenset[str] | None:
+    """Return the names in which groups differ; None if one differs in more than which ranks hold it, and which part."""
     found: dict[str, set[bytes]] = {}
-    for each in deviations:
+    for each in differences:
         for name in each.missing:
             found.setdefault(name, set())
         for name, digest in each.digests.items():
             found.setdefault(name, set()).add(digest)
-    alike = all(can_be_one([*digests, *([base[n]] if n in base else [])]) for n, digests in found.items())
+    alike = all(are_mergeable([*digests, *([base[n]] if n in base else [])]) for n, digests in found.items())
     return frozenset(found) if alike else None
 
 
-def unite(
-    names: Collection[str], base_ranks: tuple[int, ...], base: Holding, deviations: Sequence[Deviation]
-) -> United:
-    """Each tensor from the parts that the groups have, each value written by the first rank that has it.
+def merge_states(
+    names: Collection[str],
+    base_ranks: tuple[int, ...],
+    base: PartialState,
+    differences: Sequence[StateDifference],
+) -> MergedState:
+    """Join each tensor from the parts that the groups hold; let the first rank that holds a value write it.
+
+    Args:
+        names: the names in which groups differ.
+        base_ranks: the ranks of the base.
+        base: the base's entries of these names.
+        differences: the other groups.
 
     Raises:
-        LayoutError: the groups don't speak of one tensor.
+        LayoutError: groups differ in a tensor's dtype or shape.
     """
-    first = Deviation(ranks=base_ranks, digests={}, missing=frozenset(), held=base)
+    first = StateDifference(ranks=base_ranks, digests={}, missing=frozenset(), partial=base)
     parts: dict[str, dict[int, TensorLayout]] = {}
     writers: dict[str, int] = {}
-    for each in (first, *deviations):
+    for each in (first, *differences):
         for name in names:
-            held = each.held if name in each.digests else base
+            partial = each.partial if name in each.digests else base
             if name in each.missing:
                 continue
-            if name in held.layouts:
-                parts.setdefault(name, {})[each.ranks[0]] = part_of(held.layouts[name], each.ranks)
-            elif name in held.values:
+            if name in partial.layouts:
+                parts.setdefault(name, {})[each.ranks[0]] = select_part(partial.layouts[name], each.ranks)
+            elif name in partial.values:
                 writers[name] = min(each.ranks[0], writers.get(name, each.ranks[0]))
-    return United(
+    return MergedState(
         layouts=tuple(join_layouts(parts[name]) for name in sorted(parts)),
         value_writers=writers,
-        aliases={name: tensor for each in (first, *deviations) for name, tensor in each.held.aliases.items()},
-        paths={name: path for each in (first, *deviations) for name, path in each.held.paths.items()},
+        aliases={
+            name: tensor for each in (first, *differences) for name, tensor in each.partial.aliases.items()
+        },
+        paths={name: path for each in (first, *differences) for name, path in each.partial.paths.items()},
     )

@@ -1,89 +1,75 @@
-"""The plan of a save, for torch.distributed.checkpoint's `save`."""
+"""Plan a save for `torch.distributed.checkpoint.save`."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from typing_extensions import override
 
 from stepkeeper_planners import adapters
-from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.process_groups import alone, current_ranks, gathered, shared_by
-from stepkeeper_planners.saving.assignment import Assignment, TensorWrite, assign
-from stepkeeper_planners.saving.fingerprints import (
-    digest_value,
-    digest_whole_numbers,
-    fingerprint,
-    name_differences,
-    name_digests,
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.process_groups import current_ranks, single_rank
+from stepkeeper_planners.saving.global_metadata import GlobalMetadata
+from stepkeeper_planners.saving.planned_state import PlannedState
+from stepkeeper_planners.saving.proposals import (
+    StatesDiffer,
+    StatesEqual,
+    check_proposals,
+    group_by_fingerprint,
 )
-from stepkeeper_planners.saving.global_metadata import GlobalMetadata, tensor_metadata
-from stepkeeper_planners.saving.joining import join_layouts
-from stepkeeper_planners.saving.merged_state import (
-    Deviation,
-    Holding,
-    United,
-    deviation,
-    holding,
-    names_to_unite,
-    unite,
-)
-from stepkeeper_planners.saving.proposals import Agreed, Differ, Proposal, checked_proposals, groups_of
-from stepkeeper_planners.saving.rules import planning_rules
-from stepkeeper_planners.saving.write_data import Outgoing
-from stepkeeper_planners.saving.write_items import LazyItems, OwnItems, tensor_item, value_item
+from stepkeeper_planners.saving.write_data import WriteData
+from stepkeeper_planners.saving.write_items import LazyItems, OwnItems
 from stepkeeper_planners.saving.writer_limits import check_safetensors_plan, is_safetensors_plan
-from stepkeeper_planners.state.nesting import notes
-from stepkeeper_planners.state.per_rank import stored_name
-from stepkeeper_planners.state.tree import FlatState, gather_state
-from stepkeeper_planners.state.values import content_bytes, encode_value
-
-_COMPARED: Final = 8
-"""States that are looked at by name where ranks differ: one of each kind, up to so many kinds."""
+from stepkeeper_planners.state.tree import FlatState, flatten_state
+from stepkeeper_planners.state.values import encode_value
 
 
 class SPMDSavePlanner(SavePlanner):
-    """Writes every element of every tensor once, over all ranks and copies. Pass one to `dcp.save`; for one save each.
+    """Write every element of every tensor once, over all ranks and replicas.
 
-    Every rank finds its own share without asking; what goes to the coordinator and back is a fingerprint, and only
-    where fingerprints differ are the names compared, and nothing is written. Works with torch's storage writers.
+    Pass a new planner to each `dcp.save` or `dcp.async_save`. It works with torch's storage writers. Each rank computes
+    its own share of the writes. Ranks exchange a fingerprint of their state with the coordinator; they compare names
+    only where fingerprints differ. Ranks may hold different names, or different parts of a tensor, as pipeline stages
+    do. If an entry differs on ranks that all should save it alike, nothing is written and RanksDifferError is raised.
     Tied tensors are written once, and can be read under each of their names.
 
-    Ranks are those of `process_group`, by default of all processes: give the group that `dcp.save` is given.
+    Args:
+        process_group: the ranks that save together; None for all processes. Pass the group that `dcp.save` is given.
+
+    Ranks: every rank of the group makes a planner, and passes it to the save.
     """
 
     def __init__(self, *, process_group: dist.ProcessGroup | None = None) -> None:
         self.is_coordinator = False
+        """True on the rank that makes the global plan."""
+
         self.mappings: dict[str, tuple[str | int, ...]] = {}
         """The keys that lead to each flat name."""
+
         self.sharded_state_dict: dict[str, torch.Tensor] = {}
-        """What lies in parts on several devices, by flat name."""
+        """The tensors that are sharded over several devices, by flat name."""
+
         self.unsharded_state_dict: dict[str, Any] = {}
-        """All the rest, values too."""
+        """All other tensors, and the values, by flat name."""
+
         self._group = process_group
-        self._ranks = Ranks(rank=0, world_size=1)
         self._flat = FlatState(tensors={}, values={})
-        self._outgoing = Outgoing({}, {})
-        self._digests: dict[str, bytes] = {}
-        self._layouts: dict[str, TensorLayout] = {}
-        self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
-        self._assignment = Assignment(by_rank=((),), heaviest_bytes=0, value_writers={})
+        self._write_data = WriteData({}, {})
+        self._state = PlannedState(self._flat, {}, Ranks(rank=0, world_size=1))
         self._metadata = GlobalMetadata({})
-        self._own_values: dict[str, object] = {}
-        self._blobs: dict[str, bytes] = {}
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        # torch's checkpointer in a process of its own gets the planner pickled, before anything was planned.
+        # torch's checkpointer in a separate process gets the planner pickled, before anything was planned.
         if self._group is not None:
             raise TypeError("a planner with a process_group can't be sent to another process")
         common = vars(SPMDSavePlanner())
-        return (_unplanned, (type(self), {k: v for k, v in vars(self).items() if k not in common}))
+        return (_rebuild_planner, (type(self), {k: v for k, v in vars(self).items() if k not in common}))
 
     @override
     def set_up_planner(
@@ -92,91 +78,136 @@ class SPMDSavePlanner(SavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """The state is flat; what was pending on XLA devices is on its way.
+        """Flatten the state, and start what is pending on XLA devices.
+
+        Args:
+            state_dict: the state to save; nested dicts and lists of tensors, values, Stateful objects and PerRank.
+            storage_meta: not used.
+            is_coordinator: whether this rank makes the global plan.
 
         Raises:
             DuplicateNameError: two entries get the same name.
+            UnsupportedValueError: a Stateful holds itself, or a container stands in the state again and again.
+
+        Ranks: torch.distributed.checkpoint calls it on all ranks.
         """
         self.is_coordinator = is_coordinator
-        # What a save before this one has found of other ranks is no more.
-        self._united = United(layouts=(), value_writers={}, aliases={}, paths={})
         self._metadata = GlobalMetadata({})
-        self._flat = gather_state(state_dict)
+        self._flat = flatten_state(state_dict)
         tensors = self._flat.tensors
         adapters.materialize(tensors)
         named = {**tensors, **{name: tensors[first] for name, first in self._flat.aliases.items()}}
         self.mappings = dict(self._flat.paths)
-        self.sharded_state_dict = adapters.sharded_among(named)
+        self.sharded_state_dict = adapters.select_sharded(named)
         rest = {k: t for k, t in named.items() if k not in self.sharded_state_dict}
         self.unsharded_state_dict = {**rest, **self._flat.values}
-        self._outgoing = Outgoing(tensors, adapters.without_copies(tensors))
+        self._write_data = WriteData(tensors, adapters.deduplicate_copies(tensors))
 
     @override
     def create_local_plan(self) -> SavePlan:
-        """What this rank writes, computed without asking the others.
+        """Compute this rank's writes, without asking the other ranks.
+
+        Returns:
+            The plan with this rank's items; its `planner_data` is the proposal for the coordinator.
 
         Raises:
             UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
             UnsupportedValueError: a value is of a type that isn't stored.
             LayoutError: chunks overlap or leave a gap.
+
+        Ranks: torch.distributed.checkpoint calls it on all ranks.
         """
-        self._describe(current_ranks(self._group))
-        if self._ranks.world_size == 1:
-            self._join([self._incomplete()])
-        return SavePlan(items=self._own_items(), planner_data=self._proposal())
+        self._plan(current_ranks(self._group))
+        if self._state.ranks.world_size == 1:
+            self._state.join_parts([self._state.list_incomplete()])
+        return SavePlan(items=self._make_own_items(), planner_data=self._state.make_proposal())
 
     @override
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """The coordinator's answer for each rank, and the metadata of the whole, both from its own state.
+        """Answer each rank's proposal, and make the metadata of the whole checkpoint.
+
+        The coordinator derives both from its own state, since the ranks' states have one fingerprint. Where they
+        don't, `finish_plan` completes the metadata.
+
+        Args:
+            all_plans: the local plans, by rank.
+
+        Returns:
+            A plan for each rank with the coordinator's answer, and the checkpoint's metadata.
 
         Raises:
-            WrongRanksError: these are not the plans of the ranks that the planner knows of.
+            WrongRanksError: the plans are not those of the ranks that this planner knows of.
             ReleasesDifferError: ranks would divide the same state in other ways.
             LayoutError: parts of a tensor that only the ranks together can describe don't fit together.
+
+        Ranks: torch.distributed.checkpoint calls it on the coordinator only.
         """
-        if len(all_plans) == 1 != self._ranks.world_size:
-            # Saved with no_dist: what the other processes do is of no concern.
-            self._describe(alone())
-            proposals = [self._proposal()]
+        if len(all_plans) == 1 != self._state.ranks.world_size:
+            # A save with no_dist is of this process alone.
+            self._plan(single_rank())
+            proposals = [self._state.make_proposal()]
         else:
-            proposals = checked_proposals([plan.planner_data for plan in all_plans], self._ranks.world_size)
-        groups, joined = groups_of(proposals), self._join([proposal.parts for proposal in proposals])
+            proposals = check_proposals(
+                [plan.planner_data for plan in all_plans], self._state.ranks.world_size
+            )
+        groups = group_by_fingerprint(proposals)
+        joined = self._state.join_parts([proposal.parts for proposal in proposals])
         if len(groups) > 1:
-            differ = Differ(groups=groups, joined=joined)
-            return [
-                replace(plan, items=OwnItems(), planner_data=differ) for plan in all_plans
-            ], self._metadata
-        self._metadata = self._whole_metadata()
-        agreed = Agreed(joined=joined)
-        return [
-            replace(plan, items=cast("list[WriteItem]", self._lazy_items(rank)), planner_data=agreed)
+            differ = StatesDiffer(groups=groups, joined=joined)
+            plans = [replace(plan, items=OwnItems(), planner_data=differ) for plan in all_plans]
+            return plans, self._metadata
+        self._metadata = self._state.build_metadata()
+        equal = StatesEqual(joined=joined)
+        plans = [
+            replace(plan, items=cast("list[WriteItem]", self._make_lazy_items(rank)), planner_data=equal)
             for rank, plan in enumerate(all_plans)
-        ], self._metadata
+        ]
+        return plans, self._metadata
 
     @override
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """This rank's plan, with its own items.
+        """Complete this rank's plan with its own items.
+
+        Where the states of ranks differ, the ranks exchange the names that only some of them hold.
+
+        Args:
+            new_plan: the coordinator's plan for this rank, with what the storage writer added.
+
+        Returns:
+            The plan with this rank's items.
 
         Raises:
-            RanksDifferError: what all ranks should save alike differs. On all ranks.
-            LayoutError: what ranks have of a tensor doesn't make it whole. On all ranks.
-            UnsupportedWriterError: the storage writer would lose something. On all ranks.
+            RanksDifferError: an entry that all ranks should save alike differs. Raised on all ranks.
+            LayoutError: the parts that ranks hold of a tensor don't make it whole. Raised on all ranks.
+            UnsupportedWriterError: the storage writer would lose something. Raised on all ranks.
+
+        Ranks: torch.distributed.checkpoint calls it on all ranks; collective where the states differ.
         """
         answer = new_plan.planner_data
-        if isinstance(answer, Agreed | Differ) and not self.is_coordinator:
-            self._take(answer.joined)
-        if isinstance(answer, Differ):
-            self._unite(answer.groups)
+        if isinstance(answer, StatesEqual | StatesDiffer) and not self.is_coordinator:
+            self._state.add_joined(answer.joined)
+        if isinstance(answer, StatesDiffer):
+            self._state.merge(answer.groups, self._group)
+            if self.is_coordinator:
+                self._complete_metadata()
         self._check_writer(new_plan.storage_data)
         if not isinstance(new_plan.items, OwnItems | LazyItems):
             return new_plan
-        items = self._own_items()
-        self._outgoing.keep_only_expected()
+        items = self._make_own_items()
+        self._write_data.drop_copies_without_writes()
         return replace(new_plan, items=items, planner_data=None)
 
     @override
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """The item's bytes. A tensor's shards are moved from the devices together, and let go after the last item.
+        """Return the data of an item. The storage writer calls it once for each item, from any thread.
+
+        All local shards of a tensor are moved from the devices together, and released after the tensor's last item.
+
+        Args:
+            write_item: one of this rank's items.
+
+        Returns:
+            A CPU tensor of the item's shape and dtype; for a value, its encoded bytes.
 
         Raises:
             UnsupportedValueError: a value is of a type that isn't stored.
@@ -184,16 +215,32 @@ class SPMDSavePlanner(SavePlanner):
         data: torch.Tensor | io.BytesIO = self.transform_object(
             write_item, self.lookup_object(write_item.index)
         )
-        if write_item.index in self._outgoing:
-            self._outgoing.close(write_item.index)
+        if write_item.index in self._write_data:
+            self._write_data.release_piece(write_item.index)
         return data
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """What is to be written there: elements on the CPU, or a value. For subclasses to take it from elsewhere."""
-        return self._outgoing.piece(index) if index in self._outgoing else self._own_values[index.fqn]
+        """Return what is to be written: elements on the CPU, or a value. Subclasses may take it from elsewhere.
+
+        Args:
+            index: the index of one of this rank's items.
+
+        Returns:
+            A CPU tensor, or the value before it is encoded.
+        """
+        if index in self._write_data:
+            return self._write_data.load_piece(index)
+        return self._state.own_values[index.fqn]
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:  # noqa: A002 — subclasses of torch's and torch_xla's planners have this name
-        """What a writer gets for it: elements as they are, a value encoded. For subclasses to change it before.
+        """Return what the storage writer gets: elements as they are, a value encoded. Subclasses may change it first.
+
+        Args:
+            write_item: one of this rank's items.
+            object: what `lookup_object` returned for it.
+
+        Returns:
+            The tensor; for a value, a buffer of its encoded bytes.
 
         Raises:
             UnsupportedValueError: a value is of a type that isn't stored.
@@ -201,145 +248,43 @@ class SPMDSavePlanner(SavePlanner):
         if write_item.type != WriteItemType.BYTE_IO:
             return object
         name = write_item.index.fqn
-        known = self._blobs.get(name) if object is self._own_values.get(name) else None
+        is_own = object is self._state.own_values.get(name)
+        known = self._state.blobs.get(name) if is_own else None
         return io.BytesIO(encode_value(name, object) if known is None else known)
 
-    def _describe(self, ranks: Ranks) -> None:
-        """All that follows from the state alone, for these ranks."""
-        self._ranks = ranks
-        layouts = [adapters.describe(fqn, tensor, ranks) for fqn, tensor in self._outgoing.tensors.items()]
-        self._layouts = {layout.fqn: layout for layout in layouts}
-        # Of a layout that isn't complete each rank has other elements.
-        alike = [layout.fqn for layout in layouts if layout.complete]
-        numbers = {fqn: digest_whole_numbers(self._flat.tensors[fqn]) for fqn in alike}
-        self._digests = name_digests(
-            layouts,
-            values={fqn: digest_value(fqn, value) for fqn, value in self._flat.values.items()},
-            contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
-            aliases=self._flat.aliases,
-            per_rank_keys=self._flat.per_rank,
-        )
-        own = {stored_name(name, ranks): value for name, value in self._flat.per_rank.items()}
-        self._own_values = self._flat.values | own
-        # What can't be stored is refused now; other values were looked at for their digests.
-        self._blobs = {name: encode_value(name, value) for name, value in own.items()}
-        self._assign()
+    def _plan(self, ranks: Ranks) -> None:
+        self._state = PlannedState(self._flat, self._write_data.tensors, ranks)
 
-    def _proposal(self) -> Proposal:
-        return Proposal(
-            rules=planning_rules(self._ranks.world_size),
-            rank=self._ranks.rank,
-            fingerprint=fingerprint(self._digests),
-            parts=self._incomplete(),
-        )
-
-    def _incomplete(self) -> tuple[TensorLayout, ...]:
-        return tuple(layout for layout in self._layouts.values() if not layout.complete)
-
-    def _join(self, parts_by_rank: Sequence[Sequence[TensorLayout]]) -> tuple[TensorLayout, ...]:
-        """The tensors that no rank knows alone are known, and who writes what of them."""
-        by_name: dict[str, dict[int, TensorLayout]] = {}
-        for rank, parts in enumerate(parts_by_rank):
-            for part in parts:
-                by_name.setdefault(part.fqn, {})[rank] = part
-        joined = tuple(join_layouts(parts) for parts in by_name.values())
-        self._take(joined)
-        return joined
-
-    def _take(self, joined: Sequence[TensorLayout]) -> None:
-        if joined:
-            self._layouts.update((layout.fqn, layout) for layout in joined)
-            self._assign()
-
-    def _assign(self) -> None:
-        """Who writes what is found anew, of all that is known whole and that all ranks have alike."""
-        elsewhere = self._united.value_writers
-        self._assignment = assign(
-            [layout for layout in self._layouts.values() if layout.complete],
-            self._ranks.world_size,
-            value_bytes={n: content_bytes(v) for n, v in self._flat.values.items() if n not in elsewhere},
-        )
-
-    def _items_of(self, rank: int) -> tuple[list[WriteItem], tuple[TensorWrite, ...]]:
-        """What this rank writes: tensors by name and place, then values."""
-        writes = self._assignment.share(rank)
-        writers = {**self._assignment.value_writers, **self._united.value_writers}
-        names = sorted(name for name, writer in writers.items() if writer == rank)
-        of_rank = Ranks(rank=rank, world_size=self._ranks.world_size)
-        names += [stored_name(name, of_rank) for name in self._flat.per_rank]
-        return [tensor_item(write) for write in writes] + [value_item(name) for name in names], writes
-
-    def _lazy_items(self, rank: int) -> LazyItems:
-        return LazyItems(lambda: self._items_of(rank)[0])
-
-    def _own_items(self) -> OwnItems:
-        """This rank's items, which can be resolved from now on."""
-        items, writes = self._items_of(self._ranks.rank)
-        self._outgoing.expect({item.index: write for item, write in zip(items, writes, strict=False)})
+    def _make_own_items(self) -> OwnItems:
+        """Make this rank's items, and let them be resolved."""
+        items, writes = self._state.make_items(self._state.ranks.rank)
+        self._write_data.set_writes({item.index: write for item, write in zip(items, writes, strict=False)})
         return OwnItems(items)
 
-    def _whole_metadata(self) -> GlobalMetadata:
-        flat, boxes = self._flat, self._assignment.boxes()
-        aliases, values = flat.aliases | self._united.aliases, [*flat.values, *self._united.value_writers]
-        stored: dict[str, Any] = {
-            fqn: tensor_metadata(layout, boxes[fqn]) for fqn, layout in self._layouts.items()
-        }
-        stored.update((name, stored[first]) for name, first in aliases.items())
-        of_ranks = [
-            stored_name(name, Ranks(rank=rank, world_size=self._ranks.world_size))
-            for name in flat.per_rank
-            for rank in range(self._ranks.world_size)
-        ]
-        stored.update((name, BytesStorageMetadata()) for name in (*values, *of_ranks))
-        paths = flat.paths | self._united.paths | notes(flat.tree) | {name: (name,) for name in of_ranks}
-        return GlobalMetadata(state_dict_metadata=stored, planner_data=paths, aliases=aliases)
+    def _make_lazy_items(self, rank: int) -> LazyItems:
+        return LazyItems(lambda: self._state.make_items(rank)[0])
 
-    def _unite(self, groups: Sequence[tuple[int, ...]]) -> None:
-        """What only some ranks have is known to all. Ranks: collective.
-
-        Raises:
-            RanksDifferError: something is not the same on all ranks that have it.
-            LayoutError: the parts that ranks have of a tensor don't fit together.
-        """
-        me, base_ranks = self._ranks.rank, groups[0]
-        base = cast(
-            "Mapping[str, bytes]",
-            shared_by(base_ranks[0], self._digests if me == base_ranks[0] else None, self._group),
-        )
-        own = next((ranks for ranks in groups[1:] if ranks[0] == me), None)
-        mine = None if own is None else deviation(own, self._digests, base, self._flat, self._layouts)
-        others = [each for each in gathered(mine, self._group) if isinstance(each, Deviation)]
-        names = names_to_unite(base, others)
-        if names is None:
-            compared = [(each.ranks, each.applied_to(base)) for each in others[: _COMPARED - 1]]
-            n_unseen = sum(len(each.ranks) for each in others[_COMPARED - 1 :])
-            raise name_differences([(base_ranks, base), *compared], n_unseen)
-        held = holding(names, self._flat, self._layouts) if me == base_ranks[0] else None
-        shared = cast("Holding", shared_by(base_ranks[0], held, self._group))
-        self._united = unite(names, base_ranks, shared, others)
-        self._layouts.update((layout.fqn, layout) for layout in self._united.layouts)
-        self._assign()
-        if self.is_coordinator:
-            # The storage writer was given this object already, and asks it what there is when all is written.
-            whole = self._whole_metadata()
-            self._metadata.state_dict_metadata = whole.state_dict_metadata
-            self._metadata.planner_data = whole.planner_data
-            self._metadata.aliases = whole.aliases
+    def _complete_metadata(self) -> None:
+        # The storage writer already holds this object, and reads it when all is written.
+        whole = self._state.build_metadata()
+        self._metadata.state_dict_metadata = whole.state_dict_metadata
+        self._metadata.planner_data = whole.planner_data
+        self._metadata.aliases = whole.aliases
 
     def _check_writer(self, storage_data: object) -> None:
-        """Raises UnsupportedWriterError if the writer, of which this is what it added, would lose something."""
+        """Raise UnsupportedWriterError if the writer that added `storage_data` to the plan would lose something."""
         if is_safetensors_plan(storage_data):
-            self._metadata.leave_out_aliases()
+            self._metadata.drop_aliases()
             check_safetensors_plan(
                 cast("Mapping[str, object]", storage_data),
-                self._assignment,
+                self._state.assignment,
                 values=[*self._flat.values, *self._flat.per_rank],
-                names_of_some=self._united.paths,
+                partial_names=self._state.merged.paths,
             )
 
 
-def _unplanned(kind: type[SPMDSavePlanner], attributes: Mapping[str, object]) -> SPMDSavePlanner:
-    """A planner of this class, with what its subclass keeps."""
+def _rebuild_planner(kind: type[SPMDSavePlanner], attributes: Mapping[str, object]) -> SPMDSavePlanner:
+    """Make a planner of this class, with the attributes that its subclass added."""
     planner = kind.__new__(kind)
     SPMDSavePlanner.__init__(planner)
     vars(planner).update(attributes)

@@ -1,4 +1,4 @@
-"""What a rank's plan of a save tells the coordinator, and what the coordinator answers."""
+"""Define what a rank's plan of a save tells the coordinator, and what the coordinator answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,61 +7,70 @@ from stepkeeper_planners.errors import WrongRanksError
 from stepkeeper_planners.geometry.layout import TensorLayout
 from stepkeeper_planners.saving.rules import check_rules
 
-__all__ = ["Agreed", "Differ", "Proposal", "checked_proposals", "groups_of"]
+__all__ = ["Proposal", "StatesDiffer", "StatesEqual", "check_proposals", "group_by_fingerprint"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What a rank's plan tells the coordinator."""
+    """A rank's message to the coordinator, sent with its local plan."""
 
     rules: str
-    """By which it finds out who writes what. First, where a rank of another release finds it."""
+    """The rules by which it assigns writers. Keep this field first, where a rank of another release finds it."""
     rank: int
     fingerprint: bytes
     parts: tuple[TensorLayout, ...]
-    """Of tensors that no rank can describe alone, what this one holds."""
+    """This rank's part of the layouts that no rank can describe alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """The coordinator's answer where all ranks have the same state."""
+class StatesEqual:
+    """The coordinator's answer if all ranks have the same state."""
 
     joined: tuple[TensorLayout, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differ:
-    """The coordinator's answer where they don't: the ranks of each fingerprint, the largest group first."""
+class StatesDiffer:
+    """The coordinator's answer if the states of ranks differ."""
 
     groups: tuple[tuple[int, ...], ...]
+    """The ranks of each fingerprint, the largest group first."""
+
     joined: tuple[TensorLayout, ...]
 
 
-def checked_proposals(said: Sequence[object], world_size: int) -> list[Proposal]:
-    """What the ranks propose, by rank: all ranks that the coordinator knows of, by the same rules.
+def check_proposals(plan_data: Sequence[object], world_size: int) -> list[Proposal]:
+    """Check that every rank sent a proposal, and that all divide a state by the same rules.
+
+    Args:
+        plan_data: the planner data of each rank's plan, by rank.
+        world_size: the number of ranks that the coordinator knows of.
+
+    Returns:
+        The proposals, by rank.
 
     Raises:
-        WrongRanksError: these aren't the ranks that it knows of.
-        ReleasesDifferError: they would divide the same state in other ways.
+        WrongRanksError: the plans are not of the ranks that the coordinator knows of, or a rank has another planner.
+        ReleasesDifferError: ranks would divide the same state in other ways.
     """
-    proposals = [each for each in said if isinstance(each, Proposal)]
-    if len(proposals) < len(said) == world_size:
-        others = [rank for rank, each in enumerate(said) if not isinstance(each, Proposal)]
+    proposals = [each for each in plan_data if isinstance(each, Proposal)]
+    if len(proposals) < len(plan_data) == world_size:
+        others = [rank for rank, each in enumerate(plan_data) if not isinstance(each, Proposal)]
         raise WrongRanksError(
             f"ranks {', '.join(map(str, others[:8]))}{', …' if len(others) > 8 else ''} plan with another planner: all "
             "ranks of a save take SPMDSavePlanner, or none does"
         )
-    if [proposal.rank for proposal in proposals] != list(range(world_size)) or len(said) != world_size:
+    if [proposal.rank for proposal in proposals] != list(range(world_size)) or len(plan_data) != world_size:
         raise WrongRanksError(
-            f"this save is of {len(said)} ranks, the planner knows of {world_size}: give it the group that the save "
-            "is given, SPMDSavePlanner(process_group=…)"
+            f"this save is of {len(plan_data)} ranks, the planner knows of {world_size}: give it the group that the "
+            "save is given, SPMDSavePlanner(process_group=…)"
         )
     check_rules([proposal.rules for proposal in proposals])
     return proposals
 
 
-def groups_of(proposals: Sequence[Proposal]) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each fingerprint, the largest group first."""
+def group_by_fingerprint(proposals: Sequence[Proposal]) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each fingerprint, the largest group first."""
     groups: dict[bytes, list[int]] = {}
     for proposal in proposals:
         groups.setdefault(proposal.fingerprint, []).append(proposal.rank)

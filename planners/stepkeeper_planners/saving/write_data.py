@@ -1,4 +1,4 @@
-"""This rank's tensors on their way to a storage writer: moved once, in the order written, and let go after that."""
+"""Move this rank's tensors to the CPU for a storage writer: once each, in the order of writes. Release them then."""
 
 import threading
 from collections import Counter
@@ -10,55 +10,55 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from stepkeeper_planners import adapters
 from stepkeeper_planners.saving.assignment import TensorWrite
 
-__all__ = ["Outgoing"]
+__all__ = ["WriteData"]
 
 
-class Outgoing:
-    """What one save takes of which tensor. Writers may ask from several threads."""
+class WriteData:
+    """Hold the tensors of one save until their pieces are written. Storage writers may call it from several threads."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], copied: Mapping[str, torch.Tensor]) -> None:
         self.tensors = {**tensors, **copied}
-        """By name; what isn't needed any more is taken out if it is a copy that was made for this save."""
+        """The tensors by name. A copy that was made for this save is removed once it isn't needed."""
         self.shards: dict[str, list[torch.Tensor]] = {}
-        """Those that were moved and are still needed."""
+        """The local shards on the CPU of tensors that still have pieces to write."""
         self._copied = set(copied)
         self._writes: dict[MetadataIndex, TensorWrite] = {}
-        self._n_open: Counter[str] = Counter()
+        self._n_unwritten: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def expect(self, writes: Mapping[MetadataIndex, TensorWrite]) -> None:
-        """This is what will be asked for."""
+    def set_writes(self, writes: Mapping[MetadataIndex, TensorWrite]) -> None:
+        """Set the writes for which pieces will be loaded."""
         self._writes = dict(writes)
-        self._n_open = Counter(write.fqn for write in writes.values())
+        self._n_unwritten = Counter(write.fqn for write in writes.values())
         self.shards = {}
 
-    def keep_only_expected(self) -> None:
-        """Copies of which another rank writes everything take no memory of the devices any more."""
-        self._let_go(self._copied - self._n_open.keys())
+    def drop_copies_without_writes(self) -> None:
+        """Release the device memory of copies of which this rank writes nothing."""
+        self._drop_copies(self._copied - self._n_unwritten.keys())
 
     def __contains__(self, index: MetadataIndex) -> bool:
         return index in self._writes
 
-    def piece(self, index: MetadataIndex) -> torch.Tensor:
-        """The elements, on the CPU. The tensor's shards are moved from the devices together."""
+    def load_piece(self, index: MetadataIndex) -> torch.Tensor:
+        """Return the elements of a write, on the CPU. Move all local shards of the tensor from the devices together."""
         write = self._writes[index]
         with self._lock:
             if write.fqn not in self.shards:
                 self.shards[write.fqn] = adapters.local_shards(self.tensors[write.fqn])
             shard = self.shards[write.fqn][write.local_index]
-        # A part must not bring the memory of the whole with it into what is written.
+        # torch.save writes all memory of a tensor, so a part gets memory of its own.
         return shard if write.box.sizes == tuple(shard.shape) else shard[write.shard_box.slices].clone()
 
-    def close(self, index: MetadataIndex) -> None:
-        """The piece was taken; after a tensor's last one nothing of it is held here."""
+    def release_piece(self, index: MetadataIndex) -> None:
+        """Mark a piece as taken. After a tensor's last piece, release its shards and its copy."""
         fqn = self._writes[index].fqn
         with self._lock:
-            self._n_open[fqn] -= 1
-            if self._n_open[fqn] <= 0:
+            self._n_unwritten[fqn] -= 1
+            if self._n_unwritten[fqn] <= 0:
                 self.shards.pop(fqn, None)
-                self._let_go([fqn])
+                self._drop_copies([fqn])
 
-    def _let_go(self, names: Iterable[str]) -> None:
+    def _drop_copies(self, names: Iterable[str]) -> None:
         for fqn in self._copied.intersection(names):
             self._copied.remove(fqn)
             del self.tensors[fqn]

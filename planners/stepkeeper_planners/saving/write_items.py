@@ -1,4 +1,4 @@
-"""A plan's write items for torch.distributed.checkpoint: on each rank its own, to others no more than a mark."""
+"""Make the write items of plans for torch.distributed.checkpoint. Items of other ranks are never sent."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -12,11 +12,11 @@ from typing_extensions import override
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.saving.assignment import TensorWrite
 
-__all__ = ["LazyItems", "OwnItems", "tensor_item", "value_item"]
+__all__ = ["LazyItems", "OwnItems", "make_tensor_item", "make_value_item"]
 
 
 class OwnItems(list[WriteItem]):
-    """This rank's items. Sent to another rank, there is none of them: that rank can make them itself."""
+    """This rank's items. Pickled, the list is empty: every other rank can make the items itself."""
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type["OwnItems"], tuple[()]]:
@@ -24,13 +24,13 @@ class OwnItems(list[WriteItem]):
 
 
 class LazyItems(Sequence[WriteItem]):
-    """Another rank's items, made when a storage writer looks at them. Sent, they are a mark, as `OwnItems`."""
+    """Another rank's items, made when a storage writer looks at them. Pickled, they are an empty `OwnItems`."""
 
     def __init__(self, make: Callable[[], Sequence[WriteItem]]) -> None:
         self._make = make
 
     @cached_property
-    def _made(self) -> Sequence[WriteItem]:
+    def _items(self) -> Sequence[WriteItem]:
         return self._make()
 
     @overload
@@ -39,23 +39,23 @@ class LazyItems(Sequence[WriteItem]):
     def __getitem__(self, index: slice) -> Sequence[WriteItem]: ...
     @override
     def __getitem__(self, index: int | slice) -> WriteItem | Sequence[WriteItem]:
-        return self._made[index]
+        return self._items[index]
 
     @override
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._items)
 
     @override
     def __iter__(self) -> Iterator[WriteItem]:
-        return iter(self._made)
+        return iter(self._items)
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[type[OwnItems], tuple[()]]:
         return (OwnItems, ())
 
 
-def tensor_item(write: TensorWrite) -> WriteItem:
-    """The item for one box of a tensor."""
+def make_tensor_item(write: TensorWrite) -> WriteItem:
+    """Make the write item for one box of a tensor."""
     offsets, sizes = torch.Size(write.box.offsets), torch.Size(write.box.sizes)
     return WriteItem(
         index=MetadataIndex(write.fqn, offsets),
@@ -68,6 +68,6 @@ def tensor_item(write: TensorWrite) -> WriteItem:
     )
 
 
-def value_item(name: str) -> WriteItem:
-    """The item for a value."""
+def make_value_item(name: str) -> WriteItem:
+    """Make the write item for a value."""
     return WriteItem(index=MetadataIndex(name), type=WriteItemType.BYTE_IO)

@@ -1,7 +1,7 @@
-"""A nested state of flat names, and what the names don't say: which keys were numbers, which dicts were empty.
+"""Mark number keys and empty dicts of a nested state, and rebuild the state from flat names.
 
-torch.distributed.checkpoint makes strings of all keys and drops empty dicts. Both are noted among its planner data
-as paths of names that no entry has, which every reader of checkpoints passes over.
+torch.distributed.checkpoint makes strings of all keys and drops empty dicts. Both are marked in its planner data by
+paths under names that no entry has. Every reader of checkpoints ignores such paths.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -10,47 +10,50 @@ from typing import Any, Final
 from stepkeeper_planners.errors import SourceError
 from stepkeeper_planners.state.tree import Path, has_scalars_only
 
-__all__ = ["nested", "notes"]
+__all__ = ["encode_nesting", "rebuild_nesting"]
 
 _NUMBER: Final = "\0number"
 _EMPTY: Final = "\0empty"
 _MAX_DEPTH: Final = 200
 _MOST_DIGITS: Final = 4000
-"""Of a key that is a number; Python reads 4300."""
-_HOLE: Final = object()
-"""Where nothing was put yet."""
+"""The longest number that is a key; Python parses up to 4300 digits."""
+_UNSET: Final = object()
+"""The content of a place where nothing was put yet."""
 _MOST_UNNAMED: Final = 1_000_000
-"""Items of lists for which there is no entry: stock notes none for empty dicts."""
+"""The most list items without an entry. There are such: stock torch has no entries for empty dicts."""
 
 
-def notes(state: Mapping[Any, object]) -> dict[str, Path]:
-    """The entries for the planner data of a checkpoint with this state."""
-    return {".".join(map(str, path)) + kind: path for kind, path in _notes(state, ())}
+def encode_nesting(state: Mapping[Any, object]) -> dict[str, Path]:
+    """Return the paths to add to a checkpoint's planner data, which mark number keys and empty dicts."""
+    return {".".join(map(str, path)) + kind: path for kind, path in _list_marks(state, ())}
 
 
-def nested(leaves: Mapping[str, object], paths: Mapping[str, Path], *, where: str) -> dict[Any, Any]:
-    """The leaves under the keys that lead to them; one without a path under its name.
+def rebuild_nesting(leaves: Mapping[str, object], paths: Mapping[str, Path], *, where: str) -> dict[Any, Any]:
+    """Nest the leaves under the keys that lead to them. A leaf without a path gets its name as the key.
 
-    `where` the paths stand, for errors.
+    Args:
+        leaves: the leaves by name.
+        paths: the planner data: paths of leaves, and the marks of `encode_nesting`. It may be hostile.
+        where: the file that the paths come from, for errors.
 
     Raises:
-        SourceError: a path is none, leads to where another one does, or through what another one says is something
-            else; or lists would have far more items than there are entries.
+        SourceError: a path is malformed, leads to where another one does, or goes through what is no container by
+            another one; or lists would have far more items than there are entries.
     """
     tree = _Tree(where, _MOST_UNNAMED + len(leaves) + len(paths))
     for fqn, leaf in leaves.items():
-        tree.put(fqn, paths.get(fqn, (fqn,)), leaf)
+        tree.put_leaf(fqn, paths.get(fqn, (fqn,)), leaf)
     numbers: set[Path] = set()
     for name, path in paths.items():
         if name.endswith(_EMPTY):
-            tree.put_empty(name.removesuffix(_EMPTY), path)
+            tree.put_empty_dict(name.removesuffix(_EMPTY), path)
         elif name.endswith(_NUMBER):
-            numbers.add(tree.checked(name.removesuffix(_NUMBER), path))
-    root: dict[Any, Any] = tree.finished(numbers)
+            numbers.add(tree.check_path(name.removesuffix(_NUMBER), path))
+    root: dict[Any, Any] = tree.build(numbers)
     return root
 
 
-def _notes(node: object, path: Path) -> Iterator[tuple[str, Path]]:
+def _list_marks(node: object, path: Path) -> Iterator[tuple[str, Path]]:
     if isinstance(node, Mapping):
         if not node and path:
             yield _EMPTY, path
@@ -58,100 +61,100 @@ def _notes(node: object, path: Path) -> Iterator[tuple[str, Path]]:
             below = (*path, str(key))
             if type(key) is int:
                 yield _NUMBER, below
-            yield from _notes(value, below)
+            yield from _list_marks(value, below)
     elif isinstance(node, list) and not has_scalars_only(node):
         for index, value in enumerate(node):
-            yield from _notes(value, (*path, index))
+            yield from _list_marks(value, (*path, index))
 
 
 class _Tree:
-    """Grows by one leaf after another."""
+    """Build a nested state from one leaf after another."""
 
     def __init__(self, where: str, room: int) -> None:
         self._where = where
         self._room = room
-        """How many more items lists may get."""
+        """The number of items that lists may still get."""
         self._root: dict[Any, Any] = {}
         self._made: dict[int, object] = {id(self._root): self._root}
-        """The containers of the tree itself, by id; values may be containers as well."""
+        """The tree's own containers, by id. Values may be containers as well."""
 
-    def put(self, name: str, path: Any, leaf: object) -> None:
-        """The leaf is at the end of the path."""
-        node, key = self._parent(name, path)
-        if node[key] is not _HOLE:
-            raise self._wrong(name, path, "leads to where another one does")
+    def put_leaf(self, name: str, path: Any, leaf: object) -> None:
+        """Put a leaf at the end of the path."""
+        node, key = self._find_parent(name, path)
+        if node[key] is not _UNSET:
+            raise self._error(name, path, "leads to where another one does")
         node[key] = leaf
 
-    def put_empty(self, name: str, path: Any) -> None:
-        """There is a dict at the end of the path."""
-        node, key = self._parent(name, path)
-        if node[key] is _HOLE:
+    def put_empty_dict(self, name: str, path: Any) -> None:
+        """Put a dict at the end of the path, if there is none."""
+        node, key = self._find_parent(name, path)
+        if node[key] is _UNSET:
             node[key] = self._new({})
         elif id(node[key]) not in self._made:
-            raise self._wrong(name, path, "leads to where another one does")
+            raise self._error(name, path, "leads to where another one does")
 
-    def checked(self, name: str, path: Any) -> Path:
-        """A path that came from a file."""
+    def check_path(self, name: str, path: Any) -> Path:
+        """Return the path, which came from a file, if it is a valid one."""
         if (
             type(path) is not tuple
             or not 0 < len(path) <= _MAX_DEPTH
             or not all(type(key) is str or (type(key) is int and key >= 0) for key in path)
         ):
-            raise self._wrong(name, path, "is no path to an entry")
+            raise self._error(name, path, "is no path to an entry")
         return path
 
-    def finished(self, numbers: Collection[Path]) -> Any:
-        """The tree, with numbers for keys where these paths end."""
-        return self._finished(self._root, (), frozenset(numbers))
+    def build(self, numbers: Collection[Path]) -> Any:
+        """Return the tree, with numbers for the keys at which these paths end."""
+        return self._build(self._root, (), frozenset(numbers))
 
-    def _finished(self, node: Any, path: Path, numbers: frozenset[Path]) -> Any:
+    def _build(self, node: Any, path: Path, numbers: frozenset[Path]) -> Any:
         if id(node) not in self._made:
-            return None if node is _HOLE else node
+            return None if node is _UNSET else node
         if isinstance(node, list):
-            return [self._finished(item, (*path, index), numbers) for index, item in enumerate(node)]
+            return [self._build(item, (*path, index), numbers) for index, item in enumerate(node)]
         whole: dict[Any, Any] = {}
         for key, item in node.items():
             below = (*path, key)
-            last = self._number(below) if below in numbers else key
+            last = self._parse_key(below) if below in numbers else key
             if last in whole:
-                raise self._wrong(str(key), below, "leads to where another one does")
-            whole[last] = self._finished(item, below, numbers)
+                raise self._error(str(key), below, "leads to where another one does")
+            whole[last] = self._build(item, below, numbers)
         return whole
 
-    def _number(self, path: Path) -> int:
+    def _parse_key(self, path: Path) -> int:
         text = str(path[-1])
         if len(text) > _MOST_DIGITS or not text.removeprefix("-").isdecimal():
-            raise self._wrong(text, path, "ends in no number")
+            raise self._error(text, path, "ends in no number")
         return int(text)
 
-    def _parent(self, name: str, path: Any) -> tuple[Any, str | int]:
-        """The container that the last key of the path is in, which is there."""
+    def _find_parent(self, name: str, path: Any) -> tuple[Any, str | int]:
+        """Return the container of the path's last key, and that key. The containers on the way are made."""
         node: Any = self._root
-        keys = self.checked(name, path)
+        keys = self.check_path(name, path)
         for key, after in zip(keys, (*keys[1:], None), strict=True):
             kind: Any = list if isinstance(key, int) else dict
             if id(node) not in self._made or not isinstance(node, kind):
-                raise self._wrong(name, path, "doesn't fit those of the other entries")
+                raise self._error(name, path, "doesn't fit those of the other entries")
             if isinstance(key, int):
-                self._lengthen(name, path, node, key + 1)
+                self._extend_list(name, path, node, key + 1)
             else:
-                node.setdefault(key, _HOLE)
+                node.setdefault(key, _UNSET)
             if after is None:
                 break
-            if node[key] is _HOLE:
+            if node[key] is _UNSET:
                 node[key] = self._new([] if isinstance(after, int) else {})
             node = node[key]
         return node, keys[-1]
 
-    def _lengthen(self, name: str, path: Path, items: list[Any], length: int) -> None:
+    def _extend_list(self, name: str, path: Path, items: list[Any], length: int) -> None:
         self._room -= max(0, length - len(items))
         if self._room < 0:
-            raise self._wrong(name, path, "makes a list longer than all entries together")
-        items.extend([_HOLE] * (length - len(items)))
+            raise self._error(name, path, "makes a list longer than all entries together")
+        items.extend([_UNSET] * (length - len(items)))
 
     def _new(self, container: Any) -> Any:
         self._made[id(container)] = container
         return container
 
-    def _wrong(self, name: str, path: object, reason: str) -> SourceError:
+    def _error(self, name: str, path: object, reason: str) -> SourceError:
         return SourceError(f"{self._where}: the path {path!r:.80} of {name!r:.80} {reason}")

@@ -1,4 +1,4 @@
-"""State that every rank has its own of: where a data loader stands, a rank's random number generators."""
+"""Save state that each rank has its own of, such as data loader positions and random number generators."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,34 +8,43 @@ from typing import Final
 from stepkeeper_planners.errors import PerRankError
 from stepkeeper_planners.geometry.layout import Ranks
 
-__all__ = ["PerRank", "Resize", "names_to_read", "parse_stored_name", "stored_name", "value_for"]
+__all__ = ["PerRank", "Resize", "list_stored_names", "parse_stored_name", "resize_value", "stored_name"]
 
 Resize = Callable[[Sequence[object], Ranks], object]
-"""Makes this rank's value of the values that all ranks of another world size saved, in the order of ranks."""
+"""Make this rank's value from the values that all ranks of another world size saved, in rank order."""
 
 _STORED: Final = re.compile(r"(.*)@(0|[1-9][0-9]*)/([1-9][0-9]*)", re.DOTALL)
 
 
 @dataclass(slots=True, eq=False)
 class PerRank:
-    """A box for what differs between ranks: each saves its own, and gets its own back.
+    """Mark a part of the state that differs between ranks: each rank saves its own, and gets its own back.
 
-    The value is an object with state_dict() and load_state_dict(), or a tree of values as they may stand in a
-    state; the tensors in it are on the CPU. It is stored as one piece, and changed by a load.
+    Put it into the state in place of the value: `{"loader": PerRank(loader)}`. Each rank's value is stored as one
+    entry. A load calls its load_state_dict(), or replaces `value`.
+
+    Args:
+        value: an object with state_dict() and load_state_dict(), or a tree of values, as it may be in a state. The
+            tensors in it are on the CPU.
+        resize: makes a rank's value when the world size has changed. It is called with the saved values of all ranks
+            in rank order, and this process's `Ranks`. What it returns is loaded as if this rank had saved it. Without
+            it, a load with another world size raises PerRankError.
+
+    Ranks: every rank has a PerRank under the same name.
     """
 
     value: object
     resize: Resize | None = None
-    """Called where the world size changed. What it returns is loaded as if this rank had saved it."""
+    """Called if the world size changed. What it returns is loaded as if this rank had saved it."""
 
 
 def stored_name(fqn: str, ranks: Ranks) -> str:
-    """The name under which this rank's value is stored."""
+    """Return the name under which this rank's value is stored."""
     return f"{fqn}@{ranks.rank}/{ranks.world_size}"
 
 
 def parse_stored_name(name: str) -> tuple[str, int, int] | None:
-    """The name in the state, the rank and the world size; None if no rank's own value has such a name."""
+    """Split a stored name into the name in the state, the rank and the world size; None if it is no such name."""
     parts = _STORED.fullmatch(name)
     if parts is None:
         return None
@@ -43,11 +52,17 @@ def parse_stored_name(name: str) -> tuple[str, int, int] | None:
     return (parts[1], rank, world_size) if rank < world_size else None
 
 
-def names_to_read(fqn: str, resize: Resize | None, world_size: int, ranks: Ranks) -> tuple[str, ...]:
-    """The stored names that this rank needs: its own, or all where `world_size`, the saved one, is another.
+def list_stored_names(fqn: str, resize: Resize | None, world_size: int, ranks: Ranks) -> tuple[str, ...]:
+    """List the stored names that this rank reads: its own, or those of all ranks if the world size has changed.
+
+    Args:
+        fqn: the name in the state.
+        resize: the entry's `resize`.
+        world_size: the world size that saved.
+        ranks: this rank and the world size that loads.
 
     Raises:
-        PerRankError: it is another, and nothing says how to make one value of several.
+        PerRankError: the world size has changed, and there is no `resize`.
     """
     if world_size == ranks.world_size:
         return (stored_name(fqn, ranks),)
@@ -60,10 +75,10 @@ def names_to_read(fqn: str, resize: Resize | None, world_size: int, ranks: Ranks
     return tuple(stored_name(fqn, Ranks(rank=rank, world_size=world_size)) for rank in range(world_size))
 
 
-def value_for(resize: Resize | None, world_size: int, values: Sequence[object], ranks: Ranks) -> object:
-    """This rank's value, from what was read under `names_to_read`."""
+def resize_value(resize: Resize | None, world_size: int, values: Sequence[object], ranks: Ranks) -> object:
+    """Return this rank's value, from the values that were read under `list_stored_names`."""
     if world_size == ranks.world_size:
         (value,) = values
         return value
-    assert resize is not None, "names_to_read refuses this"
+    assert resize is not None, "list_stored_names refuses this"
     return resize(values, ranks)

@@ -98,11 +98,11 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
             if not all(_is_of_torch(real) for real, _ in pairs):
                 check_unchanged(stand_ins, before)
                 # What is left pending on copies of the parameters would get into the training's next program.
-                adapters.start([*stand_ins.values()])
+                adapters.start_pending([*stand_ins.values()])
         originals = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
         made = [each for pair in pairs for each in _made(pair, originals)]
         _check_made(made, pairs)
-        adapters.start([tensor for _, _, entry in made for tensor in _tensors(entry)])
+        adapters.start_pending([tensor for _, _, entry in made for tensor in _tensors(entry)])
         _check_copies(made)
         adapters.clear_sharding(
             [tensor for _, owner, entry in made if id(owner) in left_open for tensor in _tensors(entry)]
@@ -113,7 +113,7 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
 
 
 def _copied_with_stand_ins(optimizer: Optimizer) -> tuple[list[_Pair], dict[torch.Tensor, torch.Tensor]]:
-    """The optimizer and those inside it, each with a copy; and every parameter with the one that the copies have."""
+    """Pair the optimizer and those inside it with copies; map every parameter to the stand-in that the copies have."""
     inside = _with_those_inside(optimizer)
     has_values = not all(_is_of_torch(each) for each in inside)
     stand_ins: dict[torch.Tensor, torch.Tensor] = {}
@@ -148,9 +148,9 @@ def _with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def _without_weight_decay(*settings: MutableMapping[str, Any]) -> None:
-    """The parameters' own values get neither into the gradients nor back into the parameters.
+    """Set weight decay to 0, which would bring parameters' values into gradients, or back into parameters.
 
-    The learning rate stays: no gradient is there to be multiplied, but some keep the rate in their state.
+    The learning rate is kept: gradients are zeros in any case, and some optimizers keep the rate in their state.
     """
     for each in settings:
         for name, value in each.items():
@@ -160,18 +160,18 @@ def _without_weight_decay(*settings: MutableMapping[str, Any]) -> None:
 
 
 def _is_of_torch(optimizer: Optimizer) -> bool:
-    """None of torch's own keeps anything of the parameters' values that its next step doesn't overwrite."""
+    """Tell whether it is torch's own: these keep nothing of the parameters' values that a step doesn't overwrite."""
     # Some have the module that they are defined in, others, as Adafactor, the package.
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 def _stand_in_for(parameter: torch.Tensor, *, has_values: bool) -> torch.Tensor:
     values = parameter.detach().clone() if has_values else torch.zeros_like(parameter.detach())
-    adapters.place_as(values, parameter)
+    adapters.copy_sharding(values, parameter)
     stand_in = torch.nn.Parameter(values, requires_grad=False)
     vars(stand_in).update(vars(parameter))
     if parameter.requires_grad:
-        stand_in.grad = adapters.zeros_placed_as(parameter)
+        stand_in.grad = adapters.zeros_sharded_as(parameter)
     return stand_in
 
 
@@ -184,7 +184,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _copied_state(state: MutableMapping[Any, Any], memo: dict[int, Any]) -> Any:
-    """A state by the stand-ins; the same object for the same state, which a wrapper may share with what it wraps."""
+    """Copy a state, keyed by stand-ins. A wrapper may share a state with what it wraps; their copies share one too."""
     if id(state) not in memo:
         entries = {memo.get(id(key), key): _copied(entry, memo) for key, entry in state.items()}
         memo[id(state)] = defaultdict(dict, entries)
@@ -192,7 +192,7 @@ def _copied_state(state: MutableMapping[Any, Any], memo: dict[int, Any]) -> Any:
 
 
 def _take_step(stand_in: Optimizer) -> None:
-    """The copy has its state, by the class's own step without the profiling and hooks that torch wraps it in."""
+    """Take the copy's step, with the class's own function, without the profiling and hooks that torch wraps it in."""
     step = type(stand_in).step
     step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
     name = type(stand_in).__name__
@@ -210,9 +210,9 @@ def _take_step(stand_in: Optimizer) -> None:
 
 
 def _made(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
-    """The state that the copy made, for the real optimizer, where that had none.
+    """Return the state that the copy made, for the parameters of the real optimizer that have none.
 
-    Tensors of a parameter's shape have its sharding.
+    Tensors of a parameter's shape get the parameter's sharding.
     """
     real, stand_in = pair
     found: list[_Made] = []
@@ -225,7 +225,7 @@ def _made(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
             entry |= _before_a_step(real, owner, entry)
         for tensor in _tensors(entry):
             if tensor.shape == getattr(owner, "shape", None):
-                adapters.place_as(tensor, owner)
+                adapters.copy_sharding(tensor, owner)
         found.append((real, owner, entry))
     return found
 
@@ -245,10 +245,12 @@ def _tensors(entry: Any) -> list[torch.Tensor]:
 
 
 def _check_copies(made: list[_Made]) -> None:
-    """State that was made from the parameter is the parameter: a step with gradients would have made it from that.
+    """Check that a step with gradients would have started from the same state as this step with zeros.
+
+    That is known of state that is constant, equal to the parameter, or a multiple of the identity matrix.
 
     Raises:
-        PrimeError: it is neither that nor constant, nor a multiple of the identity matrix.
+        PrimeError: a tensor is none of these.
     """
     checks: dict[torch.device, list[tuple[torch.Tensor, str]]] = defaultdict(list)
     for real, owner, entry in made:
@@ -276,7 +278,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_as_before_a_step(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A flag on the tensor's device; set for a tensor of another size than the parameter's."""
+    """Return a flag on the tensor's device. It is set, unchecked, if the sizes of tensor and parameter differ."""
     if not tensor.numel() or tensor.numel() != parameter.numel():
         return torch.ones((), dtype=torch.bool, device=tensor.device)
     flat = tensor.reshape(-1)
@@ -289,7 +291,7 @@ def _is_as_before_a_step(tensor: torch.Tensor, parameter: torch.Tensor) -> torch
 
 
 def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[Any, Any]:
-    """Those of the entry's numbers that a step changes whatever the gradient is, as they are before the first one."""
+    """Return those numbers of the entry that every step changes, with their values before a first step."""
     first: dict[str, float] = {"step": 0}
     if isinstance(real, NAdam):
         first["mu_product"] = 1
@@ -308,7 +310,7 @@ def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[A
 
 @contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    """The next random numbers afterwards are those that would have come without what was done."""
+    """Restore the states of all random number generators afterwards."""
     python = random.getstate()
     # Another module's random numbers may be in use only if it was imported.
     numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None

@@ -1,4 +1,4 @@
-"""What keeps the step of an optimizer's copy away from the training's own objects."""
+"""Keep the step of an optimizer's copy away from the training's own objects."""
 
 import gc
 from collections.abc import Collection, Iterator, Sequence
@@ -25,7 +25,7 @@ __all__ = [
 
 @contextmanager
 def global_hooks_off() -> Iterator[None]:
-    """No hook that is for the steps of all optimizers is called meanwhile; afterwards they are as before."""
+    """Remove the hooks for steps of all optimizers; put them back afterwards."""
     tables: list[dict[int, Any]] = [
         optimizer._global_optimizer_pre_hooks,  # noqa: SLF001 — torch has no other way to them
         optimizer._global_optimizer_post_hooks,  # noqa: SLF001 — torch has no other way to them
@@ -56,10 +56,15 @@ def shardings_left_open(parameters: Sequence[torch.Tensor]) -> Iterator[set[int]
 
 
 def check_unreachable(stand_in: Optimizer, forbidden: Collection[object]) -> None:
-    """No attribute of the copy leads to one of the training's own objects: a lambda over self would, or a lock's dict.
+    """Check that no attribute of the copy leads to one of the training's own objects, as a lambda over self would.
+
+    Only this check finds writes to the parameters' `.data`, which many optimizers do in a step, and finds them before
+    they are done: torch doesn't count such writes, so `check_unchanged` misses them. They come from objects that
+    deepcopy leaves as they are: a function over the parameters that clips them after the step, or a bucket that holds
+    them beside a process group or a lock.
 
     Raises:
-        PrimeError: one does; it is named.
+        PrimeError: an attribute does; the message names it.
     """
     ids = {id(each) for each in forbidden}
     seen: set[int] = set()
@@ -73,7 +78,7 @@ def check_unreachable(stand_in: Optimizer, forbidden: Collection[object]) -> Non
 
 
 def _reachable(root: object, seen: set[int]) -> Iterator[object]:
-    """Each object that wasn't seen. What is behind tensors, classes, modules and a function's globals is left out."""
+    """Yield each reachable object that wasn't seen. Don't follow tensors, classes, modules and functions' globals."""
     pending = [root]
     while pending:
         each = pending.pop()
@@ -92,15 +97,16 @@ def _reachable(root: object, seen: set[int]) -> Iterator[object]:
 
 
 def versions(parameters: Sequence[torch.Tensor]) -> list[object]:
-    """Another list once one of them was changed in place; on XLA, once it got other data."""
+    """Return versions that differ once a parameter is changed in place; on XLA, once it gets other data."""
     return [(p._version, adapters.identity(p) if p.device.type == "xla" else None) for p in parameters]  # noqa: SLF001 — torch has no other count of changes in place
 
 
 def check_unchanged(stand_ins: dict[torch.Tensor, Any], before: list[object]) -> None:
-    """The step of the copy reached no parameter of the training's, not even through a global name.
+    """Check that the step of the copy changed no parameter of the training, not even through a global name.
 
     Raises:
-        PrimeError: it did. The values are back that the stand-ins have, which that step didn't use.
+        PrimeError: it did. The parameters have been set back to the values of their stand-ins, which that step didn't
+            use.
     """
     changed = [p for p, was, now in zip(stand_ins, before, versions([*stand_ins]), strict=True) if was != now]
     for parameter in changed:
@@ -113,10 +119,10 @@ def check_unchanged(stand_ins: dict[torch.Tensor, Any], before: list[object]) ->
 
 
 def check_complete(real: Optimizer, primed: Collection[object]) -> None:
-    """Every parameter that is trained is among those with state, unless this optimizer is known to have none for it.
+    """Check that every trained parameter has state, unless this optimizer is known to keep none for it.
 
     Raises:
-        PrimeError: some are not.
+        PrimeError: some parameters have none.
     """
     needed = [
         parameter
@@ -136,12 +142,12 @@ def check_complete(real: Optimizer, primed: Collection[object]) -> None:
 
 
 def check_dense(made: Sequence[tuple[Optimizer, object]]) -> None:
-    """These parameters' gradients are as dense as the zeros that their state was made with, as far as can be told.
+    """Check that these parameters' gradients are dense, like the zeros that made their state, as far as can be told.
 
     Raises:
-        PrimeError: the gradient of one is sparse, or it belongs to an embedding that makes such.
+        PrimeError: the gradient of one is sparse, or it is the weight of an embedding with sparse gradients.
     """
-    # All objects are looked through, so only for the one that takes sparse gradients and makes its state in a step.
+    # This walks all objects, so only for SGD, which takes sparse gradients and makes its state in a step.
     sparse = _sparse_weights() if any(isinstance(real, SGD) for real, _ in made) else set()
     for real, parameter in made:
         gradient = getattr(parameter, "grad", None)
@@ -154,7 +160,7 @@ def check_dense(made: Sequence[tuple[Optimizer, object]]) -> None:
 
 
 def _sparse_weights() -> set[int]:
-    """The ids of all embeddings' weights whose gradients will be sparse. A parameter itself doesn't say so."""
+    """Return the ids of all embedding weights whose gradients will be sparse. A parameter itself doesn't tell."""
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     # By type(): isinstance() would ask lazily imported modules among all objects for their class.
     embeddings = [each for each in gc.get_objects() if issubclass(type(each), kinds)]

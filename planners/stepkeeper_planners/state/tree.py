@@ -1,7 +1,10 @@
-"""A tree of state, flat and back. Names are those that torch.distributed.checkpoint gives: keys joined with dots."""
+"""Flatten a nested state into named tensors and values.
+
+Names are those that torch.distributed.checkpoint gives: keys joined with dots.
+"""
 
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,54 +20,56 @@ Path = tuple[str | int, ...]
 
 _MAX_DEPTH: Final = 100
 _MAX_REPEATED: Final = 50_000
-"""Items of containers that stand in a state more than once: each is an entry of its own in a checkpoint."""
+"""The most items of containers that stand in a state more than once: each is a checkpoint entry of its own."""
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _PLAIN_LEAVES: Final = _SCALARS | {torch.Tensor, torch.nn.Parameter}
-"""Of exactly these types: nothing in them has to be called or copied. A state has thousands of them."""
+"""Leaves of exactly these types need no further check: nothing in them has to be called or copied."""
 _PLAIN_DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 _NEVER_STATEFUL: Final = _PLAIN_LEAVES | {dict, list, tuple}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatState:
-    """The leaves of a state by name. Tensors are the state's own, to be read or filled in place."""
+    """The leaves of a state by name. The tensors are the state's own, to be read or filled in place."""
 
     tensors: dict[str, torch.Tensor]
-    """Each tensor once: of tied ones, under the first of their names, whatever the order of dicts."""
+    """Each tensor once. Tied tensors have the first of their names in sorted order, whatever the order of dicts."""
     values: dict[str, object]
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name in `tensors`."""
     paths: dict[str, Path] = field(default_factory=dict)
-    """Name → the keys that lead to it, as torch.distributed.checkpoint's planner data has them."""
+    """Name → the keys that lead to it, as in torch.distributed.checkpoint's planner data."""
     per_rank: dict[str, object] = field(default_factory=dict)
-    """What this rank has of its own, to be stored under `stored_name(name, ranks)`. Not in `paths`."""
+    """The values of PerRank entries, to be stored under `stored_name(name, ranks)`. They are not in `paths`."""
     resizers: dict[str, Resize | None] = field(default_factory=dict)
-    """For each of `per_rank`, what makes its value where the world size changed."""
+    """The `resize` function of each entry of `per_rank`, if it has one."""
     tree: Any = None
-    """The nested state with every Stateful replaced by what its state_dict() gave."""
+    """The nested state, with every Stateful replaced by what its state_dict() returned."""
 
 
-def gather_state(state: Mapping[str, object]) -> FlatState:
-    """The flat form of a nested state. state_dict() of every Stateful was called once.
+def flatten_state(state: Mapping[str, object]) -> FlatState:
+    """Flatten a nested state. Call state_dict() of every Stateful once.
 
     Raises:
         DuplicateNameError: two entries get the same name.
-        UnsupportedValueError: a Stateful holds itself.
+        UnsupportedValueError: a Stateful holds itself, a container stands in the state again and again, a Stateful or
+            PerRank is in a tuple, or a parameter is lazy.
     """
-    return flatten(resolve_state(state))
+    return flatten_resolved(resolve_state(state))
 
 
 def resolve_state(state: Mapping[str, object]) -> Any:
-    """The nested state with what its state_dict() gave in place of every Stateful. Its containers are copies.
+    """Replace every Stateful in a nested state by what its state_dict() returns. Containers are copied.
 
     Raises:
-        UnsupportedValueError: a Stateful holds itself.
+        UnsupportedValueError: a Stateful holds itself, a container stands in the state again and again, a Stateful or
+            PerRank is in a tuple, or a parameter is lazy.
     """
     return _resolve(state, (), _Seen())
 
 
-def flatten(tree: Any) -> FlatState:
-    """The flat form of what `resolve_state` gave.
+def flatten_resolved(tree: Any) -> FlatState:
+    """Flatten the tree that `resolve_state` returned.
 
     Raises:
         DuplicateNameError: two entries get the same name.
@@ -72,8 +77,8 @@ def flatten(tree: Any) -> FlatState:
     flat = FlatState(tensors={}, values={}, tree=tree)
     all_paths: dict[str, Path] = {}
     tied: dict[object, dict[str, torch.Tensor]] = {}
-    for path, leaf in _leaves(tree, ()):
-        fqn = _name(path)
+    for path, leaf in _iterate_leaves(tree, ()):
+        fqn = join_path(path)
         if fqn in all_paths:
             raise DuplicateNameError(
                 f"{path} and {all_paths[fqn]} are both named {fqn!r} once keys are joined with dots; rename one"
@@ -96,62 +101,38 @@ def flatten(tree: Any) -> FlatState:
     return flat
 
 
-def scatter_state(state: Mapping[str, object], flat: FlatState, values: Mapping[str, object]) -> None:
-    """The values are in the state, in place; every Stateful got its part by load_state_dict().
-
-    `values` holds those of `flat.values` and `flat.per_rank` that were loaded, by the names they have there. A name
-    that it lacks keeps its present value. Tensors of `flat` are expected to be filled already.
-
-    Raises:
-        UnsupportedValueError: a value would have to be put into a container that can't be changed.
-    """
-    if _is_stateful(state):
-        _give(state, flat.tree, (), values)
-        return
-    places = list(_places(state, flat.tree, ()))
-    for place in places:
-        place.check(values)
-    for place in places:
-        place.give(values)
-
-
-def with_leaves(flat: FlatState, leaves: Mapping[str, object]) -> dict[str, Any]:
-    """The nested state, containers and all, with these leaves by name; every Stateful is what its state_dict() gave."""
-    tree: dict[str, Any] = _rebuilt(flat.tree, (), leaves)
-    return tree
-
-
 def has_scalars_only(values: list[Any]) -> bool:
-    """Nothing in it has to be looked at: data loaders keep long lists of numbers."""
+    """Tell whether a list holds scalars only. Then no item has to be looked at: data loaders keep long lists."""
     return _SCALARS.issuperset(map(type, values))
 
 
 def has_plain_leaves_only(values: Iterable[Any]) -> bool:
-    """All are numbers, texts and tensors of torch's own classes."""
+    """Tell whether all are scalars, or tensors of torch's own classes."""
     return _PLAIN_LEAVES.issuperset(map(type, values))
 
 
-def leaves_of(tree: Any) -> list[tuple[str, object]]:
-    """The leaves of what `resolve_state` gave, in its order, with their names."""
-    return [(_name(path), leaf) for path, leaf in _leaves(tree, ())]
+def list_leaves(tree: Any) -> list[tuple[str, object]]:
+    """List the leaves of the tree that `resolve_state` returned, in its order, with their names."""
+    return [(join_path(path), leaf) for path, leaf in _iterate_leaves(tree, ())]
 
 
-def _name(path: Path) -> str:
+def join_path(path: Path) -> str:
     return ".".join(map(str, path))
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The containers that were looked at. They are kept: an id must not be used again."""
+    """Keep the containers that were visited: an id of one must not be used again meanwhile."""
 
     containers: dict[int, object] = field(default_factory=dict)
     repeated: int = 0
 
-    def look_at(self, container: Any, path: Path) -> None:
-        """Counts what stands there for another time.
+    def visit(self, container: Any, path: Path) -> None:
+        """Count the items of a container that was visited before.
 
         Raises:
-            UnsupportedValueError: lists that hold one list twice, again and again, would never come to an end.
+            UnsupportedValueError: there are too many. Lists that hold one list twice, again and again, would make the
+                visit almost endless.
         """
         if id(container) not in self.containers:
             self.containers[id(container)] = container
@@ -160,26 +141,26 @@ class _Seen:
         self.repeated += 1 + (len(container) // 1000 if is_cheap else len(container))
         if self.repeated > _MAX_REPEATED:
             raise UnsupportedValueError(
-                f"{_name(path[:5])}…: the state holds the same containers again and again; hold each of them once"
+                f"{join_path(path[:5])}…: the state holds the same containers again and again; hold each of them once"
             )
 
 
 def _resolve(node: object, path: Path, seen: _Seen) -> object:
-    """Statefuls replaced by their state, containers copied, leaves kept."""
+    """Replace Statefuls by their state, copy containers, and keep leaves."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
-            f"{_name(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
+            f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
         )
-    if _is_stateful(node):
+    if is_stateful(node):
         assert isinstance(node, Stateful)
         return _resolve(node.state_dict(), path, seen)
     if isinstance(node, PerRank):
         return PerRank(_resolve(node.value, path, seen), node.resize)
     if isinstance(node, Mapping):
-        seen.look_at(node, path)
-        return _resolved_items(node, path, seen)
+        seen.visit(node, path)
+        return _resolve_items(node, path, seen)
     if isinstance(node, list):
-        seen.look_at(node, path)
+        seen.visit(node, path)
         if has_scalars_only(node):
             return list(node)
         return [_resolve(value, (*path, index), seen) for index, value in enumerate(node)]
@@ -187,13 +168,13 @@ def _resolve(node: object, path: Path, seen: _Seen) -> object:
         _refuse_objects(node, path, seen)
     if isinstance(node, torch.Tensor) and is_lazy(node):
         raise UnsupportedValueError(
-            f"{_name(path)}: a lazy parameter has no shape before the model's first run"
+            f"{join_path(path)}: a lazy parameter has no shape before the model's first run"
         )
     return node
 
 
-def _resolved_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[Any, Any]:
-    resolved = _empty_like(node)
+def _resolve_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[Any, Any]:
+    resolved = empty_like(node)
     if type(node) in _PLAIN_DICTS and has_plain_leaves_only(node.values()):
         resolved.update(node)
     else:
@@ -203,16 +184,18 @@ def _resolved_items(node: Mapping[Any, Any], path: Path, seen: _Seen) -> dict[An
 
 
 def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
-    """A tuple is one value, as stock torch has it: what would have to be called can't be in it."""
+    """Refuse Statefuls and PerRanks in a tuple, which is one value, as in stock torch: none of them would be called."""
     if len(path) > _MAX_DEPTH:
         raise UnsupportedValueError(
-            f"{_name(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
+            f"{join_path(path[:5])}…: nested more than {_MAX_DEPTH} deep, or holding itself"
         )
-    if _is_stateful(node) or isinstance(node, PerRank):
+    if is_stateful(node) or isinstance(node, PerRank):
         kind = type(node).__name__
-        raise UnsupportedValueError(f"{_name(path)}: a {kind} can't stand in a tuple; use a list or a dict")
+        raise UnsupportedValueError(
+            f"{join_path(path)}: a {kind} can't stand in a tuple; use a list or a dict"
+        )
     if isinstance(node, Mapping | list | tuple) and node:
-        seen.look_at(node, path)
+        seen.visit(node, path)
     if isinstance(node, Mapping):
         for key, value in node.items():
             _refuse_objects(value, (*path, str(key)), seen)
@@ -221,15 +204,15 @@ def _refuse_objects(node: object, path: Path, seen: _Seen) -> None:
             _refuse_objects(value, (*path, index), seen)
 
 
-def _is_stateful(node: object) -> bool:
-    # A class has the methods too, and is no object with a state. Looking for methods takes long: that comes last.
+def is_stateful(node: object) -> bool:
+    # A class has the methods too, but no state. Looking for methods is slow, so it comes last.
     if type(node) in _NEVER_STATEFUL:
         return False
     return not isinstance(node, torch.Tensor | type) and isinstance(node, Stateful)
 
 
 def _check_stored_names(flat: FlatState) -> None:
-    """No entry has the very name under which a rank's own value is going to be stored."""
+    """Raise DuplicateNameError if an entry has the name under which a rank's own value will be stored."""
     for fqn in flat.paths if flat.per_rank else ():
         stored = parse_stored_name(fqn)
         if stored is not None and stored[0] in flat.per_rank:
@@ -238,20 +221,20 @@ def _check_stored_names(flat: FlatState) -> None:
             )
 
 
-def _leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
+def _iterate_leaves(node: object, path: Path) -> Iterator[tuple[Path, object]]:
     if isinstance(node, Mapping):
         for key, value in node.items():
-            yield from _leaves(value, (*path, str(key)))
+            yield from _iterate_leaves(value, (*path, str(key)))
     elif is_leaf(node):
         yield path, node
     else:
         assert isinstance(node, list)
         for index, value in enumerate(node):
-            yield from _leaves(value, (*path, index))
+            yield from _iterate_leaves(value, (*path, index))
 
 
 def is_leaf(node: object) -> bool:
-    """As stock: a list is opened only where a tensor or a mapping is in it, or in its lists; a tuple never."""
+    """Tell whether a node is a leaf. As in stock torch, a tuple is one, and a list with no tensor or mapping in it."""
     if isinstance(node, Mapping):
         return False
     if not isinstance(node, list) or has_scalars_only(node):
@@ -262,82 +245,8 @@ def is_leaf(node: object) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where in the user's own containers something stands that a load may change."""
-
-    container: Any
-    key: Any
-    path: Path
-    tree: Any
-
-    def check(self, values: Mapping[str, object]) -> None:
-        """What is going to be given can be."""
-        item = self.container[self.key]
-        if _is_stateful(item) or isinstance(item, PerRank) or _name(self.path) not in values:
-            return
-        if not isinstance(self.container, MutableMapping | list):
-            raise UnsupportedValueError(
-                f"{_name(self.path)}: a {type(self.container).__name__} can't be changed in place; use a dict or a list"
-            )
-
-    def give(self, values: Mapping[str, object]) -> None:
-        """The object has its state, the box or the container its value."""
-        item, name = self.container[self.key], _name(self.path)
-        if _is_stateful(item):
-            _give(item, self.tree, self.path, values)
-        elif name not in values:
-            return
-        elif isinstance(item, PerRank):
-            item.value = _with_loaded(item.value, values[name])
-        else:
-            self.container[self.key] = values[name]
-
-
-def _places(node: Any, tree: Any, path: Path) -> Iterator[_Place]:
-    is_list = isinstance(node, list)
-    for key in range(len(node)) if is_list else list(node):
-        below = (*path, key if is_list else str(key))
-        item, part = node[key], tree[key]
-        if _is_stateful(item) or isinstance(item, PerRank) or is_leaf(part):
-            yield _Place(node, key, below, part)
-        else:
-            yield from _places(item, part, below)
-
-
-def _give(node: object, tree: Any, path: Path, values: Mapping[str, object]) -> None:
-    assert isinstance(node, Stateful)
-    node.load_state_dict(_rebuilt(tree, path, values))
-
-
-def _with_loaded(node: object, loaded: object) -> object:
-    """The loaded value of a box, with the objects that are in it now, which have got their state."""
-    if _is_stateful(node):
-        assert isinstance(node, Stateful)
-        node.load_state_dict(loaded)  # type: ignore[arg-type]  # what its state_dict() gave when it was saved
-        return node
-    if isinstance(node, Mapping) and isinstance(loaded, Mapping):
-        return {key: _with_loaded(node.get(key), part) for key, part in loaded.items()}
-    return loaded
-
-
-def _rebuilt(tree: object, path: Path, values: Mapping[str, object]) -> Any:
-    """The sub-tree with its stored values: what load_state_dict() gets, keys of their first types."""
-    if isinstance(tree, Mapping):
-        rebuilt = _empty_like(tree)
-        for key, part in tree.items():
-            rebuilt[key] = _rebuilt(part, (*path, str(key)), values)
-        return rebuilt
-    if isinstance(tree, PerRank):
-        return values.get(_name(path), tree.value)
-    if is_leaf(tree):
-        return values.get(_name(path), tree)
-    assert isinstance(tree, list)
-    return [_rebuilt(part, (*path, index), values) for index, part in enumerate(tree)]
-
-
-def _empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A dict of the same kind, to be filled: objects get back what they gave, whether they count on it or not."""
+def empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Make an empty dict of the same kind. Stateful objects get back the kinds of dict that they gave."""
     if isinstance(mapping, Counter):
         return Counter()
     if isinstance(mapping, defaultdict):
@@ -346,6 +255,6 @@ def _empty_like(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
         return {}
     empty: OrderedDict[Any, Any] = OrderedDict()
     if hasattr(mapping, "_metadata"):
-        # The versions that torch.nn.Module.load_state_dict() looks for on a state dict.
+        # torch.nn.Module.load_state_dict() reads version numbers from this attribute.
         vars(empty)["_metadata"] = mapping._metadata  # noqa: SLF001 — where nn.Module.state_dict() puts it
     return empty

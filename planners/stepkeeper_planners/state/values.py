@@ -1,4 +1,4 @@
-"""Values that are no tensors, as bytes and back: a closed list of types, read without running anything."""
+"""Encode values that are no state tensors, of a closed list of types; decode them without running any code."""
 
 import io
 import pickle
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from stepkeeper_planners.errors import PickleRefusedError, UnsupportedValueError, ValueDecodeError
-from stepkeeper_planners.pickles.numpy_arrays import objection
-from stepkeeper_planners.pickles.torch_files import read_blob
+from stepkeeper_planners.pickles.numpy_arrays import explain_unstorable
+from stepkeeper_planners.pickles.torch_files import load_torch_bytes
 
-__all__ = ["content_bytes", "decode_value", "encode_value"]
+__all__ = ["decode_value", "encode_value", "estimate_value_bytes"]
 
 _SCALARS: Final = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device}
@@ -28,51 +28,51 @@ _LIST: Final = (
 _UNSTORED: Final = frozenset(f"torch.{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8))
 _MAX_DEPTH: Final = 100
 _MAX_REPEATED_BYTES: Final = 256 << 20
-"""How much larger a value may get by being written out: what it holds several times is stored several times."""
+"""The most bytes that a value may grow when encoded: an object that it holds several times is stored several times."""
 _NODE_BYTES: Final = 64
 _SHORT_BYTES: Final = 1024
-"""Of strings: shorter ones are held several times everywhere."""
+"""Shorter strings don't count: every value holds some of them several times."""
 
 
 def encode_value(fqn: str, value: object) -> bytes:
-    """The value as a torch.save blob, which stock torch reads too. Equal values give equal bytes, on any rank.
+    """Encode a value as a torch.save blob, which stock torch reads too. Equal values give equal bytes, on any rank.
 
-    Of a tensor the elements are stored, not that it wants a gradient or is part of a larger one; of an array not
-    in which order its elements lay.
+    A tensor's elements are stored, but not its requires_grad, nor the larger tensor of which it is a view. The memory
+    order of an array is not stored.
 
     Raises:
         UnsupportedValueError: the value, or something in it, is of a type that isn't on the list.
     """
     _check(fqn, value)
     buffer = io.BytesIO()
-    torch.save(_bare(value), buffer, pickle_module=_Structural)
+    torch.save(_strip(value), buffer, pickle_module=_DeterministicPickle)
     return buffer.getvalue()
 
 
-def content_bytes(value: object) -> int:
-    """About how large the value is. Equal for values that are equal but for the order of their dicts.
+def estimate_value_bytes(value: object) -> int:
+    """Estimate a value's size in bytes. The order of dicts makes no difference.
 
-    The encoded size isn't: what comes first decides how much is filled up to the next boundary.
+    It does make one in the encoded size: padding depends on what comes first.
     """
     if isinstance(value, torch.Tensor | np.ndarray):
         return int(value.nbytes)
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, dict):
-        return sum(content_bytes(key) + content_bytes(item) for key, item in value.items())
+        return sum(estimate_value_bytes(key) + estimate_value_bytes(item) for key, item in value.items())
     if isinstance(value, list | tuple):
-        return sum(map(content_bytes, value))
+        return sum(map(estimate_value_bytes, value))
     return 8
 
 
 def decode_value(fqn: str, data: bytes) -> object:
-    """The value that was encoded, or that stock torch stored. No code from the bytes is run.
+    """Decode a value that `encode_value` or stock torch encoded. No code from the bytes is run.
 
     Raises:
         ValueDecodeError: the bytes are damaged, or hold a type that isn't on the list.
     """
     try:
-        value = read_blob(data)
+        value = load_torch_bytes(data)
         _check(fqn, value)
     except PickleRefusedError as error:
         raise ValueDecodeError(
@@ -84,37 +84,37 @@ def decode_value(fqn: str, data: bytes) -> object:
 
 
 @final
-class _Structural:
-    """What torch.save takes for the pickle module."""
+class _DeterministicPickle:
+    """The pickle module that torch.save is given."""
 
     class Pickler(pickle.Pickler):
-        """Writes everything out: whether two equal strings are one object differs from rank to rank."""
+        """Write each object out in full: whether two equal strings are one object differs from rank to rank."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.fast = True
 
 
-def _bare(value: object) -> object:
-    """The same with no memory but its own, each tensor and array row by row."""
+def _strip(value: object) -> object:
+    """Copy a value, with each tensor and array in row-major memory of its own."""
     if isinstance(value, torch.Tensor):
         elements = value.detach().resolve_conj().resolve_neg().contiguous()
-        # As bytes: not every dtype that torch stores can be copied as such.
+        # Copied as bytes: torch stores some dtypes that it can't copy.
         flat = elements.reshape(-1).view(torch.uint8).clone()
         return flat.view(value.dtype).reshape(value.shape)
     if type(value) is np.ndarray:
         return np.asarray(value, order="C")
     if type(value) in (list, tuple):
         assert isinstance(value, list | tuple)
-        return type(value)(map(_bare, value))
+        return type(value)(map(_strip, value))
     if type(value) in _DICTS:
         assert isinstance(value, dict)
-        return type(value)({key: _bare(item) for key, item in value.items()})
+        return type(value)({key: _strip(item) for key, item in value.items()})
     return value
 
 
 def _check(fqn: str, value: object) -> None:
-    """Everything in it is on the list. Looks at no object more often than there are depths."""
+    """Check that everything in a value is on the list. An object is visited once for each depth at most."""
     waiting: list[tuple[str, object, int]] = [(fqn, value, 0)]
     seen: dict[int, int] = {}
     while waiting:
@@ -128,16 +128,16 @@ def _check(fqn: str, value: object) -> None:
             seen[id(item)] = depth
             if depth == _MAX_DEPTH:
                 raise UnsupportedValueError(f"{fqn}: nested more than {_MAX_DEPTH} deep, or holding itself")
-            waiting.extend((*part, depth + 1) for part in _parts(name, item))
+            waiting.extend((*part, depth + 1) for part in _list_parts(name, item))
             continue
         _check_data(name, item)
     _check_repeated(fqn, value)
 
 
 def _check_repeated(fqn: str, value: object) -> None:
-    """Lists that hold one list twice, 30 deep, are a few bytes in memory and in a file, and 2**30 written out."""
+    """Refuse values that repeat objects: lists that hold one list twice, 30 deep, would be 2**30 items written out."""
     once: dict[int, int] = {}
-    repeated = _written_bytes(value, once, {}) - sum(once.values())
+    repeated = _estimate_written_bytes(value, once, {}) - sum(once.values())
     if repeated > _MAX_REPEATED_BYTES:
         raise UnsupportedValueError(
             f"{fqn}: holds the same objects again and again: written out, {repeated >> 20} MiB more than they take; "
@@ -145,8 +145,8 @@ def _check_repeated(fqn: str, value: object) -> None:
         )
 
 
-def _written_bytes(node: object, once: dict[int, int], whole: dict[int, int]) -> int:
-    """About how much a checked node is, written out; `once` and `whole` get each object, without and with its parts."""
+def _estimate_written_bytes(node: object, once: dict[int, int], whole: dict[int, int]) -> int:
+    """Estimate a checked node's encoded bytes. `once` and `whole` get each object's, without and with its parts."""
     if id(node) in whole:
         return whole[id(node)]
     parts: Any = ()
@@ -163,12 +163,12 @@ def _written_bytes(node: object, once: dict[int, int], whole: dict[int, int]) ->
         return 0
     once[id(node)] = own
     if parts and not _SMALL.issuperset(map(type, parts)):
-        own += sum(_written_bytes(part, once, whole) for part in parts)
+        own += sum(_estimate_written_bytes(part, once, whole) for part in parts)
     whole[id(node)] = own
     return own
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
+def _list_parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
     if not isinstance(value, dict):
         for index, item in enumerate(value):
             yield f"{name}[{index}]", item
@@ -178,30 +178,31 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, object]]:
         for part in parts:
             if type(part) not in _KEYS:
                 raise UnsupportedValueError(
-                    f"{name}: a {_named(part)} can't be a key; use str, int or another plain scalar, or tuples of them"
+                    f"{name}: a {_type_name(part)} can't be a key; use str, int or another plain scalar, or tuples "
+                    "of them"
                 )
         yield f"{name}[{key!r}]", item
 
 
 def _check_data(name: str, value: object) -> None:
-    """Exact types: a subclass would come back as its base, or need its class run to come back at all."""
+    """Check a leaf. Only exact types pass: a subclass would be decoded as its base, or need its own code to run."""
     if type(value) is np.ndarray or (isinstance(value, np.generic) and type(value) is value.dtype.type):
-        reason = objection(value.dtype)
+        reason = explain_unstorable(value.dtype)
         if reason is None and value.dtype.itemsize == 0 and value.ndim and value.size:
             reason = "a numpy array of items without bytes can't be stored"
     elif type(value) in (torch.Tensor, torch.nn.Parameter):
         assert isinstance(value, torch.Tensor)
-        reason = _objection(value)
+        reason = _explain_refusal(value)
     else:
         reason = (
-            f"a {_named(value)} can't be stored. Stored are: {_LIST}. "
+            f"a {_type_name(value)} can't be stored. Stored are: {_LIST}. "
             "Turn it into these, or give it state_dict() and load_state_dict()"
         )
     if reason is not None:
         raise UnsupportedValueError(f"{name}: {reason}")
 
 
-def _objection(tensor: torch.Tensor) -> str | None:
+def _explain_refusal(tensor: torch.Tensor) -> str | None:
     if tensor.device.type != "cpu":
         return (
             f"a tensor on {tensor.device} within a tuple is stored as a plain value, which only a CPU tensor can be; "
@@ -218,5 +219,5 @@ def _objection(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _named(value: object) -> str:
+def _type_name(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"

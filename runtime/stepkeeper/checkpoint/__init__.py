@@ -1,22 +1,19 @@
-"""The objects of a checkpoint: written by each rank, finished by rank 0, read back verified."""
+"""Write a checkpoint's objects on each rank, finish them on rank 0, and read them back verified."""
 
 from stepkeeper.checkpoint.files import CommitFiles
-from stepkeeper.checkpoint.layout_cache import Recurring
-from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
+from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
+from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
-from stepkeeper.checkpoint.writing import (
-    FinishedCheckpoint,
-    finish_checkpoint,
-    verify_objects,
-    write_checkpoint,
-)
+from stepkeeper.checkpoint.structure_cache import StructureCache
+from stepkeeper.checkpoint.writing import write_checkpoint
 
 __all__ = [
     "CheckpointReader",
     "CommitFiles",
     "FinishedCheckpoint",
-    "Recurring",
     "SaveOrder",
+    "Structure",
+    "StructureCache",
     "TensorOrder",
     "ValueOrder",
     "finish_checkpoint",

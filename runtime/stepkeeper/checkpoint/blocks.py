@@ -1,47 +1,52 @@
-"""The blocks of a commit under one numbering that all ranks share, and in which order they are read. Pure."""
+"""Number the blocks of a commit alike on all ranks, and order them for reading. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, Self
 
-from stepkeeper.checkpoint.manifest import BLOCK_BYTES, ChunkRecord, Manifest, ObjectRecord
+from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
+from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord
 
-__all__ = ["Block", "BlockTable", "Runs", "numbers_of", "runs_of"]
+__all__ = ["Block", "BlockTable", "Contents", "Runs", "decode_runs", "encode_runs"]
 
 Runs = list[list[int]]
-"""Ascending numbers, told as pairs: the first of a run, and the one behind its last."""
+"""Ascending numbers as pairs: the first of a run, and the one after its last."""
 
 _NOT_READ: Final = (".json", ".metadata")
-"""How the names of those objects end that a restore doesn't read block by block."""
+"""A restore doesn't read objects whose names end so block by block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
+    """A block of an object: the unit of verification."""
+
     number: int
     path: str
-    """Of the object, relative to the commit's folder."""
+    """Path of the object, relative to the commit's folder."""
 
     index: int
-    """In the object."""
+    """Index of the block in its object."""
 
     size_bytes: int
 
     @property
     def start(self) -> int:
-        """Of its first byte, in the object."""
+        """Offset of its first byte in the object."""
         return self.index * BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTable:
-    """Every block of these objects, by number: object by object, in each from the first byte on."""
+    """Number every block of a list of objects: object by object, in each from the first byte on."""
 
     blocks: tuple[Block, ...]
     first_numbers: Mapping[str, int]
 
     @classmethod
-    def of(cls, objects: Iterable[ObjectRecord]) -> Self:
+    def from_objects(cls, objects: Iterable[ObjectRecord]) -> Self:
+        """Assign numbers to the blocks of these objects, in this order."""
         blocks: list[Block] = []
         first_numbers: dict[str, int] = {}
         for record in objects:
@@ -53,27 +58,28 @@ class BlockTable:
         return cls(blocks=tuple(blocks), first_numbers=first_numbers)
 
     @classmethod
-    def of_data(cls, manifests: Sequence[Manifest]) -> Self:
-        """Of the objects that hold tensors and values: all ranks number them alike."""
+    def from_manifests(cls, manifests: Sequence[Manifest]) -> Self:
+        """Assign numbers to the blocks of the objects that hold tensors and values. All ranks get the same numbers."""
         objects = (record for manifest in manifests for record in manifest.objects)
-        return cls.of(record for record in objects if not record.path.endswith(_NOT_READ))
+        return cls.from_objects(record for record in objects if not record.path.endswith(_NOT_READ))
 
-    def covering(self, path: str, start: int, length: int) -> range:
-        """The numbers of the blocks that hold these bytes of the object."""
+    def find_blocks(self, path: str, start: int, length: int) -> range:
+        """Return the numbers of the blocks that hold these bytes of the object."""
         if not length:
             return range(0)
         first = self.first_numbers[path]
         return range(first + start // BLOCK_BYTES, first + (start + length - 1) // BLOCK_BYTES + 1)
 
     def size_bytes(self, numbers: Iterable[int]) -> int:
+        """Sum the sizes of these blocks."""
         return sum(self.blocks[number].size_bytes for number in numbers)
 
-    def reading_order(self, manifests: Sequence[Manifest]) -> list[int]:
-        """All numbers, so that tensors get whole one after another: few of them are half read at any time.
+    def order_for_reading(self, manifests: Sequence[Manifest]) -> list[int]:
+        """Order all blocks so that tensors become whole one after another: few of them are half read at any time.
 
-        That is what the writers had in mind, file by file side by side: each rank wrote its part of a tensor after
-        its parts of the tensors before. Where the next tensor of one file comes late in another, it is read there
-        out of its turn: what is half read is held in host memory, as a whole, where the state is on other devices.
+        Each rank wrote its part of a tensor after its parts of the tensors before, so this follows all files side
+        by side. Where a file has the next tensor of another file late, it is read there out of turn. If the state
+        is on other devices than the CPU, a half-read tensor takes host memory for all of it.
         """
         chunks: dict[str, list[ChunkRecord]] = {}
         for manifest in manifests:
@@ -83,18 +89,18 @@ class BlockTable:
         for tensors in zip_longest(*(manifest.tensors for manifest in manifests)):
             for tensor in tensors:
                 for chunk in chunks.pop(tensor.fqn, ()) if tensor is not None else ():
-                    order.update(dict.fromkeys(self.covering(chunk.path, *_data_of(chunk))))
+                    order.update(dict.fromkeys(self.find_blocks(chunk.path, *_locate_data(chunk))))
         order.update(dict.fromkeys(range(len(self.blocks))))
         return list(order)
 
 
-def _data_of(chunk: ChunkRecord) -> tuple[int, int]:
-    """Where in the object the chunk's elements are."""
+def _locate_data(chunk: ChunkRecord) -> tuple[int, int]:
+    """Return offset and length of the chunk's elements in the object."""
     return chunk.offset_bytes + chunk.data_offset_bytes, chunk.length_bytes - chunk.data_offset_bytes
 
 
-def runs_of(numbers: Iterable[int]) -> Runs:
-    """The same numbers, told shortly."""
+def encode_runs(numbers: Iterable[int]) -> Runs:
+    """Encode these numbers as runs, sorted."""
     runs: Runs = []
     for number in sorted(numbers):
         if runs and runs[-1][1] == number:
@@ -104,7 +110,40 @@ def runs_of(numbers: Iterable[int]) -> Runs:
     return runs
 
 
-def numbers_of(runs: Runs) -> Iterator[int]:
-    """What `runs_of` was told."""
+def decode_runs(runs: Runs) -> Iterator[int]:
+    """Decode runs into their numbers."""
     for first, end in runs:
         yield from range(first, end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The tensors, values and blocks of a commit, from its manifests. They are the same on all ranks."""
+
+    manifests: Sequence[Manifest]
+    tensors: Mapping[str, TensorRecord]
+    values: Mapping[str, ValueRecord]
+    table: BlockTable
+    reading_order: Sequence[int]
+    """The numbers of the blocks, in the order in which ranks read them."""
+
+    @classmethod
+    def from_manifests(cls, manifests: Sequence[Manifest]) -> Self:
+        """Merge the ranks' manifests. Raises ManifestError if their parts make no whole."""
+        table = BlockTable.from_manifests(manifests)
+        return cls(
+            manifests=manifests,
+            tensors=merge_tensors(manifests),
+            values=merge_values(manifests),
+            table=table,
+            reading_order=table.order_for_reading(manifests),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tensors and values."""
+        return (*self.tensors, *self.values)
+
+    def sort_for_reading(self, numbers: Collection[int]) -> list[int]:
+        """Sort these blocks into the order in which all ranks read them."""
+        return [number for number in self.reading_order if number in numbers]

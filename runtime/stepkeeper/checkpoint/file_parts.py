@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""What an object is put together from: a rank's data as it lies in memory, and what stands between its pieces."""
+"""Assemble an object from a rank's data, as it lies in memory, and the frames between the pieces."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from typing import Protocol, final, overload
 from isal import isal_zlib
 
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.dcp_format.tensor_file import blob_frame
+from stepkeeper.checkpoint.dcp_format.tensor_file import frame_blob
 from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File
 from stepkeeper.storage.base import Buffer
@@ -18,24 +18,34 @@ __all__ = ["FileParts", "RankData"]
 
 
 class RankData(Protocol):
-    """The bytes that a rank's orders are about, as one range; any thread may ask for a part."""
+    """The bytes that a rank's orders refer to, as one range. Any thread may read a part."""
 
     def __getitem__(self, span: slice, /) -> memoryview: ...
 
 
 @final
 class FileParts(Sequence[Buffer]):
-    """Data is asked for once, and not copied. What frames a tensor is made whenever it is come to.
+    """The parts of one object, in order.
 
-    It is more than a kilobyte: of very many small tensors at a time it would be a good part of what they take.
+    The data is read once and not copied. The frame of a tensor is made anew in each iteration: it is more than a
+    kilobyte, and the frames of very many small tensors would take as much memory as a good part of their data.
     """
 
     def __init__(self, file: File, data: RankData) -> None:
-        """Raises ValueError if `data` ends before all that is ordered of it."""
+        """Collect the data of all items.
+
+        Args:
+            file: The object's name and items.
+            data: The rank's data.
+
+        Raises:
+            ValueError: `data` ends before the end of an item.
+
+        """
         self._file = file
         self._data: list[memoryview] = []
         self._crcs = array("I")
-        """crc-32 of each; those of values are in their own bytes."""
+        """crc-32 of each piece; 0 for values, which contain their own."""
 
         for item in file.items:
             order = item.order
@@ -49,12 +59,12 @@ class FileParts(Sequence[Buffer]):
             self._crcs.append(isal_zlib.crc32(self._data[-1]) if isinstance(order, TensorOrder) else 0)
 
     def __iter__(self) -> Iterator[Buffer]:
-        """What is between two tensors' data is one part."""
+        """Yield the parts. All bytes between the data of two tensors are one part."""
         behind = b""
         for item, piece, crc in zip(self._file.items, self._data, self._crcs, strict=True):
             before, after = b"", b""
             if isinstance(item.order, TensorOrder):
-                before, after = blob_frame(item.order.dtype, item.order.sizes, crc)
+                before, after = frame_blob(item.order.dtype, item.order.sizes, crc)
             yield behind + before
             yield piece
             behind = after

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""The files of a committed checkpoint, to be read at any place: whoever reads gets verified bytes, or an error."""
+"""Read the files of a committed checkpoint at any place. Every read returns verified bytes, or raises an error."""
 
 import io
 import os
@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES
 from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
-from stepkeeper.log.entries import CommitRecord
+from stepkeeper.log.records import CommitRecord
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -20,21 +20,33 @@ __all__ = ["CommitFiles"]
 
 _KEPT_BLOCKS: Final = 8
 _AHEAD_BLOCKS: Final = 4
-"""Of all objects together that are read at a time: where there are more, there is none."""
+"""Blocks to fetch ahead, divided among the objects that are read side by side; none if there are more of those."""
 
 
 @final
 class CommitFiles:
-    """Nothing but the manifests is read before it is asked for; what follows it in its object is then fetched already.
+    """Open the files of a commit, and fetch ahead the blocks that follow a read.
 
-    Needs memory for a block of each rank that saved, and a few more: what lies together in a tensor, they have written
-    apart.
+    Only the manifests are read before that. Ranks wrote separate files of what lies together in a tensor, so this
+    needs memory for one block of each rank that saved, and a few more.
     """
 
     block_bytes = BLOCK_BYTES
 
     def __init__(self, store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE) -> None:
-        """Raises TornCheckpointError, ManifestError, StorageError."""
+        """Read the commit's manifests.
+
+        Args:
+            store: The root.
+            commit: The commit, from the log.
+            patience: How long to retry requests to the store.
+
+        Raises:
+            TornCheckpointError: A manifest isn't what its rank wrote.
+            ManifestError: A manifest isn't readable.
+            StorageError: The store gave no answer.
+
+        """
         manifests = read_manifests(store, commit, patience=patience)
         self._n_ahead = _AHEAD_BLOCKS // len(manifests)
         kept = _KEPT_BLOCKS + len(manifests) * (1 + self._n_ahead)
@@ -47,11 +59,11 @@ class CommitFiles:
             for chunk in tensor.chunks
         }
         self._last: dict[str, int] = {}
-        """For each object, the last block that was read of it."""
+        """The block that was read last, by object."""
         self._asked: set[tuple[str, int]] = set()
-        """Blocks that were fetched before anybody read them."""
+        """Blocks that were fetched ahead of their first read."""
         self._fetching: dict[tuple[str, int], Future[bytes]] = {}
-        """Those of them that nobody has read yet."""
+        """The blocks among them that no read has taken yet."""
         self._pool = ThreadPoolExecutor(_AHEAD_BLOCKS, thread_name_prefix="stepkeeper-fetch")
         self.name = f"{store.uri.rstrip('/')}/{commit.folder}"
 
@@ -63,16 +75,25 @@ class CommitFiles:
 
     @property
     def path(self) -> Path | None:
-        """The folder, where the store is one of this machine."""
+        """The folder, if the store is on this machine."""
         parts = urlsplit(self.name)
         return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
-        """As the manifest says."""
+        """Return the offset of the elements of the chunk whose blob is at `offset_bytes`; None if no chunk is
+        there.
+        """
         return self._elements.get((name, offset_bytes))
 
     def open(self, name: str) -> io.BufferedReader:
-        """The file of that name. Raises FileNotFoundError; when it is read, TornCheckpointError and StorageError."""
+        """Open the file of that name, for verified reading.
+
+        Raises:
+            FileNotFoundError: No manifest lists the name.
+
+        Reads of the file raise TornCheckpointError and StorageError.
+
+        """
         if name not in self._sizes:
             raise FileNotFoundError(f"{self.name}: no manifest lists {name!r}")
         return io.BufferedReader(_VerifiedFile(self._read, name, self._sizes[name]))
@@ -81,14 +102,14 @@ class CommitFiles:
         first, last = offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES
         for block in range(first, last + 1):
             if (fetching := self._fetching.pop((name, block), None)) is not None:
-                # One that hasn't begun would come too late, and fetch again what is forgotten by then.
+                # A fetch that hasn't started would come too late, and read again a block that is forgotten by then.
                 fetching.cancel()
-        # Whoever goes through an object will want what follows; a look at one place is no sign of that.
+        # Only a reader that goes through an object block by block will need the following blocks.
         if self._last.get(name, last) in (first, first - 1):
             n_blocks = -(-self._sizes[name] // BLOCK_BYTES)
             ahead = {(name, block) for block in range(last + 1, min(last + 1 + self._n_ahead, n_blocks))}
             for _, block in sorted(ahead - self._asked):
-                # What fails is read again where it is wanted, and raised there.
+                # If the fetch fails, the read of that block tries again, and raises the error.
                 fetching = self._pool.submit(self._reader.read_verified, name, block * BLOCK_BYTES, 1)
                 self._fetching[name, block] = fetching
             self._asked |= ahead

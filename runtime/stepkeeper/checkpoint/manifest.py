@@ -1,28 +1,23 @@
-"""manifest.<rank>.json: what one rank wrote of a checkpoint, object by object, and where each tensor and value is."""
+"""Encode and decode manifest.<rank>.json, which lists a rank's objects, and where each tensor and value is in them."""
 
 import json
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
-from hashlib import sha256
 from typing import Any, Final, Self
 
+from stepkeeper.checkpoint.inventory import Inventory, TensorRecord, ValueRecord, encode_json, parse_tensor
 from stepkeeper.errors import ManifestError
-from stepkeeper.log.entries import ManifestRef
+from stepkeeper.log.records import ManifestRef
 from stepkeeper.storage.crc import combine_crc32c, crc32c
 
 __all__ = [
     "BLOCK_BYTES",
-    "ChunkRecord",
-    "Inventory",
     "Manifest",
     "ObjectRecord",
-    "TensorRecord",
-    "ValueRecord",
     "checkpoint_folder",
     "is_object_name",
     "manifest_name",
-    "parted",
+    "split_inventory",
 ]
 
 FORMAT: Final = 1
@@ -30,12 +25,18 @@ BLOCK_BYTES: Final = 16 * 1024 * 1024
 """The unit of verification: a read is verified by whole blocks."""
 
 _NUMBER: Final = "(?:0|[1-9][0-9]*)"
-_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _OBJECT: Final = re.compile(rf"__{_NUMBER}_{_NUMBER}\.distcp|manifest\.{_NUMBER}\.json|\.metadata")
 
 
 def checkpoint_folder(step: int, claim: int, nonce: str) -> str:
-    """Where a save's objects are, relative to the root; `claim` is the claim's slot, `nonce` the save's own."""
+    """Return the folder of a save's objects, relative to the root.
+
+    Args:
+        step: The step that is saved.
+        claim: Slot of the claim.
+        nonce: The save's nonce.
+
+    """
     return f"{step}/{claim}-{nonce}"
 
 
@@ -44,95 +45,42 @@ def manifest_name(rank: int) -> str:
 
 
 def is_object_name(name: str) -> bool:
-    """True for what this package puts into a checkpoint's folder, and for nothing else."""
+    """Tell whether a name is one that this package gives to objects in a checkpoint's folder."""
     return _OBJECT.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRecord:
+    """One object of a checkpoint, and its checksums."""
+
     path: str
-    """Relative to the checkpoint's folder, as every path in a manifest."""
+    """Path relative to the checkpoint's folder, like every path in a manifest."""
 
     size_bytes: int
     blocks: tuple[int, ...]
-    """crc32c of each BLOCK_BYTES; the last may be shorter."""
+    """crc32c of each block of BLOCK_BYTES; the last one may be shorter."""
 
     @property
     def crc32c(self) -> int:
-        """Of the whole object."""
+        """crc32c of the whole object."""
         return combine_crc32c(self.blocks, BLOCK_BYTES, self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRecord:
-    """One box of a tensor."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    path: str
-    offset_bytes: int
-    """Of the blob, in the object."""
-
-    length_bytes: int
-    """Of the blob."""
-
-    data_offset_bytes: int
-    """Of the raw elements, in the blob."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRecord:
-    fqn: str
-    dtype: str
-    global_shape: tuple[int, ...]
-    chunks: tuple[ChunkRecord, ...]
-    """Those that this rank wrote."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueRecord:
-    fqn: str
-    path: str
-    offset_bytes: int
-    length_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inventory:
-    """What of a manifest says nothing of the save: equal ones may be one object, which is encoded once."""
-
-    tensors: tuple[TensorRecord, ...] = ()
-    values: tuple[ValueRecord, ...] = ()
-
-    @cached_property
-    def encoded(self) -> bytes:
-        """As they stand in the manifest's JSON. Put together piece by piece: there may be very many of them."""
-        tensors = b",".join(_encoded(_raw_tensor(tensor)) for tensor in self.tensors)
-        values = b",".join(_encoded(_raw_value(value)) for value in self.values)
-        return b'"tensors":[%b],"values":[%b]' % (tensors, values)
-
-    @cached_property
-    def digest(self) -> bytes:
-        """Of `encoded`."""
-        return sha256(self.encoded).digest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
+    """All that one rank wrote of a checkpoint."""
+
     rank: int
     world_size: int
     step: int
     claim: int
     nonce: str
     objects: tuple[ObjectRecord, ...]
-    """Rank 0's: also `.metadata` and the other ranks' manifests."""
+    """Objects of this rank; rank 0's manifest also lists `.metadata` and the other ranks' manifests."""
 
     inventory: Inventory
     aliases: dict[str, str] = field(default_factory=dict)
     """Further names of tied tensors → the name under which they were written."""
-
-    plan_digest: str | None = None
-    """Of the plan that had this rank write this, by which its next process knows that plan again; None: it can't."""
 
     @property
     def tensors(self) -> tuple[TensorRecord, ...]:
@@ -148,16 +96,16 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Of the objects that it lists."""
+        """Size of all objects that it lists, together."""
         return sum(record.size_bytes for record in self.objects)
 
-    def ref(self) -> ManifestRef:
-        """What proves that these bytes are this manifest."""
+    def make_ref(self) -> ManifestRef:
+        """Make the reference by which a reader can prove that bytes are this manifest."""
         data = self.to_json()
         return ManifestRef(path=manifest_name(self.rank), size_bytes=len(data), crc32c=crc32c(data))
 
     def to_json(self) -> bytes:
-        """With all keys sorted: the inventory stands between the others."""
+        """Encode the manifest with sorted keys. The inventory stands between the other keys."""
         before = {
             "aliases": self.aliases,
             "block_bytes": BLOCK_BYTES,
@@ -167,16 +115,24 @@ class Manifest:
             "objects": [
                 {"path": o.path, "size_bytes": o.size_bytes, "blocks": o.blocks} for o in self.objects
             ],
-            "plan_digest": self.plan_digest,
             "rank": self.rank,
             "step": self.step,
         }
         after: dict[str, object] = {"world_size": self.world_size}
-        return b"%b,%b,%b" % (_encoded(before)[:-1], self.inventory.encoded, _encoded(after)[1:])
+        return b"%b,%b,%b" % (encode_json(before)[:-1], self.inventory.encoded, encode_json(after)[1:])
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Raises ManifestError that names `where`, the manifest's object."""
+        """Decode a manifest.
+
+        Args:
+            data: The JSON.
+            where: The manifest's object, for errors.
+
+        Raises:
+            ManifestError: The data is no manifest, or has an unknown format.
+
+        """
         try:
             raw = json.loads(data)
             if (raw["format"], raw["block_bytes"]) != (FORMAT, BLOCK_BYTES):
@@ -190,13 +146,12 @@ class Manifest:
                 step=raw["step"],
                 claim=raw["claim"],
                 nonce=raw["nonce"],
-                objects=tuple(_object(item) for item in raw["objects"]),
+                objects=tuple(_parse_object(item) for item in raw["objects"]),
                 inventory=Inventory(
-                    tensors=tuple(_tensor(item) for item in raw["tensors"]),
+                    tensors=tuple(parse_tensor(item) for item in raw["tensors"]),
                     values=tuple(ValueRecord(**item) for item in raw["values"]),
                 ),
                 aliases=dict(raw.get("aliases", {})),
-                plan_digest=raw.get("plan_digest"),
             )
         except ManifestError:
             raise
@@ -204,69 +159,25 @@ class Manifest:
             raise ManifestError(f"{where} is no manifest: {error!r}") from error
 
 
-def _encoded(raw: dict[str, object]) -> bytes:
-    return _ENCODER.encode(raw).encode()
+def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
+    """Split a manifest's JSON into the JSON with an empty inventory, and the inventory's text: few bytes, and many.
 
+    This works only for the output of `Manifest.to_json`.
 
-def _raw_tensor(tensor: TensorRecord) -> dict[str, object]:
-    return {
-        "fqn": tensor.fqn,
-        "dtype": tensor.dtype,
-        "global_shape": tensor.global_shape,
-        "chunks": [
-            {
-                "offsets": chunk.offsets,
-                "sizes": chunk.sizes,
-                "path": chunk.path,
-                "offset_bytes": chunk.offset_bytes,
-                "length_bytes": chunk.length_bytes,
-                "data_offset_bytes": chunk.data_offset_bytes,
-            }
-            for chunk in tensor.chunks
-        ],
-    }
+    Args:
+        data: The JSON.
+        where: The manifest's object, for errors.
 
+    Raises:
+        ManifestError: The data has no inventory where `Manifest.to_json` puts it.
 
-def _raw_value(value: ValueRecord) -> dict[str, object]:
-    return {
-        "fqn": value.fqn,
-        "path": value.path,
-        "offset_bytes": value.offset_bytes,
-        "length_bytes": value.length_bytes,
-    }
-
-
-def parted(data: bytes, where: str) -> tuple[bytes, bytes]:
-    """A manifest's JSON without its inventory, and the inventory as it stands there: few bytes, and many.
-
-    Only for what `Manifest.to_json` has made. Raises ManifestError that names `where`, the manifest's object.
     """
-    # No quotation mark in a string stands bare, and no key before the inventory's has a list of that name.
+    # JSON escapes quotation marks in strings, and no key before the inventory has a list of that name in it.
     start, end = data.find(b',"tensors":[') + 1, data.rfind(b',"world_size":')
     if not 0 < start < end:
         raise ManifestError(f"{where} is no manifest as this stepkeeper writes it: where are its tensors?")
     return data[:start] + Inventory().encoded + data[end:], data[start:end]
 
 
-def _object(raw: Any) -> ObjectRecord:
+def _parse_object(raw: Any) -> ObjectRecord:
     return ObjectRecord(path=raw["path"], size_bytes=raw["size_bytes"], blocks=tuple(raw["blocks"]))
-
-
-def _tensor(raw: Any) -> TensorRecord:
-    return TensorRecord(
-        fqn=raw["fqn"],
-        dtype=raw["dtype"],
-        global_shape=tuple(raw["global_shape"]),
-        chunks=tuple(_chunk(item) for item in raw["chunks"]),
-    )
-
-
-def _chunk(raw: Any) -> ChunkRecord:
-    return ChunkRecord(
-        offsets=tuple(raw["offsets"]),
-        sizes=tuple(raw["sizes"]),
-        path=raw["path"],
-        offset_bytes=raw["offset_bytes"],
-        length_bytes=raw["length_bytes"],
-        data_offset_bytes=raw["data_offset_bytes"],
-    )

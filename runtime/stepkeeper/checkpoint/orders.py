@@ -1,15 +1,23 @@
-"""What a rank writes of a save."""
+"""Define the order for a rank's share of a save: the structure, which many saves share, and the parts of one save."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import Self, TypeVar
 
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 
-__all__ = ["SaveOrder", "TensorOrder", "ValueOrder"]
+__all__ = ["SaveOrder", "Structure", "TensorOrder", "ValueOrder"]
+
+T = TypeVar("T")
+KeyPath = Sequence[str | int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorOrder:
-    """A box of a tensor to write: row-major elements from `start` on in the rank's data."""
+    """A box of a tensor to write: row-major elements from byte `start` on in the rank's data."""
 
     fqn: str
     dtype: str
@@ -21,29 +29,105 @@ class TensorOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueOrder:
+    """A value to write: its blob, from byte `start` on in the rank's data."""
+
     fqn: str
     start: int
     length_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """The part of a state that decides what one rank writes of it. It stays equal as long as only contents change."""
+
+    tensors: tuple[TensorOrder, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of tied tensors → the name under which they are written."""
+
+    key_paths: str = "{}"
+    """JSON: each name → the keys that lead to it in the nested state, and notes on nesting that names don't show."""
+
+    @classmethod
+    def build(
+        cls,
+        tensors: Sequence[TensorOrder],
+        *,
+        aliases: Mapping[str, str] | None = None,
+        key_paths: Mapping[str, KeyPath] | None = None,
+    ) -> Self:
+        """Build a structure of these parts."""
+        return cls(tensors=tuple(tensors), aliases=dict(aliases or {}), key_paths=json.dumps(key_paths or {}))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Read an equal structure from its `text`. Equal parts of its tensors become one object."""
+        aliases, key_paths, *lines = text.split("\n")
+        read = cls(tensors=_read_orders(lines), aliases=json.loads(aliases), key_paths=key_paths)
+        # The key of the text that was read, put where the cached property keeps it: it isn't computed again.
+        vars(read)["key"] = _digest_text(text)
+        return read
+
+    @cached_property
+    def text(self) -> str:
+        """The structure as lines of JSON: the aliases, the key paths, and one line for each tensor."""
+        # Order by order: one call for all of them would hold the GIL for as long.
+        orders = (
+            json.dumps([o.fqn, o.dtype, o.global_shape, o.offsets, o.sizes, o.start]) for o in self.tensors
+        )
+        return "\n".join((json.dumps(dict(self.aliases), sort_keys=True), self.key_paths, *orders))
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of `text`: the same for equal structures in every process, and for no others."""
+        return _digest_text(self.text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOrder:
-    """What one rank writes of one save."""
+    """The share of a save that one rank has to write."""
 
     rank: int
     world_size: int
     step: int
     claim: int
-    """The claim's slot."""
+    """Slot of the claim."""
 
     nonce: str
-    """The save's own: `new_nonce()`, the same on all ranks."""
+    """The save's nonce, from `new_nonce()`, the same on all ranks."""
 
-    tensors: tuple[TensorOrder, ...]
-    values: tuple[ValueOrder, ...]
-    plan_digest: str | None = None
-    """Of the plan by which the ranks share the work, for the manifest; None: it can't be known again."""
+    structure: Structure
+    values: tuple[ValueOrder, ...] = ()
 
     @property
     def folder(self) -> str:
         return checkpoint_folder(self.step, self.claim, self.nonce)
+
+    @property
+    def tensors(self) -> tuple[TensorOrder, ...]:
+        return self.structure.tensors
+
+
+def _digest_text(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def _read_orders(lines: Iterable[str]) -> tuple[TensorOrder, ...]:
+    """Read the orders. Equal parts become one object: most tensors of a state have the shape of another."""
+    alike: dict[object, object] = {}
+
+    def one(value: T) -> T:
+        return alike.setdefault(value, value)  # type: ignore[return-value]  # each stands for itself
+
+    orders = []
+    for line in lines:
+        fqn, dtype, global_shape, offsets, sizes, start = json.loads(line)
+        order = TensorOrder(
+            fqn=fqn,
+            dtype=one(dtype),
+            global_shape=one(tuple(global_shape)),
+            offsets=one(tuple(offsets)),
+            sizes=one(tuple(sizes)),
+            start=start,
+        )
+        orders.append(order)
+    return tuple(orders)

@@ -1,4 +1,4 @@
-"""Which objects a rank's share of a save becomes: of one size, so that all that are sent at once end at once. Pure."""
+"""Pack a rank's share of a save into objects of one size, so that uploads that start together end together. Pure."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -6,59 +6,70 @@ from math import ceil
 from typing import Final
 
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.dcp_format.tensor_file import blob_layout
+from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_blob
 from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
 
-__all__ = ["File", "Item", "packed"]
+__all__ = ["File", "Item", "pack_order"]
 
-_MOST_BYTES: Final = 512 * 1024 * 1024
+_MAX_BYTES: Final = 512 * 1024 * 1024
 _TOLERANCE: Final = 128
-"""Of what part of an object's size it may be larger or smaller before a tensor is cut for it."""
+"""An object may be larger or smaller by this part of its size before a tensor is cut for it."""
 
 _LEAST_PIECE_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
+    """A blob, and its place in an object."""
+
     order: TensorOrder | ValueOrder
     offset_bytes: int
-    """Of its blob, in the object."""
+    """Offset of the blob in the object."""
 
     length_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
+    """An object to write: its name, and its blobs in order."""
+
     name: str
     items: tuple[Item, ...]
 
 
-def packed(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, ...]:
-    """All of a rank's blobs in objects of one size, a multiple of `streams` of them where there is enough.
+def pack_order(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, ...]:
+    """Pack all of a rank's blobs into objects of one size; a multiple of `streams` of them if there is enough data.
 
-    What doesn't fit is cut along its first axes: each piece is a chunk of its own. Values are never cut.
+    A tensor that doesn't fit is cut along its first axes, and each piece is a chunk of its own. Values are never
+    cut.
+
+    Args:
+        order: The rank's share.
+        streams: The number of objects that the store takes side by side.
+        least_bytes: The least size of an object, if there are to be several.
+
     """
     waiting: list[TensorOrder | ValueOrder] = [*reversed(order.values), *reversed(order.tensors)]
     total_bytes = sum(map(_length_bytes, waiting))
-    packing = _Packing(total_bytes, _n_files(total_bytes, streams, least_bytes))
+    packing = _Packing(total_bytes, _count_files(total_bytes, streams, least_bytes))
     while waiting:
         item = waiting.pop()
         size_bytes, room_bytes = _length_bytes(item), packing.room_bytes
         if size_bytes > room_bytes + packing.tolerance_bytes:
-            pieces = _cut(item, room_bytes) if room_bytes > packing.tolerance_bytes else ()
+            pieces = _cut_tensor(item, room_bytes) if room_bytes > packing.tolerance_bytes else ()
             if pieces:
                 waiting += reversed(pieces)
                 continue
             if room_bytes < size_bytes / 2:
-                packing.next()
-        packing.place(item, size_bytes)
+                packing.start_next_file()
+        packing.place_item(item, size_bytes)
     return tuple(
         File(name=f"__{order.rank}_{n}.distcp", items=tuple(items)) for n, items in enumerate(packing.files)
     )
 
 
 class _Packing:
-    """Objects that end where so many equal ones would: what one has too much, the next has less."""
+    """Fill objects up to the ends of as many equal ones: if one gets too much, the next gets less."""
 
     def __init__(self, total_bytes: int, n_files: int) -> None:
         self._total_bytes = total_bytes
@@ -71,40 +82,40 @@ class _Packing:
 
     @property
     def room_bytes(self) -> int:
-        """Of the object that is being filled; the last one takes all that there is."""
+        """Bytes left in the object that is being filled; the last one takes everything that is left."""
         if self._n_ended + 1 >= self._n_files:
             return sys.maxsize
         return self._total_bytes * (self._n_ended + 1) // self._n_files - self._position
 
-    def place(self, order: TensorOrder | ValueOrder, size_bytes: int) -> None:
+    def place_item(self, order: TensorOrder | ValueOrder, size_bytes: int) -> None:
         if self._offset == 0:
             self.files.append([])
         self.files[-1].append(Item(order=order, offset_bytes=self._offset, length_bytes=size_bytes))
         self._position += size_bytes
         self._offset += size_bytes
         while self.room_bytes <= self.tolerance_bytes:
-            self.next()
+            self.start_next_file()
 
-    def next(self) -> None:
+    def start_next_file(self) -> None:
         self._n_ended += 1
         self._offset = 0
 
 
-def _n_files(total_bytes: int, streams: int, least_bytes: int) -> int:
+def _count_files(total_bytes: int, streams: int, least_bytes: int) -> int:
     if total_bytes > streams * least_bytes:
-        return streams * ceil(total_bytes / (streams * _MOST_BYTES))
+        return streams * ceil(total_bytes / (streams * _MAX_BYTES))
     return max(ceil(total_bytes / least_bytes), 1)
 
 
 def _length_bytes(order: TensorOrder | ValueOrder) -> int:
-    """Of the blob."""
+    """Compute the length of the blob."""
     if isinstance(order, ValueOrder):
         return order.length_bytes
-    return blob_layout(order.dtype, order.sizes).length_bytes
+    return lay_out_blob(order.dtype, order.sizes).length_bytes
 
 
-def _cut(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[TensorOrder, ...]:
-    """The parts of a tensor, in order, of which the first fits; none if nothing that is worth it does."""
+def _cut_tensor(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[TensorOrder, ...]:
+    """Cut a tensor into parts, in order, of which the first fits. Return none if no part worth writing fits."""
     if isinstance(order, ValueOrder) or room_bytes < _LEAST_PIECE_BYTES:
         return ()
     axis = next((axis for axis, size in enumerate(order.sizes) if size > 1), None)
@@ -115,14 +126,14 @@ def _cut(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[TensorOrder,
     overhead_bytes = _length_bytes(order) - data_bytes
     n_rows = min((room_bytes - overhead_bytes) // row_bytes if row_bytes else 0, order.sizes[axis] - 1)
     if n_rows > 0:
-        return _rows(order, axis, 0, n_rows), _rows(order, axis, n_rows, order.sizes[axis])
-    first, rest = _rows(order, axis, 0, 1), _rows(order, axis, 1, order.sizes[axis])
-    pieces = _cut(first, room_bytes)
+        return _take_rows(order, axis, 0, n_rows), _take_rows(order, axis, n_rows, order.sizes[axis])
+    first, rest = _take_rows(order, axis, 0, 1), _take_rows(order, axis, 1, order.sizes[axis])
+    pieces = _cut_tensor(first, room_bytes)
     return (*pieces, rest) if pieces else ()
 
 
-def _rows(order: TensorOrder, axis: int, first: int, end: int) -> TensorOrder:
-    """Rows of the first axis that has more than one: they are one after the other in memory."""
+def _take_rows(order: TensorOrder, axis: int, first: int, end: int) -> TensorOrder:
+    """Take rows of the first axis that has more than one. They are contiguous in memory."""
     row_bytes = size_in_bytes(order.dtype, order.sizes) // order.sizes[axis]
     return replace(
         order,

@@ -1,34 +1,31 @@
-"""A checkpoint read back: nothing leaves here that isn't, block by block, what was written."""
+"""Read a checkpoint back, and verify every block against its manifest."""
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, final
 
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
-from stepkeeper.checkpoint.reread import read_there
+from stepkeeper.checkpoint.reread import read_if_present, read_until_good
 from stepkeeper.errors import BadBytes, ManifestError, TornCheckpointError
-from stepkeeper.log.entries import CommitRecord, ManifestRef
-from stepkeeper.storage.base import CopiedStore, Store
+from stepkeeper.log.records import CommitRecord, ManifestRef
+from stepkeeper.storage.base import Store
 from stepkeeper.storage.crc import block_crcs, crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
     "CheckpointReader",
-    "manifest_bytes",
-    "proven_manifests",
+    "fetch_manifest",
+    "prove_manifests",
     "read_manifest",
     "read_manifest_bytes",
     "read_manifests",
 ]
 
-_READS: Final = 3
-"""The first and two fresh ones: bytes that went bad on the way are no bad bytes in the store."""
-
 _THREADS: Final = 16
-"""For manifests, of which there are as many as ranks that saved."""
+"""For manifests: there is one of each rank that saved."""
 
 _BLOCKS_AT_ONCE: Final = 4
 _KEPT_BLOCKS: Final = 8
@@ -37,15 +34,21 @@ _KEPT_BLOCKS: Final = 8
 def read_manifests(
     store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[Manifest, ...]:
-    """All ranks' manifests, by rank, proven by the commit entry. Raises TornCheckpointError, StorageError."""
-    return proven_manifests(read_manifest_bytes(store, commit, patience=patience), commit, store.uri)
+    """Read all ranks' manifests, by rank, and prove them by the commit's entry.
+
+    Raises:
+        TornCheckpointError: A manifest isn't what its rank wrote.
+        StorageError: The store gave no answer.
+
+    """
+    return prove_manifests(read_manifest_bytes(store, commit, patience=patience), commit, store.uri)
 
 
 def read_manifest_bytes(
     store: Store, commit: CommitRecord, *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[bytes, ...]:
-    """As `read_manifests`, and as they are stored."""
-    read = partial(manifest_bytes, store, commit.folder, patience=patience)
+    """Read all ranks' manifests, by rank, as they are stored. Raises TornCheckpointError, StorageError."""
+    read = partial(fetch_manifest, store, commit.folder, patience=patience)
     first = read(commit.manifest)
     where = f"{store.uri}/{commit.folder}"
     refs = list(_other_refs(Manifest.from_json(first, f"{where}/{commit.manifest.path}"), where))
@@ -53,28 +56,30 @@ def read_manifest_bytes(
         return (first, *threads.map(read, refs))
 
 
-def proven_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) -> tuple[Manifest, ...]:
-    """The manifests that these bytes are, by rank, if the commit entry proves them. Raises TornCheckpointError."""
+def prove_manifests(stored: Sequence[bytes], commit: CommitRecord, uri: str) -> tuple[Manifest, ...]:
+    """Decode these manifests, by rank, and prove them by the commit's entry. Raises TornCheckpointError."""
     where = f"{uri}/{commit.folder}"
     first, *others = stored
-    manifests = [_proven(first, commit.folder, commit.manifest, where)]
+    manifests = [_prove_manifest(first, commit.folder, commit.manifest, where)]
     refs = list(_other_refs(manifests[0], where))
     if len(refs) != len(others):
         raise ManifestError(f"{where}: {len(stored)} manifests where rank 0's lists {1 + len(refs)}")
-    manifests += [_proven(data, commit.folder, ref, where) for data, ref in zip(others, refs, strict=True)]
+    manifests += [
+        _prove_manifest(data, commit.folder, ref, where) for data, ref in zip(others, refs, strict=True)
+    ]
     return tuple(manifests)
 
 
 def read_manifest(
     store: Store, folder: str, ref: ManifestRef, *, patience: Patience = DEFAULT_PATIENCE
 ) -> Manifest:
-    """The manifest that `ref` names. Raises TornCheckpointError, StorageError."""
-    data = manifest_bytes(store, folder, ref, patience=patience)
+    """Read the manifest that `ref` names. Raises TornCheckpointError, StorageError."""
+    data = fetch_manifest(store, folder, ref, patience=patience)
     return Manifest.from_json(data, f"{store.uri}/{folder}/{ref.path}")
 
 
 def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
-    """Where the other ranks' manifests are, by rank 0's."""
+    """Yield references to the other ranks' manifests, from rank 0's."""
     listed = {record.path: record for record in first.objects}
     for rank in range(1, first.world_size):
         record = listed.get(manifest_name(rank))
@@ -83,38 +88,45 @@ def _other_refs(first: Manifest, where: str) -> Iterator[ManifestRef]:
         yield ManifestRef(path=record.path, size_bytes=record.size_bytes, crc32c=record.crc32c)
 
 
-def manifest_bytes(store: Store, folder: str, ref: ManifestRef, *, patience: Patience) -> bytes:
-    """The manifest that `ref` names, as it is stored. Raises TornCheckpointError, StorageError."""
+def fetch_manifest(store: Store, folder: str, ref: ManifestRef, *, patience: Patience) -> bytes:
+    """Read the manifest that `ref` names, as it is stored. Raises TornCheckpointError, StorageError."""
     path = f"{folder}/{ref.path}"
-    whole = _whole(folder, ref)
+    whole = _refer_to_whole(folder, ref)
 
     def bad(data: bytes) -> tuple[str, BadBytes] | None:
-        said = _differs(data, ref)
-        return None if said is None else (said, whole)
+        fault = _find_difference(data, ref)
+        return None if fault is None else (fault, whole)
 
-    return _until_good(store, path, lambda: read_there(store, path), bad, missing=whole, patience=patience)
+    return read_until_good(
+        store, path, lambda: read_if_present(store, path), bad, missing=whole, patience=patience
+    )
 
 
-def _proven(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:
-    said = _differs(data, ref)
-    if said is not None:
-        raise TornCheckpointError(f"{where}/{ref.path} is not what was written: {said}", _whole(folder, ref))
+def _prove_manifest(data: bytes, folder: str, ref: ManifestRef, where: str) -> Manifest:
+    fault = _find_difference(data, ref)
+    if fault is not None:
+        raise TornCheckpointError(
+            f"{where}/{ref.path} is not what was written: {fault}", _refer_to_whole(folder, ref)
+        )
     return Manifest.from_json(data, f"{where}/{ref.path}")
 
 
-def _differs(data: bytes, ref: ManifestRef) -> str | None:
-    """How these bytes differ from those that `ref` is about, if they do."""
+def _find_difference(data: bytes, ref: ManifestRef) -> str | None:
+    """Describe these bytes if they differ from those that `ref` names; else return None."""
     same = len(data) == ref.size_bytes and crc32c(data) == ref.crc32c
     return None if same else f"{len(data)} bytes, crc32c {crc32c(data):08x}"
 
 
-def _whole(folder: str, ref: ManifestRef) -> BadBytes:
+def _refer_to_whole(folder: str, ref: ManifestRef) -> BadBytes:
     return BadBytes(path=f"{folder}/{ref.path}", length_bytes=ref.size_bytes, crc32c=ref.crc32c)
 
 
 @final
 class CheckpointReader:
-    """Reads the objects of one checkpoint; many threads at once. Keeps the last few verified blocks, of 16 MiB each."""
+    """Read the objects of one checkpoint, in many threads at once.
+
+    The last few verified blocks, of 16 MiB each, are kept.
+    """
 
     def __init__(
         self,
@@ -125,7 +137,16 @@ class CheckpointReader:
         kept_blocks: int = _KEPT_BLOCKS,
         folder: str | None = None,
     ) -> None:
-        """`folder` has the objects, if they aren't where the manifests say that they were written."""
+        """Prepare to read.
+
+        Args:
+            store: The store that holds the objects.
+            manifests: Proven manifests of all ranks.
+            patience: How long to retry requests to the store.
+            kept_blocks: The number of verified blocks to keep.
+            folder: The folder of the objects, if it isn't the one that the manifests were written for.
+
+        """
         self._kept_blocks = kept_blocks
         self._store = store
         self._patience = patience
@@ -135,9 +156,12 @@ class CheckpointReader:
         self._blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
 
     def read_verified(self, path: str, offset: int, length: int) -> bytes:
-        """These bytes of the object, every block that holds one of them verified.
+        """Read these bytes of the object, and verify every block that holds one of them.
 
-        Raises TornCheckpointError naming object and block when they were read bad three times; StorageError.
+        Raises:
+            TornCheckpointError: A block was read bad three times; the error names it and the object.
+            StorageError: The store gave no answer.
+
         """
         record = self._objects[path]
         if not 0 <= offset <= offset + length <= record.size_bytes:
@@ -145,7 +169,7 @@ class CheckpointReader:
         if length == 0:
             return b""
         wanted = range(offset // BLOCK_BYTES, (offset + length - 1) // BLOCK_BYTES + 1)
-        blocks = self._verified_blocks(record, wanted)
+        blocks = self._get_verified_blocks(record, wanted)
         skipped = offset - wanted.start * BLOCK_BYTES
         if len(blocks) == 1:
             return blocks[0][skipped : skipped + length]
@@ -153,16 +177,19 @@ class CheckpointReader:
         return b"".join([memoryview(blocks[0])[skipped:], *blocks[1:-1], memoryview(blocks[-1])[:last]])
 
     def read_block(self, path: str, block: int) -> bytes:
-        """The whole block, verified, and not kept: for who needs each block once.
+        """Read the whole block, verified, without keeping it: for callers that need each block once.
 
-        Raises as `read_verified`.
+        Raises:
+            TornCheckpointError: See `read_verified`.
+            StorageError: See `read_verified`.
+
         """
         record, future = self._objects[path], Future[bytes]()
         self._read_run(record, range(block, block + 1), [future])
         return future.result()
 
-    def _verified_blocks(self, record: ObjectRecord, wanted: range) -> list[bytes]:
-        """The blocks; those that no other thread has, or is reading, are read here."""
+    def _get_verified_blocks(self, record: ObjectRecord, wanted: range) -> list[bytes]:
+        """Return the blocks. Read those here that no other thread has read or is reading."""
         with self._lock:
             mine = {block: Future[bytes]() for block in wanted if (record.path, block) not in self._blocks}
             self._blocks.update({(record.path, block): future for block, future in mine.items()})
@@ -170,11 +197,11 @@ class CheckpointReader:
             for block in wanted:
                 self._blocks.move_to_end((record.path, block))
         try:
-            for run in _runs(list(mine)):
+            for run in _group_neighbours(list(mine)):
                 self._read_run(record, run, [mine[block] for block in run])
         except BaseException as error:
             with self._lock:
-                # Forgotten, so that whoever asks again reads again.
+                # The next caller that needs the block reads it again.
                 for block in mine:
                     self._blocks.pop((record.path, block), None)
             for future in mine.values():
@@ -186,7 +213,7 @@ class CheckpointReader:
         return found
 
     def _read_run(self, record: ObjectRecord, run: range, futures: Sequence[Future[bytes]]) -> None:
-        """The futures of blocks `run` have their blocks, by one read."""
+        """Read the blocks of `run` in one request, and resolve their futures."""
         start, expected = run.start * BLOCK_BYTES, record.blocks[run.start : run.stop]
 
         def bad(data: bytes) -> tuple[str, BadBytes] | None:
@@ -194,29 +221,29 @@ class CheckpointReader:
             for place, crc in enumerate(expected):
                 if found[place : place + 1] != (crc,):
                     block = run.start + place
-                    return f"block {block} of {len(record.blocks)}", _block(path, record, block)
+                    return f"block {block} of {len(record.blocks)}", _refer_to_block(path, record, block)
             return None
 
         def read() -> bytes | None:
             length = min(len(run) * BLOCK_BYTES, record.size_bytes - start)
-            return read_there(self._store, path, start, length)
+            return read_if_present(self._store, path, start, length)
 
         path = f"{self._folder}/{record.path}"
-        missing = _block(path, record, run.start)
-        data = _until_good(self._store, path, read, bad, missing=missing, patience=self._patience)
+        missing = _refer_to_block(path, record, run.start)
+        data = read_until_good(self._store, path, read, bad, missing=missing, patience=self._patience)
         for place, future in enumerate(futures):
             future.set_result(data[place * BLOCK_BYTES : (place + 1) * BLOCK_BYTES])
 
     def _forget_oldest(self) -> None:
         with self._lock:
-            # A future under way is somebody's to resolve: it stays.
+            # Another thread will still resolve a pending future: it stays.
             done = [key for key, future in self._blocks.items() if future.done()]
             for key in done[: max(len(self._blocks) - self._kept_blocks, 0)]:
                 del self._blocks[key]
 
 
-def _runs(blocks: Sequence[int]) -> Iterator[range]:
-    """Neighbours together, a few at a time."""
+def _group_neighbours(blocks: Sequence[int]) -> Iterator[range]:
+    """Group neighbouring blocks, a few at a time."""
     first = 0
     for index in range(1, len(blocks) + 1):
         ends = index == len(blocks) or blocks[index] != blocks[index - 1] + 1
@@ -225,7 +252,7 @@ def _runs(blocks: Sequence[int]) -> Iterator[range]:
             first = index
 
 
-def _block(path: str, record: ObjectRecord, block: int) -> BadBytes:
+def _refer_to_block(path: str, record: ObjectRecord, block: int) -> BadBytes:
     start = block * BLOCK_BYTES
     return BadBytes(
         path=path,
@@ -234,32 +261,3 @@ def _block(path: str, record: ObjectRecord, block: int) -> BadBytes:
         crc32c=record.blocks[block],
         block=block,
     )
-
-
-def _until_good(
-    store: Store,
-    path: str,
-    read: Callable[[], bytes | None],
-    bad: Callable[[bytes], tuple[str, BadBytes] | None],
-    *,
-    missing: BadBytes,
-    patience: Patience,
-) -> bytes:
-    """Bytes of the object that `bad` finds nothing wrong with. Raises TornCheckpointError when it did each time.
-
-    `missing` is what is said to be bad where there is no object.
-    """
-    where = f"{store.uri}/{path}"
-    found, bytes_found = "", missing
-    n_left = _READS
-    while n_left:
-        data = patience.retry(read)
-        if data is None:
-            raise TornCheckpointError(f"{where} is missing", missing, missing=True)
-        complaint = bad(data)
-        if complaint is None:
-            return data
-        found, bytes_found = complaint
-        # A bad copy counts for nothing.
-        n_left -= not (isinstance(store, CopiedStore) and store.distrust(path))
-    raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)", bytes_found)

@@ -1,20 +1,31 @@
-"""Read again exactly those bytes that another process read bad."""
+"""Read bytes again that were bad, and find out whether the store itself holds bad bytes."""
 
-from stepkeeper.errors import BadBytes, MissingObjectError, TransientStorageError
-from stepkeeper.storage.base import Store
+from collections.abc import Callable
+from typing import Final
+
+from stepkeeper.errors import BadBytes, MissingObjectError, TornCheckpointError, TransientStorageError
+from stepkeeper.storage.base import CopiedStore, Store
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["read_there", "still_bad"]
+__all__ = ["read_if_present", "read_until_good", "reread_bad_bytes"]
+
+_READS: Final = 3
+"""The first read and two more: bytes that went bad in transit are not bad in the store."""
 
 
-def still_bad(store: Store, bad: BadBytes, *, patience: Patience = DEFAULT_PATIENCE) -> str | None:
-    """Read once more: None if these bytes are right, else what is wrong with them.
+def reread_bad_bytes(store: Store, bad: BadBytes) -> str | None:
+    """Read the bytes once more.
 
-    Raises StorageError: no answer says nothing.
+    Returns:
+        None if they are right, else a description of the fault.
+
+    Raises:
+        StorageError: The store gave no answer, which proves nothing.
+
     """
     length = None if bad.block is None else bad.length_bytes
-    data = patience.retry(lambda: read_there(store, bad.path, bad.offset_bytes, length))
+    data = DEFAULT_PATIENCE.retry(lambda: read_if_present(store, bad.path, bad.offset_bytes, length))
     if data is None:
         return "it is missing"
     if len(data) != bad.length_bytes:
@@ -23,11 +34,55 @@ def still_bad(store: Store, bad: BadBytes, *, patience: Patience = DEFAULT_PATIE
     return None if found == bad.crc32c else f"crc32c {found:08x}, not {bad.crc32c:08x}"
 
 
-def read_there(store: Store, path: str, offset: int = 0, length: int | None = None) -> bytes | None:
-    """None if the object isn't there, and isn't listed either. Raises TransientStorageError if the two disagree."""
+def read_if_present(store: Store, path: str, offset: int = 0, length: int | None = None) -> bytes | None:
+    """Read bytes of an object; return None if the object is neither found nor listed.
+
+    Raises:
+        TransientStorageError: The store lists the object, but doesn't find it.
+
+    """
     try:
         return store.read(path, offset, length)
     except MissingObjectError as error:
         if any(stat.path == path for stat in store.list(path)):
             raise TransientStorageError(f"{store.uri}/{path} is listed, but isn't found") from error
         return None
+
+
+def read_until_good(
+    store: Store,
+    path: str,
+    read: Callable[[], bytes | None],
+    bad: Callable[[bytes], tuple[str, BadBytes] | None],
+    *,
+    missing: BadBytes,
+    patience: Patience,
+) -> bytes:
+    """Read bytes until `bad` finds no fault in them.
+
+    Args:
+        store: The store that is read.
+        path: The object.
+        read: Reads the bytes; None if the object doesn't exist.
+        bad: Describes the fault of bytes and says which ones are bad; None if there is no fault.
+        missing: The bytes to report as bad if there is no object.
+        patience: How long to retry requests to the store.
+
+    Raises:
+        TornCheckpointError: The bytes were bad in every read, or there is no object.
+
+    """
+    where = f"{store.uri}/{path}"
+    found, bytes_found = "", missing
+    n_left = _READS
+    while n_left:
+        data = patience.retry(read)
+        if data is None:
+            raise TornCheckpointError(f"{where} is missing", missing, missing=True)
+        complaint = bad(data)
+        if complaint is None:
+            return data
+        found, bytes_found = complaint
+        # A bad copy on the way proves nothing about the store: this read doesn't count.
+        n_left -= not (isinstance(store, CopiedStore) and store.distrust(path))
+    raise TornCheckpointError(f"{where} is not what was written: {found} (read {_READS} times)", bytes_found)

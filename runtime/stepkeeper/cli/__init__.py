@@ -1,4 +1,4 @@
-"""The command `stepkeeper`: what a root holds, whether it is whole, cleaning up. Needs the extra `cli`, no torch."""
+"""Run the command `stepkeeper`: show what a root holds, verify it, clean it up. Needs the extra `cli`, no torch."""
 
 import sys
 
@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """The process has done what its command line says, and exits."""
+    """Run the command line of this process, and exit."""
     try:
         from stepkeeper.cli.app import app
     except ModuleNotFoundError as error:

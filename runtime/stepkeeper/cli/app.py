@@ -1,4 +1,4 @@
-"""The commands, put together; and what becomes of an error: one line, and an exit code."""
+"""Put the commands together, and turn an error into one line on stderr and an exit code."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -9,7 +9,7 @@ import typer
 from stepkeeper.cli.doctor import doctor
 from stepkeeper.cli.formats import export, import_
 from stepkeeper.cli.read import ls, path, show
-from stepkeeper.cli.terminal import exit_code_of, say
+from stepkeeper.cli.terminal import command_exit_code, print_message
 from stepkeeper.cli.verify import verify
 from stepkeeper.cli.watch import watch
 from stepkeeper.cli.write import gc, rm
@@ -19,16 +19,16 @@ from stepkeeper.storage.retry import Patience
 __all__ = ["app"]
 
 
-def _one_line(command: Callable[..., None]) -> Callable[..., None]:
-    """The command; its errors by design leave as one line on stderr, and an exit code."""
+def _report_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `command` so that an error by design becomes one line on stderr and an exit code."""
 
     @wraps(command)
     def guarded(*args: Any, **options: Any) -> None:
         try:
             command(*args, **options)
         except StepkeeperError as error:
-            say(str(error))
-            raise typer.Exit(exit_code_of(error)) from error
+            print_message(str(error))
+            raise typer.Exit(command_exit_code(error)) from error
 
     return guarded
 
@@ -39,9 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help=(
-        "Checkpoints of a root: a folder (file:///…), a bucket (gs://…), or what fsspec knows. All but rm are safe "
-        "while a job is saving. Exit codes: 0 fine, 1 something is wrong or isn't there, 2 usage, 3 the store doesn't "
-        "answer or refuses, 4 not safe now, so not done."
+        "Work with the checkpoints of a root: a folder (file:///…), a bucket (gs://…), or a URI that fsspec knows. "
+        "All commands but rm are safe while a job is saving. Exit codes: 0 fine, 1 something is wrong or isn't there, "
+        "2 usage, 3 the store doesn't answer or refuses, 4 not safe now, nothing was done."
     ),
 )
 
@@ -51,12 +51,14 @@ def options(
     context: typer.Context,
     patience_s: Annotated[
         float,
-        typer.Option("--patience", min=0.0, metavar="SECONDS", help="How long no answer is waited out."),
+        typer.Option(
+            "--patience", min=0.0, metavar="SECONDS", help="How long to retry while the store doesn't answer."
+        ),
     ] = 20.0,
 ) -> None:
     context.obj = Patience(total_s=patience_s)
 
 
 for command in (ls, show, verify, path, watch, rm, gc, doctor, export):
-    app.command()(_one_line(command))
-app.command("import")(_one_line(import_))
+    app.command()(_report_errors(command))
+app.command("import")(_report_errors(import_))

@@ -1,4 +1,4 @@
-"""Every block of a commit against its checksum. Reads only."""
+"""Verify every block of a commit against its checksum, by reads only."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,24 +21,29 @@ _THREADS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadObject:
+    """An object of a commit that isn't as it was written."""
+
     name: str
-    """Relative to the commit's folder."""
+    """Path, relative to the commit's folder."""
 
     block: int | None
-    """None: the whole of it."""
+    """Number of the bad block; None: the whole object."""
 
     says: str
+    """Description of the fault, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
+    """Result of verifying a commit."""
+
     n_objects: int
     size_bytes: int
-    """Read and compared."""
+    """Number of bytes that were read and compared."""
 
     bad: tuple[BadObject, ...]
     alien: tuple[str, ...]
-    """Files in the folder that no manifest lists: no fault of the commit, but no collection removes them."""
+    """Files in the folder that no manifest lists. They are no fault of the commit, but no collection removes them."""
 
 
 def verify_commit(
@@ -48,7 +53,18 @@ def verify_commit(
     patience: Patience,
     on_bytes: Callable[[int], None] = lambda _: None,
 ) -> Verification:
-    """What of `commit` isn't as it was written, each block read up to three times. Raises StorageError."""
+    """Find what isn't as it was written in `commit`. Each block is read up to three times.
+
+    Args:
+        store: The root's store.
+        commit: The commit.
+        patience: How long to retry while the store doesn't answer.
+        on_bytes: Called, in any thread, with each number of bytes that was verified.
+
+    Raises:
+        StorageError: The store gave no answer, or refused.
+
+    """
     listed = patience.retry(lambda: store.list(f"{commit.folder}/"))
     sizes = {stat.path.removeprefix(f"{commit.folder}/"): stat.size_bytes for stat in listed}
     manifests, bad = _manifests(store, commit, patience)
@@ -66,7 +82,7 @@ def verify_commit(
         n_objects=len(expected),
         size_bytes=sum(sizes.get(name, 0) for name in expected),
         bad=tuple(bad),
-        # Without a manifest it isn't known what it would have listed.
+        # A bad manifest may have listed any of these files.
         alien=() if bad else tuple(sorted(set(sizes) - expected)),
     )
 
@@ -74,7 +90,12 @@ def verify_commit(
 def _manifests(
     store: Store, commit: CommitRecord, patience: Patience
 ) -> tuple[list[Manifest], list[BadObject]]:
-    """Those that are as the commit entry, and then rank 0's, says; and those that aren't."""
+    """Read the manifests and check them: rank 0's against the commit's entry, the others against rank 0's.
+
+    Returns:
+        The manifests that are right, and a description of those that aren't.
+
+    """
     try:
         first = read_manifest(store, commit.folder, commit.manifest, patience=patience)
     except (TornCheckpointError, ManifestError) as error:

@@ -1,4 +1,4 @@
-"""What a bucket's settings mean for a root in it. Pure."""
+"""Judge what a bucket's settings mean for a root in it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from stepkeeper.cli.render import age_text
 __all__ = ["Finding", "judge_bucket"]
 
 _NAMES: Final = ("0.json", "0.distcp", ".metadata")
-"""As the objects of a root end, but for pins."""
+"""Ends of the names of a root's objects, but for pins."""
 
 _COLD: Final = frozenset({"NEARLINE", "COLDLINE", "ARCHIVE"})
 
@@ -18,16 +18,30 @@ Verdict = Literal["ok", "warn", "bad", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
+    """Result of one check of `doctor`."""
+
     check: str
-    """Stable: scripts select by it."""
+    """Name of the check. It is stable: scripts select by it."""
 
     verdict: Verdict
     says: str
+    """Description of what was found, for people."""
+
     todo: str = ""
+    """Advice on what to do about it."""
 
 
 def judge_bucket(settings: Mapping[str, Any], prefix: str) -> list[Finding]:
-    """One finding for each setting that matters to a root under `prefix`; `settings` as the JSON API has them."""
+    """Judge each setting that matters to a root.
+
+    Args:
+        settings: The bucket, as the JSON API returns it.
+        prefix: The root's path in the bucket.
+
+    Returns:
+        One finding for each setting.
+
+    """
     return [
         _lifecycle(settings, prefix),
         _soft_delete(settings),
@@ -125,7 +139,7 @@ def _action(rule: Mapping[str, Any]) -> str:
 
 
 def _reaches(rule: Mapping[str, Any], prefix: str) -> bool:
-    """True unless the rule says that it is about other objects than those that a root under `prefix` has live."""
+    """Tell whether the rule may apply to live objects of a root under `prefix`."""
     condition = rule.get("condition", {})
     if (
         condition.get("isLive") is False

@@ -1,4 +1,4 @@
-"""The command doctor: whether a root can be trusted, and what to do where it can't."""
+"""Define the command doctor: check whether a root can be trusted, and say what to do if it can't."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 import typer
 
 from stepkeeper.cli.bucket import Finding, judge_bucket
-from stepkeeper.cli.probing import prove_store, throughput
-from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, opened, show_document
+from stepkeeper.cli.probing import measure_throughput, probe_store
+from stepkeeper.cli.terminal import AsJson, ExitCode, Root, Url, open_root, show_document
 from stepkeeper.errors import LogFormatError, LogGapError, MissingObjectError, PinFormatError, StorageError
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
 from stepkeeper.retention.pins import list_pins
@@ -23,25 +23,31 @@ def doctor(
     url: Url,
     *,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Leave out all that writes: probe objects, throughput.")
+        bool, typer.Option("--read-only", help="Leave out the checks that write: probe objects, throughput.")
     ] = False,
     throughput_mib: Annotated[
-        int | None, typer.Option("--throughput", metavar="MIB", min=1, help="Write and read that much.")
+        int | None,
+        typer.Option(
+            "--throughput",
+            metavar="MIB",
+            min=1,
+            help="Also measure throughput: write and read this many MiB.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the log, the bucket's settings, permissions and conditional writes. Exit code 1 where something is bad."""
+    """Check the log, the bucket's settings, permissions and conditional writes. Exit code 1 if something is bad."""
     if read_only and throughput_mib is not None:
         raise typer.BadParameter("--throughput writes: leave out --read-only")
-    with opened(context, url) as root:
+    with open_root(context, url) as root:
         findings = _log_findings(root)
         findings += _pin_findings(root)
         findings += _latest_findings(root)
         findings += _bucket_findings(root.store)
         if not read_only:
-            findings += prove_store(root.store, root.patience)
+            findings += probe_store(root.store, root.patience)
         if throughput_mib is not None:
-            findings.append(throughput(root.store, throughput_mib * _MIB))
+            findings.append(measure_throughput(root.store, throughput_mib * _MIB))
         if as_json:
             documents = [
                 {"check": f.check, "verdict": f.verdict, "says": f.says, "todo": f.todo} for f in findings
@@ -61,14 +67,19 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _log_findings(root: Root) -> list[Finding]:
-    """Raises StorageError: without a listing nothing can be said."""
+    """Check that no slot of the log is missing or of an unknown format.
+
+    Raises:
+        StorageError: The store doesn't list the log: without that nothing can be said.
+
+    """
     listed = root.patience.retry(lambda: root.store.list(LOG_PREFIX))
     paths = {stat.path for stat in listed}
     try:
         state = root.log.open()
         unlisted = [slot for slot in range(state.tail + 1) if slot_path(slot) not in paths]
         if unlisted:
-            # Those that came since the listing are there.
+            # A slot that was put after the listing isn't in it, but can be read.
             root.log.entry(unlisted[0])
     except (LogGapError, MissingObjectError) as error:
         todo = (

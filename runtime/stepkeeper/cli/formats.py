@@ -1,4 +1,7 @@
-"""The commands export and import: commits as other programs' files, and such files as checkpoints. They need torch."""
+"""Define the commands export and import, which need torch.
+
+They convert commits to other programs' files, and such files to checkpoints.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +14,17 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from stepkeeper.checkpoint import CommitFiles
-from stepkeeper.cli.read import OfSequence, one_commit
+from stepkeeper.cli.read import OneSequence, select_commit
 from stepkeeper.cli.render import size_text
-from stepkeeper.cli.terminal import AsJson, ExitCode, Root, opened, progress_to, say, show_document
+from stepkeeper.cli.terminal import (
+    AsJson,
+    ExitCode,
+    Root,
+    absolute_progress_bar,
+    open_root,
+    print_message,
+    show_document,
+)
 from stepkeeper.errors import (
     RefusedError,
     RestoreError,
@@ -27,37 +38,48 @@ __all__ = ["export", "import_"]
 
 _MIB: Final = 1 << 20
 _SAFETENSORS: Final = ".safetensors"
-_SAID: Final = {"overwrite=True": "--overwrite", 'values="leave_out"': "--leave-out-values"}
-"""What the messages of the Python calls say, as options."""
+_OPTION_NAMES: Final = {"overwrite=True": "--overwrite", 'values="leave_out"': "--leave-out-values"}
+"""Python arguments that error messages name, and the options that set them here."""
 
 Kind = Literal["torch", "safetensors"]
 Convert = Callable[[Any, Callable[[int, int], None]], Any]
-"""Source and progress → what was done."""
+"""Converts a source to a destination that is bound already. Takes the source and a function that shows progress."""
 
 Source = Annotated[
     str, typer.Argument(metavar="URL", help="The root; or the path of a checkpoint's folder, without ://.")
 ]
-Destination = Annotated[Path, typer.Argument(metavar="PATH", help="A file; or a folder, of safetensors.")]
+Destination = Annotated[
+    Path, typer.Argument(metavar="PATH", help="The file to write; for safetensors, a file or a folder.")
+]
 Step = Annotated[
-    int | None, typer.Option("--step", metavar="STEP", min=0, help="Default: the latest commit.")
+    int | None, typer.Option("--step", metavar="STEP", min=0, help="The step. Default: the latest commit.")
 ]
 ToKind = Annotated[
-    Kind | None, typer.Option("--as", help="Default: safetensors if PATH ends so, else torch.")
+    Kind | None,
+    typer.Option("--as", help="The format. Default: safetensors if PATH ends in .safetensors, else torch."),
 ]
 FromPrefix = Annotated[
-    str, typer.Option("--prefix", metavar="NAME", help="Names below NAME, without it; safetensors.")
+    str,
+    typer.Option(
+        "--prefix",
+        metavar="NAME",
+        help="Export only names below NAME, without that prefix; safetensors only.",
+    ),
 ]
 LeaveOutValues = Annotated[
-    bool, typer.Option("--leave-out-values", help="Leave out what is no tensor; safetensors.")
+    bool, typer.Option("--leave-out-values", help="Leave out values that are no tensors; safetensors only.")
 ]
 MaxShardMib = Annotated[
     int | None,
-    typer.Option("--max-shard", metavar="MIB", min=1, help="Of a file in a folder; safetensors."),
+    typer.Option(
+        "--max-shard", metavar="MIB", min=1, help="Greatest size of each file in a folder; safetensors only."
+    ),
 ]
 Overwrite = Annotated[
     bool,
     typer.Option(
-        "--overwrite", help="Replace a file; or a folder with nothing else in it than such a command writes."
+        "--overwrite",
+        help="Replace the file; or the folder, if it holds only files that this command writes.",
     ),
 ]
 
@@ -68,7 +90,7 @@ def export(
     destination: Destination,
     *,
     step: Step = None,
-    sequence: OfSequence = None,
+    sequence: OneSequence = None,
     kind: ToKind = None,
     prefix: FromPrefix = "",
     leave_out_values: LeaveOutValues = False,
@@ -76,13 +98,13 @@ def export(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commit as a torch.save file or as safetensors, every block checked on its way. Needs torch."""
+    """Write a commit as a torch.save file or as safetensors. Every block is verified as it is read. Needs torch."""
     one_file = destination.suffix == _SAFETENSORS
     if _is_safetensors(kind, looks_so=one_file):
         if max_shard_mib and one_file:
             raise typer.BadParameter(f"--max-shard makes a folder of files, {destination} names one")
         write = partial(
-            _formats().checkpoint_to_safetensors,
+            _import_formats().checkpoint_to_safetensors,
             prefix=prefix,
             values="leave_out" if leave_out_values else "refuse",
             max_shard_bytes=max_shard_mib and max_shard_mib * _MIB,
@@ -90,17 +112,19 @@ def export(
     else:
         if prefix or leave_out_values or max_shard_mib:
             raise typer.BadParameter("--prefix, --leave-out-values and --max-shard are for safetensors")
-        write = _formats().checkpoint_to_torch_save
-    convert = _into(write, destination, overwrite=overwrite)
+        write = _import_formats().checkpoint_to_torch_save
+    convert = _bind_destination(write, destination, overwrite=overwrite)
     if "://" in source:
-        with opened(context, source) as root:
-            _export_commit(root, one_commit(root.log.open(), step, sequence), destination, convert, as_json)
+        with open_root(context, source) as root:
+            _export_commit(
+                root, select_commit(root.log.open(), step, sequence), destination, convert, as_json
+            )
         return
     if step is not None or sequence is not None:
         raise typer.BadParameter(
             f"{source} is a path: a checkpoint's folder has no steps; a root is file:///…"
         )
-    done = _converted(convert, Path(source), f"export {source}")
+    done = _convert_with_progress(convert, Path(source), f"export {source}")
     _show(Path(source).absolute().as_uri(), done, destination, {}, f"exported {source}", as_json=as_json)
 
 
@@ -108,7 +132,7 @@ def _export_commit(
     root: Root, record: CommitRecord, destination: Path, convert: Convert, as_json: bool
 ) -> None:
     _check_outside(root, destination)
-    done = _exported(root, record, convert)
+    done = _export_files(root, record, convert)
     document = {
         "sequence": record.slot,
         "step": record.step,
@@ -121,29 +145,33 @@ def _export_commit(
 def import_(
     source: Annotated[
         Path,
-        typer.Argument(metavar="PATH", help="A torch.save file; safetensors: a file, a folder, an index."),
+        typer.Argument(metavar="PATH", help="A torch.save file; or a safetensors file, folder or index."),
     ],
-    destination: Annotated[Path, typer.Argument(metavar="FOLDER", help="Becomes the checkpoint.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The checkpoint's folder, which is made.")
+    ],
     *,
     kind: Annotated[
         Kind | None,
-        typer.Option("--as", help="What PATH is. Default: by its name; a folder is of safetensors."),
+        typer.Option("--as", help="The format of PATH. Default: by its name; a folder is safetensors."),
     ] = None,
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="NAME", help="Put all names below NAME; safetensors.")
+        str, typer.Option("--prefix", metavar="NAME", help="Put all names below NAME; safetensors only.")
     ] = "",
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a checkpoint's folder of a torch.save file or of safetensors. Nothing in them is run. Needs torch."""
+    """Make a checkpoint's folder from a torch.save file or from safetensors. No code in them is run. Needs torch."""
     looks_so = source.is_dir() or source.name.endswith((_SAFETENSORS, ".json"))
     if _is_safetensors(kind, looks_so=looks_so):
-        write = partial(_formats().safetensors_to_checkpoint, prefix=prefix)
+        write = partial(_import_formats().safetensors_to_checkpoint, prefix=prefix)
     elif prefix:
         raise typer.BadParameter("--prefix is for safetensors")
     else:
-        write = _formats().torch_save_to_checkpoint
-    done = _converted(_into(write, destination, overwrite=overwrite), source, f"import {source}")
+        write = _import_formats().torch_save_to_checkpoint
+    done = _convert_with_progress(
+        _bind_destination(write, destination, overwrite=overwrite), source, f"import {source}"
+    )
     _show(source.absolute().as_uri(), done, destination, {}, f"imported {source}", as_json=as_json)
 
 
@@ -151,41 +179,47 @@ def _is_safetensors(kind: Kind | None, *, looks_so: bool) -> bool:
     return looks_so if kind is None else kind == "safetensors"
 
 
-def _into(write: Callable[..., Any], destination: Path, *, overwrite: bool) -> Convert:
+def _bind_destination(write: Callable[..., Any], destination: Path, *, overwrite: bool) -> Convert:
     return lambda source, progress: write(source, destination, overwrite=overwrite, progress=progress)
 
 
-def _formats() -> ModuleType:
-    """What converts. It brings torch, which no other command needs."""
+def _import_formats() -> ModuleType:
+    """Import the conversions, and with them torch, which no other command needs."""
     try:
         from stepkeeper_planners import formats
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("torch", "numpy"):
             raise
-        say(f"this needs {error.name}, which isn't installed: pip install 'stepkeeper[cli,torch]'")
+        print_message(f"this needs {error.name}, which isn't installed: pip install 'stepkeeper[cli,torch]'")
         raise typer.Exit(ExitCode.USAGE) from error
     return formats
 
 
-def _exported(root: Root, record: CommitRecord, convert: Convert) -> Any:
-    """Raises TornCheckpointError, or RestoreError where a job has deleted the commit meanwhile."""
+def _export_files(root: Root, record: CommitRecord, convert: Convert) -> Any:
+    """Convert a commit.
+
+    Raises:
+        TornCheckpointError: Bytes of the commit are bad.
+        RestoreError: A job has deleted the commit meanwhile.
+
+    """
     try:
         with CommitFiles(root.store, record, patience=root.patience) as files:
-            return _converted(convert, files, f"export step {record.step}")
+            return _convert_with_progress(convert, files, f"export step {record.step}")
     except TornCheckpointError as error:
         if record.slot not in root.log.refresh().commits:
             raise RestoreError(f"step {record.step} (sequence {record.slot}) was deleted just now") from error
         raise
 
 
-def _converted(convert: Convert, source: object, title: str) -> Any:
-    with _told(), progress_to(title) as progress:
+def _convert_with_progress(convert: Convert, source: object, title: str) -> Any:
+    with _as_command_errors(), absolute_progress_bar(title) as progress:
         return convert(source, progress)
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Errors of a conversion are those of a command."""
+def _as_command_errors() -> Iterator[None]:
+    """Convert the errors of a conversion to those of a command."""
     from stepkeeper_planners.errors import DestinationExistsError, PlannerError
 
     try:
@@ -194,14 +228,14 @@ def _told() -> Iterator[None]:
         raise
     except PlannerError as error:
         message = str(error)
-        for said, option in _SAID.items():
+        for said, option in _OPTION_NAMES.items():
             message = message.replace(said, option)
         if isinstance(error, DestinationExistsError):
             raise RefusedError(message) from error
-        say(message)
+        print_message(message)
         raise typer.Exit(ExitCode.FINDING) from error
     except FileNotFoundError as error:
-        say(str(error))
+        print_message(str(error))
         raise typer.Exit(ExitCode.FINDING) from error
     except OSError as error:  # of the destination: no room, no permission
         raise StorageError(str(error)) from error

@@ -1,4 +1,4 @@
-"""What the state of a log doesn't keep, and its objects tell: who began, when, and which data nothing names."""
+"""Read from a root's objects what the log's state leaves out: claims, times, and data that no commit names."""
 
 import re
 from collections.abc import Collection
@@ -9,34 +9,43 @@ from typing import Final
 from stepkeeper.cli.render import Leftover
 from stepkeeper.cli.terminal import Root
 from stepkeeper.errors import LogFormatError
-from stepkeeper.log import Begin, Commit, LogState
+from stepkeeper.log import BeginEntry, CommitEntry, LogState
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
 from stepkeeper.storage import ObjectStat
 
-__all__ = ["begins_of", "leftovers_of", "time_of", "times_of"]
+__all__ = ["find_leftovers", "read_begins", "read_slot_time", "read_slot_times"]
 
 _THREADS: Final = 16
 _FOLDER: Final = re.compile(r"((0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/[^/]+")
 _SLOT: Final = re.compile(re.escape(LOG_PREFIX) + r"([0-9]{8,})\.json")
 
 
-def begins_of(root: Root, claims: Collection[int]) -> dict[int, Begin]:
-    """What began each of `claims`. Raises LogFormatError, StorageError."""
+def read_begins(root: Root, claims: Collection[int]) -> dict[int, BeginEntry]:
+    """Read the entries that made the given claims.
+
+    Returns:
+        Each claim's entry, by its slot.
+
+    Raises:
+        LogFormatError: A slot holds something else than a claim.
+        StorageError: The store gave no answer, or refused.
+
+    """
     with ThreadPoolExecutor(_THREADS) as pool:
         bodies = dict(zip(claims, pool.map(lambda claim: root.log.entry(claim).body, claims), strict=True))
-    begins = {claim: body for claim, body in bodies.items() if isinstance(body, Begin)}
+    begins = {claim: body for claim, body in bodies.items() if isinstance(body, BeginEntry)}
     if other := set(bodies) - set(begins):
         raise LogFormatError(f"{root.uri}/{slot_path(min(other))} is taken for a claim, but is no begin")
     return begins
 
 
-def times_of(root: Root) -> dict[int, float]:
-    """When each slot was put, by the store's clock, where it says so."""
+def read_slot_times(root: Root) -> dict[int, float]:
+    """Read when each slot was put, in seconds since 1970 by the store's clock; slots of unknown time are left out."""
     return _times(root.patience.retry(lambda: root.store.list(LOG_PREFIX)))
 
 
-def time_of(root: Root, slot: int) -> dict[int, float]:
-    """As `times_of`, for one slot."""
+def read_slot_time(root: Root, slot: int) -> dict[int, float]:
+    """Read when one slot was put, as `read_slot_times` does."""
     return _times(root.patience.retry(lambda: root.store.list(slot_path(slot))))
 
 
@@ -52,8 +61,11 @@ class _Folder:
     size_bytes: int = 0
 
 
-def leftovers_of(root: Root, state: LogState) -> list[Leftover]:
-    """Folders that no commit of `state` names: of deleted commits, of saves that are under way or were given up."""
+def find_leftovers(root: Root, state: LogState) -> list[Leftover]:
+    """Find the folders that no commit of `state` names.
+
+    They are of deleted commits, and of saves that are running or were given up.
+    """
     named = {record.folder for record in state.commits.values()}
     folders: dict[str, _Folder] = {}
     for stat in root.patience.retry(lambda: root.store.list("")):
@@ -61,8 +73,8 @@ def leftovers_of(root: Root, state: LogState) -> list[Leftover]:
         if match and match[1] not in named:
             folder = folders.setdefault(match[1], _Folder(step=int(match[2]), claim=int(match[3])))
             folder.size_bytes += stat.size_bytes
-    slots = _slots_of(root, folders, state) if folders else {}
-    # The listing is younger than the state: what was committed since is no leftover.
+    slots = _find_slots(root, folders, state) if folders else {}
+    # The listing is newer than the state: a folder that was committed since is no leftover.
     since = {record.folder for record in root.log.refresh().commits.values()} if folders else set()
     return [
         Leftover(
@@ -77,8 +89,8 @@ def leftovers_of(root: Root, state: LogState) -> list[Leftover]:
     ]
 
 
-def _slots_of(root: Root, folders: dict[str, _Folder], state: LogState) -> dict[str, int]:
-    """Of the folders that once were commits, their slots: read from the log, from the oldest of their claims on."""
+def _find_slots(root: Root, folders: dict[str, _Folder], state: LogState) -> dict[str, int]:
+    """Find the slots of the folders that once were commits, by reading the log from the oldest of their claims on."""
     first = min(folder.claim for folder in folders.values()) + 1
     with ThreadPoolExecutor(_THREADS) as pool:
         slots = range(first, state.tail + 1)
@@ -86,5 +98,5 @@ def _slots_of(root: Root, folders: dict[str, _Folder], state: LogState) -> dict[
         return {
             body.folder: slot
             for slot, body in zip(slots, bodies, strict=True)
-            if isinstance(body, Commit) and body.folder in folders
+            if isinstance(body, CommitEntry) and body.folder in folders
         }

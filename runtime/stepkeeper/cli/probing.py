@@ -1,4 +1,4 @@
-"""What only a try shows of a store: permissions, that one of many creates wins, how fast it is."""
+"""Try a store: its permissions, whether one of many creates wins, and how fast it is."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ from stepkeeper.storage import Store
 from stepkeeper.storage.base import PROBE_PREFIX
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["prove_store", "throughput"]
+__all__ = ["measure_throughput", "probe_store"]
 
 _RACERS: Final = 16
 _THREADS: Final = 8
@@ -33,22 +33,27 @@ _EXCLUSIVE: Final = (
 )
 
 
-def prove_store(store: Store, patience: Patience) -> list[Finding]:
-    """What putting, reading, listing and deleting a probe object shows; it is gone afterwards, if it can be deleted.
+def probe_store(store: Store, patience: Patience) -> list[Finding]:
+    """Put, read, list and delete a probe object, which is gone afterwards if it can be deleted.
 
-    Raises TransientStorageError: no answer is no finding.
+    Returns:
+        One finding for each operation.
+
+    Raises:
+        TransientStorageError: The store gave no answer, which is no finding.
+
     """
     prefix = _prefix(store, patience)
     path = f"{prefix}{new_nonce()}"
     findings: list[Finding] = []
 
-    def tried(check: str, todo: str, operation: Callable[[], str | None]) -> bool:
+    def record_try(check: str, todo: str, operation: Callable[[], str | None]) -> bool:
         try:
             complaint = patience.retry(operation)
         except TransientStorageError:
             raise
         except NotExclusiveError as error:
-            # Some stores prove it themselves, before they put anything.
+            # Some stores try this themselves before they put anything.
             check, todo, complaint = "conditional-write", _EXCLUSIVE, " ".join(str(error).split())
         except StorageError as error:
             complaint = " ".join(str(error).split())
@@ -59,44 +64,47 @@ def prove_store(store: Store, patience: Patience) -> list[Finding]:
         return complaint is None
 
     role = "on a bucket grant roles/storage.objectUser; of a folder let the job's user be the owner"
-    if not tried("put", role, lambda: _put(store, path)):
+    if not record_try("put", role, lambda: _try_put(store, path)):
         return findings
     try:
-        tried(
+        record_try(
             "read", role, lambda: None if store.read(path) == b"0" else "it reads other bytes than were put"
         )
-        tried("list", "caches of listings must be off", lambda: _listed(store, path))
-        tried("conditional-write", _EXCLUSIVE, lambda: _raced(store, prefix))
+        record_try("list", "caches of listings must be off", lambda: _try_list(store, path))
+        record_try("conditional-write", _EXCLUSIVE, lambda: _try_racing_creates(store, prefix))
     finally:
-        tried("delete", role, lambda: _deleted(store, path))
+        record_try("delete", role, lambda: _try_delete(store, path))
     return findings
 
 
 def _prefix(store: Store, patience: Patience) -> str:
-    """With the log's next slot in it: what is left there by a kill is collected once a later start has begun."""
+    """Return a prefix for probe objects that contains the log's next slot.
+
+    A later start that has claimed the root deletes what a killed command left there.
+    """
     try:
         next_slot = find_tail(store, patience) + 1
     except TransientStorageError:
         raise
     except (StorageError, LogGapError):
-        # It says so where it is told; nothing will begin here before that is mended.
+        # Other checks report this error, and no start claims the root before it is mended.
         next_slot = 0
     return f"{PROBE_PREFIX}{next_slot:08d}-"
 
 
-def _put(store: Store, path: str) -> str | None:
-    # False may be the answer to a second try of a put that had gone through: no other knows the name.
+def _try_put(store: Store, path: str) -> str | None:
+    # False is no loss: a first try had gone through without an answer, and nobody else knows the name.
     store.put_if_absent(path, b"0")
     return None
 
 
-def _listed(store: Store, path: str) -> str | None:
+def _try_list(store: Store, path: str) -> str | None:
     found = any(stat.path == path for stat in store.list(path))
     return None if found else "an object that was just put isn't listed"
 
 
-def _raced(store: Store, prefix: str) -> str | None:
-    """Of many creates of one name exactly one wins, and its bytes are there."""
+def _try_racing_creates(store: Store, prefix: str) -> str | None:
+    """Check that exactly one of many creates of one name wins, and that its bytes are there."""
     path = f"{prefix}{new_nonce()}"
     barrier = threading.Barrier(_RACERS)
 
@@ -115,7 +123,7 @@ def _raced(store: Store, prefix: str) -> str | None:
         store.delete(path)
 
 
-def _deleted(store: Store, path: str) -> str | None:
+def _try_delete(store: Store, path: str) -> str | None:
     store.delete(path)
     try:
         store.read(path)
@@ -124,11 +132,17 @@ def _deleted(store: Store, path: str) -> str | None:
     return f"{path} is there after it was deleted"
 
 
-def throughput(store: Store, size_bytes: int) -> Finding:
-    """How fast this host writes and reads objects there, several at a time. They are gone afterwards."""
+def measure_throughput(store: Store, size_bytes: int) -> Finding:
+    """Measure how fast this host writes and reads objects, several at a time. The objects are gone afterwards.
+
+    Args:
+        store: The root's store.
+        size_bytes: Number of bytes to write and read.
+
+    """
     each_bytes = min(_OBJECT_BYTES, -(-size_bytes // _THREADS))
     n_objects = -(-size_bytes // each_bytes)
-    # Bytes that no file system and no proxy makes smaller.
+    # Random bytes: no file system and no proxy can compress them.
     data = os.urandom(each_bytes)
     prefix = _prefix(store, DEFAULT_PATIENCE)
     paths = [f"{prefix}{new_nonce()}" for _ in range(n_objects)]

@@ -1,4 +1,4 @@
-"""The commands ls, show and path. They read only: a job that is saving doesn't notice them."""
+"""Define the commands ls, show and path. They only read: a job that is saving doesn't notice them."""
 
 import time
 from collections.abc import Sequence
@@ -11,27 +11,31 @@ from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.cli.foreign import legacy_document, legacy_rows, legacy_step, show_legacy
-from stepkeeper.cli.history import begins_of, leftovers_of, times_of
+from stepkeeper.cli.history import find_leftovers, read_begins, read_slot_times
 from stepkeeper.cli.render import (
     attempt_text,
+    build_rows,
     owner_document,
-    pick,
     row_document,
-    rows_of,
+    select_commits,
     size_text,
     table_row,
 )
-from stepkeeper.cli.terminal import AsJson, Root, Url, opened, say, show_document, show_table
+from stepkeeper.cli.terminal import AsJson, Root, Url, open_root, print_message, show_document, show_table
 from stepkeeper.errors import RestoreError, TornCheckpointError
 from stepkeeper.log import CommitRecord, LogState
 
-__all__ = ["OfSequence", "ls", "one_commit", "path", "show"]
+__all__ = ["OneSequence", "ls", "path", "select_commit", "show"]
 
 _COLUMNS = ("SEQUENCE", "STEP", "STATE", "CLAIM", "ATTEMPT", "SIZE", "VERIFIED", "AGE")
 _NUMBERS = ("SEQUENCE", "STEP", "CLAIM", "SIZE", "AGE")
 
-Step = Annotated[int | None, typer.Argument(metavar="STEP", help="Default: the latest commit.", min=0)]
-OfSequence = Annotated[int | None, typer.Option("--sequence", min=0, help="By sequence, on any branch.")]
+Step = Annotated[
+    int | None, typer.Argument(metavar="STEP", help="The step. Default: the latest commit.", min=0)
+]
+OneSequence = Annotated[
+    int | None, typer.Option("--sequence", min=0, help="Select the commit with this sequence, on any branch.")
+]
 
 
 def ls(
@@ -40,22 +44,24 @@ def ls(
     *,
     every: Annotated[
         bool,
-        typer.Option("--all", help="Also abandoned branches, quarantined commits, data without a commit."),
+        typer.Option(
+            "--all", help="Also list abandoned branches, quarantined commits, and data without a commit."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the commits of the latest line, newest first, and what it goes on from of another writer's."""
-    with opened(context, url) as root:
+    """List the commits of the latest line, newest first, and the steps of another writer that it goes on from."""
+    with open_root(context, url) as root:
         state = root.log.open()
-        leftovers = leftovers_of(root, state) if every else []
+        leftovers = find_leftovers(root, state) if every else []
         shown = [*state.commits.values()] if every else state.line
         claims = {record.claim for record in shown} | ({state.claim} - {None})
-        rows = rows_of(
+        rows = build_rows(
             state,
-            claims=begins_of(
+            claims=read_begins(
                 root, {c for c in (*claims, *(each.claim for each in leftovers)) if c is not None}
             ),
-            times=times_of(root) if shown or leftovers else {},
+            times=read_slot_times(root) if shown or leftovers else {},
             leftovers=leftovers,
             every=every,
         )
@@ -66,9 +72,11 @@ def ls(
             )
             return
         if state.tail < 0 and not rows:
-            say(f"{root.uri}: nothing has been saved here yet")
+            print_message(f"{root.uri}: nothing has been saved here yet")
         elif not rows:
-            say(f"{root.uri}: no commit on the latest line" + ("" if every else "; --all shows the rest"))
+            print_message(
+                f"{root.uri}: no commit on the latest line" + ("" if every else "; --all shows the rest")
+            )
         now_unix_s = time.time()
         show_table(_COLUMNS, [table_row(row, now_unix_s) for row in rows], right=_NUMBERS)
 
@@ -78,19 +86,19 @@ def show(
     url: Url,
     *,
     step: Step = None,
-    sequence: OfSequence = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List tensors and values.")] = False,
+    sequence: OneSequence = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also list the tensors and values.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show one commit: who saved it, and what it holds; of another writer's step, where it is."""
-    with opened(context, url) as root:
+    """Show one commit: who saved it, and what it holds. Of another writer's step, show where it is."""
+    with open_root(context, url) as root:
         state = root.log.open()
         legacy = legacy_step(root, state, step, sequence)
         if legacy is not None:
             document = legacy_document(root, legacy)
             show_document(root.uri, document) if as_json else show_legacy(document)
             return
-        record = one_commit(state, step, sequence)
+        record = select_commit(state, step, sequence)
         manifests = _manifests(root, record)
         document = _commit_document(root, state, record, manifests, listed=tensors)
     if as_json:
@@ -104,14 +112,14 @@ def path(
     url: Url,
     *,
     step: Step = None,
-    sequence: OfSequence = None,
+    sequence: OneSequence = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the folder of a commit, which stock torch.distributed.checkpoint loads."""
-    with opened(context, url) as root:
+    with open_root(context, url) as root:
         state = root.log.open()
         legacy = legacy_step(root, state, step, sequence)
-        record = legacy or one_commit(state, step, sequence)
+        record = legacy or select_commit(state, step, sequence)
         uri = f"{root.uri}/{record.folder}"
         place = unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
         if as_json:
@@ -123,7 +131,13 @@ def path(
 
 
 def _manifests(root: Root, record: CommitRecord) -> tuple[Manifest, ...]:
-    """Raises TornCheckpointError, or RestoreError where a job has deleted the commit meanwhile."""
+    """Read the commit's manifests.
+
+    Raises:
+        TornCheckpointError: A manifest is bad.
+        RestoreError: A job has deleted the commit meanwhile.
+
+    """
     try:
         return read_manifests(root.store, record, patience=root.patience)
     except TornCheckpointError as error:
@@ -142,20 +156,25 @@ def _state_document(state: LogState) -> dict[str, Any]:
     }
 
 
-def one_commit(state: LogState, step: int | None, sequence: int | None) -> CommitRecord:
-    """The commit that was asked for; the latest where nothing was. Raises RestoreError, saying what there is."""
+def select_commit(state: LogState, step: int | None, sequence: int | None) -> CommitRecord:
+    """Return the commit that was asked for; the latest if none was.
+
+    Raises:
+        RestoreError: There is no such commit; the message lists those that there are.
+
+    """
     if step is not None and sequence is not None:
         raise typer.BadParameter("give a step or a sequence, not both")
     steps = () if step is None else (step,)
-    return pick(state, steps, () if sequence is None else (sequence,))[0]
+    return select_commits(state, steps, () if sequence is None else (sequence,))[0]
 
 
 def _commit_document(
     root: Root, state: LogState, record: CommitRecord, manifests: Sequence[Manifest], *, listed: bool
 ) -> dict[str, Any]:
-    begin = begins_of(root, {record.claim})[record.claim]
-    times = times_of(root)
-    rows = rows_of(state, claims={record.claim: begin}, times=times, every=True)
+    begin = read_begins(root, {record.claim})[record.claim]
+    times = read_slot_times(root)
+    rows = build_rows(state, claims={record.claim: begin}, times=times, every=True)
     (row,) = (row for row in rows if row.sequence == record.slot)
     document = row_document(row, root.uri)
     tensors, values = merge_tensors(manifests), merge_values(manifests)

@@ -1,22 +1,34 @@
-"""Which commits a person may have removed, and when. Pure."""
+"""Decide which commits a person may remove, and when. Pure."""
 
 from collections.abc import Collection, Sequence
 from typing import Final
 
 from stepkeeper.contract import Identity
 from stepkeeper.errors import RefusedError, RestoreError
-from stepkeeper.log import Begin, CommitRecord, LogState, Owner
+from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
 
-__all__ = ["HOST_PREFIX", "check_over", "check_removable", "identity_of", "needs_proof", "pick_removed"]
+__all__ = [
+    "HOST_PREFIX",
+    "check_job_over",
+    "check_removable",
+    "commit_to_verify",
+    "owner_identity",
+    "select_removed",
+]
 
 HOST_PREFIX: Final = "stepkeeper rm on "
-"""What a begin of this command says in place of a host: such a claim ends with its command."""
+"""Start of the host name in a claim that this command makes. Such a claim ends with its command."""
 
 
-def pick_removed(state: LogState, steps: Sequence[int], sequences: Sequence[int]) -> tuple[CommitRecord, ...]:
-    """The commits of these steps and sequences, also abandoned and quarantined ones.
+def select_removed(
+    state: LogState, steps: Sequence[int], sequences: Sequence[int]
+) -> tuple[CommitRecord, ...]:
+    """Select the commits of these steps and sequences, also abandoned and quarantined ones.
 
-    Raises RestoreError where there is none, RefusedError where a step names several.
+    Raises:
+        RestoreError: There is no such commit.
+        RefusedError: A step names several commits.
+
     """
     picked: dict[int, CommitRecord] = {}
     for step in steps:
@@ -35,9 +47,11 @@ def pick_removed(state: LogState, steps: Sequence[int], sequences: Sequence[int]
 
 
 def check_removable(state: LogState, slots: Collection[int]) -> None:
-    """Nothing, if the line keeps what a restore needs without `slots`.
+    """Check that the line keeps what a restore needs without `slots`.
 
-    Raises RefusedError for the latest commit, and for the newest one of its line that a restore has verified.
+    Raises:
+        RefusedError: One of them is the latest commit, or the newest of its line that a restore has verified.
+
     """
     if state.head in slots:
         raise RefusedError(
@@ -52,14 +66,28 @@ def check_removable(state: LogState, slots: Collection[int]) -> None:
         )
 
 
-def needs_proof(state: LogState, slots: Collection[int]) -> CommitRecord | None:
-    """The commit whose bytes have to be right before `slots` may go: the latest, if the line has none verified."""
+def commit_to_verify(state: LogState, slots: Collection[int]) -> CommitRecord | None:
+    """Return the commit whose bytes have to be right before `slots` may go.
+
+    That is the latest commit, if the line has none that a restore has verified; else None.
+    """
     of_line = any(record.slot in slots for record in state.line)
     return state.latest if of_line and not _verified_of_line(state) else None
 
 
-def check_over(state: LogState, last: Begin, last_write: str, *, force: bool) -> None:
-    """Nothing, if nobody can be writing under the last claim, or `force` says that nobody is. Raises RefusedError."""
+def check_job_over(state: LogState, last: BeginEntry, last_write: str, *, force: bool) -> None:
+    """Check that nobody can be writing under the last claim, or that `force` says so.
+
+    Args:
+        state: The state of the log.
+        last: The entry that made the last claim.
+        last_write: When the last entry was put, for people.
+        force: The user says that the job is over.
+
+    Raises:
+        RefusedError: The job may still be writing.
+
+    """
     if force or last.host.startswith(HOST_PREFIX):
         return
     who = state.owner.name if state.owner else f"a process on {last.host or 'an unknown host'}"
@@ -70,8 +98,12 @@ def check_over(state: LogState, last: Begin, last_write: str, *, force: bool) ->
     )
 
 
-def identity_of(owner: Owner | None) -> Identity | None:
-    """Under which the root stays its owner's: this claim takes it from no name, and is older than any later start."""
+def owner_identity(owner: Owner | None) -> Identity | None:
+    """Return the identity to claim the root under so that it stays its owner's.
+
+    That claim takes the root from nobody by name, and counts as older than any later start of the job. None without
+    an owner.
+    """
     if owner is None:
         return None
     namespace, _, job = owner.name.partition("/")

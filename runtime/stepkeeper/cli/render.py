@@ -1,21 +1,21 @@
-"""Rows and documents from the state of a log. Pure."""
+"""Make rows and JSON documents from the state of a log. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stepkeeper.errors import RestoreError
-from stepkeeper.log import Begin, CommitRecord, LogState, Owner
+from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
 
 __all__ = [
     "Leftover",
     "Row",
     "age_text",
     "attempt_text",
+    "build_rows",
     "owner_document",
-    "pick",
     "row_document",
-    "rows_of",
+    "select_commits",
     "size_text",
     "table_row",
 ]
@@ -35,20 +35,24 @@ class Leftover:
     claim: int
     size_bytes: int
     slot: int | None = None
-    """Of the commit that it was; None: it never was one."""
+    """Slot of the commit that it once was; None if it never was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
+    """A line of the table that `ls` prints."""
+
     sequence: int | None
+    """Slot of the commit; None if it never was one."""
+
     step: int
     claim: int | None
-    """None: another writer's."""
+    """Slot of the claim; None for another writer's step."""
 
     state: str
-    """latest, line, abandoned, quarantined, deleted (data still there), uncommitted (under way, or given up).
+    """latest, line, abandoned, quarantined, deleted (its data is still there), uncommitted (running, or given up).
 
-    Of another writer's: legacy, incomplete.
+    For another writer's step: legacy, incomplete.
     """
 
     size_bytes: int
@@ -59,15 +63,24 @@ class Row:
     time_unix_s: float | None = None
 
 
-def rows_of(
+def build_rows(
     state: LogState,
     *,
-    claims: Mapping[int, Begin],
+    claims: Mapping[int, BeginEntry],
     times: Mapping[int, float],
     leftovers: Sequence[Leftover] = (),
     every: bool = False,
 ) -> list[Row]:
-    """The line, newest first; with `every` also what else is live or quarantined, and `leftovers`."""
+    """Build the rows of the line, newest first.
+
+    Args:
+        state: The state of the log.
+        claims: The entries that made the claims, by slot.
+        times: When slots were put, in seconds since 1970.
+        leftovers: Folders that no commit names.
+        every: Also build rows for other live and quarantined commits, and for `leftovers`.
+
+    """
     line = {record.slot for record in state.line}
     records = [record for record in state.commits.values() if every or record.slot in line]
     rows = [
@@ -104,10 +117,16 @@ def rows_of(
     )
 
 
-def pick(state: LogState, steps: Sequence[int], sequences: Sequence[int] = ()) -> tuple[CommitRecord, ...]:
-    """The newest commit of each step on the line, and the commits of `sequences`; the latest where nothing is asked.
+def select_commits(
+    state: LogState, steps: Sequence[int], sequences: Sequence[int] = ()
+) -> tuple[CommitRecord, ...]:
+    """Select the newest commit of each step on the line, and the commits of `sequences`.
 
-    Raises RestoreError, saying what there is.
+    The latest commit is selected if neither is given.
+
+    Raises:
+        RestoreError: There is no such commit; the message lists those that there are.
+
     """
     if not steps and not sequences:
         if state.latest is None:
@@ -149,11 +168,12 @@ def _state_of(state: LogState, record: CommitRecord, line: set[int]) -> str:
     return "line" if record.slot in line else "abandoned"
 
 
-def _owner(claims: Mapping[int, Begin], claim: int) -> Owner | None:
+def _owner(claims: Mapping[int, BeginEntry], claim: int) -> Owner | None:
     return claims[claim].owner if claim in claims else None
 
 
 def row_document(row: Row, uri: str) -> dict[str, Any]:
+    """Convert a row to a JSON object; `uri` is the root's."""
     return {
         "sequence": row.sequence,
         "step": row.step,
@@ -169,6 +189,7 @@ def row_document(row: Row, uri: str) -> dict[str, Any]:
 
 
 def owner_document(owner: Owner | None) -> dict[str, Any] | None:
+    """Convert an owner to a JSON object; None if a process without an operator saved it."""
     if owner is None:
         return None
     return {
@@ -180,7 +201,7 @@ def owner_document(owner: Owner | None) -> dict[str, Any] | None:
 
 
 def table_row(row: Row, now_unix_s: float) -> tuple[str, ...]:
-    """Sequence, step, state, claim, attempt, size, verified, age."""
+    """Format a row: sequence, step, state, claim, attempt, size, verified, age."""
     return (
         "-" if row.sequence is None else str(row.sequence),
         str(row.step),
@@ -194,10 +215,12 @@ def table_row(row: Row, now_unix_s: float) -> tuple[str, ...]:
 
 
 def attempt_text(owner: Owner | None) -> str:
+    """Format the job's name and the number of its start."""
     return "-" if owner is None else f"{owner.name} {owner.jobset_number}.{owner.restart_attempt}"
 
 
 def size_text(size_bytes: int) -> str:
+    """Format a number of bytes with a binary unit."""
     size = float(size_bytes)
     for unit in _UNITS[:-1]:
         if size < 1024:
@@ -207,7 +230,10 @@ def size_text(size_bytes: int) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """Never negative: the store's clock and this one needn't agree."""
+    """Format a number of seconds with one unit.
+
+    The result is never negative: the store's clock and this one needn't agree.
+    """
     whole = max(int(seconds), 0)
     if whole < _MINUTE_S:
         return f"{whole}s"

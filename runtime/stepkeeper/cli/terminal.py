@@ -1,4 +1,4 @@
-"""The edges that all commands share: the root that is asked, what is said where, exit codes."""
+"""Provide what all commands share: opening a root, printing text and JSON, progress bars, exit codes."""
 
 import json
 import sys
@@ -32,43 +32,49 @@ __all__ = [
     "Root",
     "Sequences",
     "Url",
-    "asks_a_person",
-    "exit_code_of",
-    "opened",
+    "absolute_progress_bar",
+    "command_exit_code",
+    "is_interactive",
+    "open_root",
+    "print_message",
     "progress_bar",
-    "progress_to",
-    "say",
     "show_document",
     "show_table",
 ]
 
 FORMAT: Final = 1
-"""Of the JSON documents: keys may be added, none goes or changes its meaning without another number."""
+"""Version of the JSON documents. Keys may be added; none goes or changes its meaning without another number."""
 
 _UNLIMITED: Final = 10_000
-"""Columns, where no terminal limits them."""
+"""Width in columns where no terminal limits it."""
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The root: file:///…, gs://bucket/prefix, …")]
 Sequences = Annotated[
-    list[int] | None, typer.Option("--sequence", metavar="N", min=0, help="By sequence, on any branch.")
+    list[int] | None,
+    typer.Option(
+        "--sequence", metavar="N", min=0, help="Select the commit with this sequence, on any branch."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 
 
 class ExitCode(IntEnum):
+    """Exit codes of the commands."""
+
     FINE = 0
     FINDING = 1
-    """Bad bytes, a broken log, no such commit: the store answered, and something is wrong or isn't there."""
+    """The store answered, and something is wrong or isn't there: bad bytes, a broken log, no such commit."""
 
     USAGE = 2
     STORAGE = 3
     """The store doesn't answer, or refuses."""
 
     REFUSED = 4
-    """Not safe now; nothing was done."""
+    """The operation isn't safe now, and nothing was done."""
 
 
-def exit_code_of(error: StepkeeperError) -> ExitCode:
+def command_exit_code(error: StepkeeperError) -> ExitCode:
+    """Return the exit code of a command that ends with `error`."""
     match error:
         case BadUriError():
             return ExitCode.USAGE
@@ -84,18 +90,27 @@ def exit_code_of(error: StepkeeperError) -> ExitCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
+    """The root that a command works on."""
+
     store: Store
     log: Log
     patience: Patience
 
     @property
     def uri(self) -> str:
+        """URI of the root, without a trailing slash."""
         return self.store.uri.rstrip("/")
 
 
 @contextmanager
-def opened(context: typer.Context, url: str) -> Iterator[Root]:
-    """The root at `url`, its log not yet read. Raises BadUriError, StorageError."""
+def open_root(context: typer.Context, url: str) -> Iterator[Root]:
+    """Open the root at `url`; its log isn't read yet.
+
+    Raises:
+        BadUriError: `url` names no store, or its client isn't installed.
+        StorageError: The store's client can't be made, for lack of credentials for example.
+
+    """
     patience: Patience = context.obj
     store = _store(url)
     try:
@@ -113,17 +128,17 @@ def _store(url: str) -> Store:
         ) from error
     except StepkeeperError:
         raise
-    except Exception as error:  # a client's own, before there is a request: no credentials, say
+    except Exception as error:  # a client's own, before there is a request: no credentials, for one
         raise StorageError(f"{url}: {error}") from error
 
 
-def asks_a_person() -> bool:
-    """True where a question would be read, and can be answered."""
+def is_interactive() -> bool:
+    """Tell whether a person would read a question, and can answer it."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def say(message: str) -> None:
-    """One line on stderr. What a name from a file would do to the terminal, it doesn't."""
+def print_message(message: str) -> None:
+    """Print one line on stderr, with control characters escaped: names from files may have some."""
     line = " ".join(message.split())
     typer.echo(f"stepkeeper: {''.join(map(_printable, line))}", err=True)
 
@@ -133,13 +148,27 @@ def _printable(character: str) -> str:
 
 
 def show_document(uri: str, document: dict[str, Any], *, line: bool = False) -> None:
-    """The document is on stdout, one line of it or indented for people."""
+    """Print a JSON document on stdout.
+
+    Args:
+        uri: The root.
+        document: The keys to add to `format` and `uri`.
+        line: Print it in one line, not indented.
+
+    """
     whole = {"format": FORMAT, "uri": uri, **document}
     typer.echo(json.dumps(whole, indent=None if line else 2))
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """The rows are on stdout, cut at the terminal's width where there is one. Nothing where there are none."""
+    """Print the rows on stdout, cut at the terminal's width if there is one; print nothing without rows.
+
+    Args:
+        columns: The columns' names.
+        rows: The cells of each row.
+        right: Names of the columns that are aligned right.
+
+    """
     if not rows:
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -153,14 +182,31 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: 
 
 @contextmanager
 def progress_bar(title: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, and what moves it on by some bytes; nothing is seen where stderr is no terminal."""
+    """Show a progress bar on stderr, if that is a terminal.
+
+    Args:
+        title: Text before the bar.
+        total_bytes: Number of bytes at the end.
+
+    Yields:
+        A function that advances the bar by a number of bytes.
+
+    """
     with _bar(title, total_bytes) as (progress, task):
         yield lambda n_bytes: progress.advance(task, n_bytes)
 
 
 @contextmanager
-def progress_to(title: str) -> Iterator[Callable[[int, int], None]]:
-    """As `progress_bar`, and what moves it to so many bytes of so many."""
+def absolute_progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr, if that is a terminal.
+
+    Args:
+        title: Text before the bar.
+
+    Yields:
+        A function that sets the bar to a number of bytes, out of a total number.
+
+    """
     with _bar(title, None) as (progress, task):
         yield lambda done_bytes, total_bytes: progress.update(task, completed=done_bytes, total=total_bytes)
 

@@ -1,20 +1,20 @@
-"""The command verify."""
+"""Define the command verify."""
 
 from typing import Annotated, Any
 
 import typer
 
 from stepkeeper.cli.blocks import Verification, verify_commit
-from stepkeeper.cli.render import pick, size_text
+from stepkeeper.cli.render import select_commits, size_text
 from stepkeeper.cli.terminal import (
     AsJson,
     ExitCode,
     Root,
     Sequences,
     Url,
-    opened,
+    open_root,
+    print_message,
     progress_bar,
-    say,
     show_document,
 )
 from stepkeeper.log import CommitRecord
@@ -27,31 +27,34 @@ def verify(
     url: Url,
     *,
     steps: Annotated[
-        list[int] | None, typer.Argument(metavar="STEP", min=0, help="Default: the latest.")
+        list[int] | None,
+        typer.Argument(metavar="STEP", min=0, help="Steps to verify. Default: the latest commit."),
     ] = None,
     sequences: Sequences = None,
-    every: Annotated[bool, typer.Option("--all", help="All live commits, abandoned branches too.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Verify all live commits, also on abandoned branches.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every block of commits and compare it with its checksum. Exit code 1 where one is bad."""
+    """Read every block of commits and compare it with its checksum. Exit code 1 if one is bad."""
     if every and (steps or sequences):
         raise typer.BadParameter("--all and single commits exclude each other")
-    with opened(context, url) as root:
+    with open_root(context, url) as root:
         state = root.log.open()
-        records = state.live[::-1] if every else pick(state, steps or (), sequences or ())
-        documents = [_verified(root, record, as_json=as_json) for record in records]
+        records = state.live[::-1] if every else select_commits(state, steps or (), sequences or ())
+        documents = [_verify_one(root, record, as_json=as_json) for record in records]
         if as_json:
             show_document(root.uri, {"commits": documents})
         elif not documents:
-            say(f"{root.uri}: there are no commits to verify")
+            print_message(f"{root.uri}: there are no commits to verify")
     if any(document["bad"] for document in documents):
         raise typer.Exit(ExitCode.FINDING)
 
 
-def _verified(root: Root, record: CommitRecord, *, as_json: bool) -> dict[str, Any]:
+def _verify_one(root: Root, record: CommitRecord, *, as_json: bool) -> dict[str, Any]:
     with progress_bar(f"step {record.step}", record.size_bytes) as advance:
         found = verify_commit(root.store, record, patience=root.patience, on_bytes=advance)
-    # What a job deletes while it is read here isn't bad.
+    # A commit that a job deletes while it is read here isn't bad.
     deleted = bool(found.bad) and record.slot not in root.log.refresh().commits
     if not as_json:
         _show(record, found, deleted=deleted)

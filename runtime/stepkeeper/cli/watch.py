@@ -1,13 +1,13 @@
-"""The command watch."""
+"""Define the command watch."""
 
 import time
 from typing import Annotated
 
 import typer
 
-from stepkeeper.cli.history import begins_of, time_of
-from stepkeeper.cli.render import attempt_text, row_document, rows_of, size_text
-from stepkeeper.cli.terminal import AsJson, Root, Url, opened, show_document
+from stepkeeper.cli.history import read_begins, read_slot_time
+from stepkeeper.cli.render import attempt_text, build_rows, row_document, size_text
+from stepkeeper.cli.terminal import AsJson, Root, Url, open_root, show_document
 from stepkeeper.log import CommitRecord, LogState
 
 __all__ = ["watch"]
@@ -18,14 +18,15 @@ def watch(
     url: Url,
     *,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.0, metavar="SECONDS", help="Between two looks at the log.")
+        float,
+        typer.Option("--interval", min=0.0, metavar="SECONDS", help="Seconds between two looks at the log."),
     ] = 5.0,
-    count: Annotated[int | None, typer.Option(min=1, help="End after that many commits.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="End after this number of commits.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the latest commit, and new ones as they appear, until Ctrl-C."""
     try:
-        with opened(context, url) as root:
+        with open_root(context, url) as root:
             _watch(root, interval_s, count, as_json=as_json)
     except KeyboardInterrupt:
         return
@@ -49,8 +50,8 @@ def _watch(root: Root, interval_s: float, count: int | None, *, as_json: bool) -
 
 
 def _announce(root: Root, state: LogState, record: CommitRecord, *, as_json: bool) -> None:
-    rows = rows_of(
-        state, claims=begins_of(root, {record.claim}), times=time_of(root, record.slot), every=True
+    rows = build_rows(
+        state, claims=read_begins(root, {record.claim}), times=read_slot_time(root, record.slot), every=True
     )
     (row,) = (row for row in rows if row.sequence == record.slot)
     if as_json:

@@ -1,4 +1,4 @@
-"""The commands rm and gc: what they take away is named in the log as gone first, and nothing pinned goes."""
+"""Define the commands rm and gc. Data goes only after the log names it as deleted, and no pinned data goes."""
 
 import socket
 import time
@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from stepkeeper.cli.blocks import verify_commit
-from stepkeeper.cli.history import time_of
+from stepkeeper.cli.history import read_slot_time
 from stepkeeper.cli.removal import (
     HOST_PREFIX,
-    check_over,
+    check_job_over,
     check_removable,
-    identity_of,
-    needs_proof,
-    pick_removed,
+    commit_to_verify,
+    owner_identity,
+    select_removed,
 )
 from stepkeeper.cli.render import age_text, size_text
 from stepkeeper.cli.terminal import (
@@ -23,15 +23,15 @@ from stepkeeper.cli.terminal import (
     Root,
     Sequences,
     Url,
-    asks_a_person,
-    opened,
+    is_interactive,
+    open_root,
+    print_message,
     progress_bar,
-    say,
     show_document,
     show_table,
 )
 from stepkeeper.errors import RefusedError
-from stepkeeper.log import Begin, CommitRecord, LogState
+from stepkeeper.log import BeginEntry, CommitRecord, LogState
 from stepkeeper.retention.garbage import Garbage, sweep
 from stepkeeper.retention.garbage import gc as collect
 from stepkeeper.retention.pins import list_pins
@@ -43,26 +43,26 @@ def rm(
     context: typer.Context,
     url: Url,
     *,
-    steps: Annotated[list[int] | None, typer.Argument(metavar="STEP", min=0)] = None,
+    steps: Annotated[list[int] | None, typer.Argument(metavar="STEP", min=0, help="Steps to remove.")] = None,
     sequences: Sequences = None,
     force: Annotated[
         bool, typer.Option("--force", help="The job that saved here is over. If it isn't, this stops it.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove commits and their data. For roots whose job is over: this claims the root."""
     if not steps and not sequences:
         raise typer.BadParameter("name the commits to remove: steps, or --sequence")
-    with opened(context, url) as root:
+    with open_root(context, url) as root:
         state = root.log.open()
-        records = pick_removed(state, steps or (), sequences or ())
+        records = select_removed(state, steps or (), sequences or ())
         slots = {record.slot for record in records}
         check_removable(state, slots)
-        _check_over(root, state, force=force)
+        _check_job_over(root, state, force=force)
         _check_confirmed(root, records, force=force, yes=yes, as_json=as_json)
         _check_proof(root, state, slots)
-        deleted, pinned = _removed(root, state.tail, slots)
+        deleted, pinned = _remove_commits(root, state.tail, slots)
         waiting = {each.slot for each in pinned}
         document = {
             "deleted": [{"sequence": r.slot, "step": r.step, "size_bytes": r.size_bytes} for r in deleted],
@@ -82,16 +82,18 @@ def gc(
     context: typer.Context,
     url: Url,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and leave it.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     pins: Annotated[
-        bool, typer.Option("--pins", help="List pins and who holds them; collect nothing.")
+        bool, typer.Option("--pins", help="List the pins and who holds them; delete nothing.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete data that no commit needs: of saves that earlier starts gave up, of deletions that were cut short."""
+    """Delete data that no commit needs, left by saves that were given up and by deletions that were cut short."""
     if pins and dry_run:
         raise typer.BadParameter("--pins and --dry-run exclude each other")
-    with opened(context, url) as root:
+    with open_root(context, url) as root:
         if pins:
             _show_pins(root, as_json=as_json)
             return
@@ -120,26 +122,26 @@ def gc(
         )
 
 
-def _check_over(root: Root, state: LogState, *, force: bool) -> None:
+def _check_job_over(root: Root, state: LogState, *, force: bool) -> None:
     assert state.claim is not None
     last = root.log.entry(state.claim).body
-    assert isinstance(last, Begin)
-    written = time_of(root, state.tail).get(state.tail)
+    assert isinstance(last, BeginEntry)
+    written = read_slot_time(root, state.tail).get(state.tail)
     moment = f"slot {state.tail}" if written is None else f"{age_text(time.time() - written)} ago"
-    check_over(state, last, moment, force=force)
+    check_job_over(state, last, moment, force=force)
 
 
 def _check_confirmed(
     root: Root, records: Collection[CommitRecord], *, force: bool, yes: bool, as_json: bool
 ) -> None:
     if force:
-        say(
+        print_message(
             f"claiming {root.uri}: a job that still saves there stops with exit code 77 at its next save, and what it "
             "trained since its last commit is lost"
         )
     if yes:
         return
-    if as_json or not asks_a_person():
+    if as_json or not is_interactive():
         raise typer.BadParameter("nobody can be asked here: say --yes")
     listed = ", ".join(f"step {record.step} (sequence {record.slot})" for record in records)
     if not typer.confirm(f"Remove {listed} from {root.uri}?", err=True):
@@ -147,10 +149,10 @@ def _check_confirmed(
 
 
 def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
-    latest = needs_proof(state, slots)
+    latest = commit_to_verify(state, slots)
     if latest is None:
         return
-    say(f"no commit on the latest line was restored yet: step {latest.step} is read whole first")
+    print_message(f"no commit on the latest line was restored yet: step {latest.step} is read whole first")
     with progress_bar(f"step {latest.step}", latest.size_bytes) as advance:
         found = verify_commit(root.store, latest, patience=root.patience, on_bytes=advance)
     if found.bad:
@@ -159,16 +161,21 @@ def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
         )
 
 
-def _removed(
+def _remove_commits(
     root: Root, tail: int, slots: Collection[int]
 ) -> tuple[tuple[CommitRecord, ...], tuple[Garbage, ...]]:
-    """What was deleted in the log, and of it what is pinned: the data of the rest is gone."""
+    """Delete the commits in the log, and then their data, except where it is pinned.
+
+    Returns:
+        The commits that were deleted, and those folders whose data is pinned.
+
+    """
     state = root.log.refresh()
     if state.tail != tail:
         raise RefusedError(
             f"slot {state.tail} was written just now: a job is saving here. Nothing was removed; stop it first"
         )
-    claim = root.log.begin(identity_of(state.owner), host=HOST_PREFIX + socket.gethostname())
+    claim = root.log.begin(owner_identity(state.owner), host=HOST_PREFIX + socket.gethostname())
 
     def choose(state: LogState) -> list[int]:
         check_removable(state, slots)

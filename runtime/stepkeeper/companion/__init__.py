@@ -1,4 +1,4 @@
-"""The companion: a process beside the trainer that does all that must not disturb training.
+"""Run the companion: a process beside the trainer that does all work that must not disturb training.
 
-It is started by exec, knows no torch, and shares the snapshot's memory; `client` is the trainer's end.
+The trainer starts it by exec. It imports no torch, and shares the snapshot's memory. `client` is the trainer's end.
 """

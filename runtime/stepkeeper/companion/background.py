@@ -1,65 +1,80 @@
-"""Work beside the requests: what it asks of a store in a thread of its own, the rest where it is told to go on."""
+"""Run background tasks one after another, their blocking calls in a thread of their own."""
 
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar, final
 
-__all__ = ["Aside", "Job", "Work", "aside"]
+__all__ = ["BackgroundTask", "BlockingCall", "TaskQueue", "run_in_thread"]
 
 T = TypeVar("T")
 
-Job = Callable[[], object]
-"""What may be done in any thread: it touches neither the log nor what the requests change."""
+BlockingCall = Callable[[], object]
+"""A call that any thread may make: it touches neither the log nor anything that requests change."""
 
-Work = Generator[Job, Any, None]
-"""Yields its jobs, and is sent, or thrown, what each has come to."""
+BackgroundTask = Generator[BlockingCall, Any, None]
+"""A generator that yields its blocking calls, and is sent, or thrown, what each call returned or raised."""
 
 
-def aside(job: Callable[[], T]) -> Generator[Job, Any, T]:
-    """To be yielded from: what `job` returns, or raises."""
-    result: T = yield job
+def run_in_thread(call: Callable[[], T]) -> Generator[BlockingCall, Any, T]:
+    """Yield `call` to the task queue, which makes it in its thread.
+
+    A task uses it as `result = yield from …`.
+
+    Returns:
+        What `call` returns. An error that `call` raises is raised here.
+
+    """
+    result: T = yield call
     return result
 
 
 @final
-class Aside:
-    """Works, one after the other. All methods are called in one thread, which never waits here for a job."""
+class TaskQueue:
+    """Run background tasks in the order in which they were added.
+
+    One thread calls all methods; it never waits here for a blocking call.
+    """
 
     def __init__(self, on_ready: Callable[[], None]) -> None:
-        """`on_ready` is called, in another thread, when a job has ended."""
+        """Start with no tasks.
+
+        Args:
+            on_ready: Called, in another thread, when a blocking call has ended and `advance` can go on.
+
+        """
         self._on_ready = on_ready
-        self._works: Final[deque[Work]] = deque()
-        self._job: Future[object] | None = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="stepkeeper-aside")
+        self._tasks: Final[deque[BackgroundTask]] = deque()
+        self._call: Future[object] | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="stepkeeper-background")
 
     @property
-    def n_works(self) -> int:
-        """Those that haven't ended."""
-        return len(self._works)
+    def n_tasks(self) -> int:
+        """Number of tasks that haven't ended."""
+        return len(self._tasks)
 
     @property
-    def ready(self) -> bool:
-        """True where `go_on` has something to do."""
-        return bool(self._works) and (self._job is None or self._job.done())
+    def can_advance(self) -> bool:
+        """True if there is a task that isn't waiting for its blocking call."""
+        return bool(self._tasks) and (self._call is None or self._call.done())
 
-    def add(self, work: Work) -> None:
-        """It will be done after the others."""
-        self._works.append(work)
+    def add_task(self, task: BackgroundTask) -> None:
+        """Append `task`: it starts when the tasks before it have ended."""
+        self._tasks.append(task)
 
-    def go_on(self) -> None:
-        """The first work has done what comes before its next job, and that job has begun; or the work has ended."""
+    def advance(self) -> None:
+        """Run the first task up to its next blocking call, and start that call; or remove the task if it has ended."""
         try:
-            job = self._asked(self._works[0])
+            call = self._resume(self._tasks[0])
         except StopIteration:
-            self._works.popleft()
+            self._tasks.popleft()
             return
-        self._job = self._pool.submit(job)
-        self._job.add_done_callback(lambda _: self._on_ready())
+        self._call = self._pool.submit(call)
+        self._call.add_done_callback(lambda _: self._on_ready())
 
-    def _asked(self, work: Work) -> Job:
-        done, self._job = self._job, None
+    def _resume(self, task: BackgroundTask) -> BlockingCall:
+        done, self._call = self._call, None
         if done is None:
-            return next(work)
+            return next(task)
         error = done.exception()
-        return work.send(done.result()) if error is None else work.throw(error)
+        return task.send(done.result()) if error is None else task.throw(error)

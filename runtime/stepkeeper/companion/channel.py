@@ -1,4 +1,4 @@
-"""Messages between the trainer and its companion: one packet each, with file descriptors where they are needed."""
+"""Send messages between the trainer and its companion: one packet for each, with file descriptors if it has any."""
 
 import array
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any, Final
 __all__ = ["Channel", "Packet"]
 
 _INLINE_LIMIT_BYTES: Final = 32 * 1024
-"""A longer body travels in a memfd: a packet has to fit a socket's buffer whole."""
+"""A longer body travels in a memfd, because a packet has to fit into a socket's buffer whole."""
 
 _MAX_FDS: Final = 4
 _INLINE: Final = b"i"
@@ -24,13 +24,15 @@ _IN_MEMFD: Final = b"m"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packet:
+    """A received message, with the file descriptors that came along."""
+
     message: dict[str, Any]
     fds: tuple[int, ...] = ()
     """Open file descriptors, which the receiver has to close."""
 
 
 class Channel:
-    """One end of a pair of packet sockets. Any thread may send; one thread receives."""
+    """Send and receive packets at one end of a pair of sockets. Any thread may send; one thread receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -38,11 +40,16 @@ class Channel:
     def send(
         self, message: dict[str, Any], fds: Sequence[int] = (), *, timeout_s: float | None = None
     ) -> None:
-        """The other end will receive `message` whole.
+        """Send `message`; the other end receives it whole.
+
+        Args:
+            message: A JSON object.
+            fds: Open file descriptors to send along; they stay open here.
+            timeout_s: Seconds to wait for room in the socket's buffer; None waits for ever.
 
         Raises:
-            TimeoutError: the other end was behind with receiving for `timeout_s`.
-            OSError: there is no other end any more.
+            TimeoutError: The other end was behind with receiving for `timeout_s`.
+            OSError: There is no other end any more.
 
         """
         body = json.dumps(message, separators=(",", ":")).encode()
@@ -58,7 +65,7 @@ class Channel:
             os.close(fd)
 
     def _send(self, parts: Sequence[bytes], fds: Sequence[int], timeout_s: float | None) -> None:
-        # socket.send_fds takes flags and leaves them out; a socket's own timeout would be the receiving thread's too.
+        # socket.send_fds ignores its flags, and a timeout of the socket would hold for the receiving thread too.
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         if timeout_s is None:
             self._socket.sendmsg(parts, rights)
@@ -73,17 +80,17 @@ class Channel:
                     raise TimeoutError(
                         f"the other end was behind with receiving for {timeout_s} s"
                     ) from error
-                self._await_room(left_s)
+                self._wait_until_writable(left_s)
             else:
                 return
 
-    def _await_room(self, timeout_s: float) -> None:
+    def _wait_until_writable(self, timeout_s: float) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
         poll.poll(timeout_s * 1000)
 
     def receive(self) -> Packet | None:
-        """The next message, or None once the other end is gone."""
+        """Wait for the next message. Return None once the other end is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self._socket, _INLINE_LIMIT_BYTES + 1, _MAX_FDS)
         except ConnectionResetError:
@@ -99,11 +106,11 @@ class Channel:
         finally:
             os.close(body_fd)
 
-    def hang_up(self) -> None:
-        """Both ends receive nothing more: who waits in `receive` gets None."""
+    def shut_down(self) -> None:
+        """Shut the connection down at both ends: a thread that waits in `receive` gets None."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """The socket is given back. No other thread may be using it: `hang_up` comes first."""
+        """Close the socket. No other thread may be using it: call `shut_down` first."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""The trainer's end: starts the companion process, asks it for things, notices when it is gone."""
+"""Start the companion process, send it requests, and notice when it is gone: the trainer's end."""
 
 import os
 import signal
@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepkeeper.companion.channel import Channel
-from stepkeeper.companion.messages import Close, Kind
-from stepkeeper.companion.plan_cache import Told
+from stepkeeper.companion.messages import CloseRequest, Kind
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.error_codec import decode_error
@@ -27,18 +26,30 @@ __all__ = ["CompanionProcess"]
 _log: Final = logger(__name__)
 _EXIT_TIMEOUT_S: Final = 2.0
 _ANSWER_TIMEOUT_S: Final = 3600.0
-"""Longer than the companion tries to reach a store that doesn't answer, for this and for what comes after commits."""
+"""Longer than the companion tries to reach a store that doesn't answer, for the request and for the work after
+commits.
+"""
 _NOBODY: Final = 0
-"""Who waits for an answer to what is told, and to a farewell."""
+"""Id of messages without an answer: the trainer's state, and the last message."""
 
 _FAREWELL_MILLIS: Final = 120_000
-"""One that nobody has any more may take so long for what comes after commits, and its last report."""
+"""A dismissed process may take so long for the work after its commits and for its last report."""
 
 
 class CompanionProcess:
-    """One companion process, from its start to its end. Any thread may ask; answers come in any order."""
+    """Talk to one companion process, from its start to its end.
+
+    Any thread may send requests; answers come in any order.
+    """
 
     def __init__(self, on_directive: Callable[[Directive], None]) -> None:
+        """Start the process.
+
+        Args:
+            on_directive: Called with each directive of the operator, in the thread that receives from the
+                companion.
+
+        """
         self._on_directive = on_directive
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -47,11 +58,11 @@ class CompanionProcess:
         self._lock = threading.Lock()
         self._pending: dict[int, Future[dict[str, Any]]] = {}
         self._next_id = 1
-        self._lost = self._is_left = False
+        self._lost = self._is_dismissed = False
         self._owner = os.getpid()
         self._complaint: str | None = None
-        self.told: Told | None = None
-        """What the saves that it writes have in common, once it has written one of them. Of whoever asks it to."""
+        self.structure_key: str | None = None
+        """Key of the structure that the process holds: that of its last save. Callers that request writes set it."""
 
         self._reader = threading.Thread(target=self._read, name="companion", daemon=True)
         self._reader.start()
@@ -62,22 +73,31 @@ class CompanionProcess:
 
     @property
     def lost(self) -> bool:
-        """True once the process can't be asked any more."""
+        """True once the process can't be reached any more."""
         return self._lost
 
     @property
     def complaint(self) -> str | None:
-        """What went wrong after the last commit that something went wrong after; None once it went well again."""
+        """The newest failure of the work after a commit; None if there was none, or once that work went well again."""
         return self._complaint
 
-    def ask(
+    def send_request(
         self, kind: Kind, body: dict[str, Any], fds: Sequence[int] = (), timeout_s: float = _ANSWER_TIMEOUT_S
     ) -> dict[str, Any]:
-        """The companion's answer.
+        """Send a request and wait for the companion's answer.
+
+        Args:
+            kind: The message's name on the wire.
+            body: The request, as JSON.
+            fds: Open file descriptors to send along.
+            timeout_s: Seconds to wait, after which the process is ended.
+
+        Returns:
+            The answer's body.
 
         Raises:
-            CompanionLostError: it is gone, or gave no answer in time and was ended.
-            StepkeeperError: what the companion raised, as the same class.
+            CompanionLostError: The process is gone, or gave no answer in time and was ended.
+            StepkeeperError: What the companion raised, as the same class.
 
         """
         future: Future[dict[str, Any]] = Future()
@@ -100,20 +120,20 @@ class CompanionProcess:
         except OSError as error:
             raise self._loss(kind) from error
 
-    def tell(self, kind: Kind, body: dict[str, Any]) -> None:
-        """The companion will see `body`, if it is there and keeps up; nothing waits for it."""
+    def send_state(self, kind: Kind, body: dict[str, Any]) -> None:
+        """Send a message without waiting for anything. It is lost if the companion is gone or doesn't keep up."""
         with suppress(OSError):
             self._channel.send({"id": _NOBODY, "kind": kind, "body": body}, timeout_s=0.0)
 
     def kill(self) -> None:
-        """The process is gone at once."""
+        """Kill the process at once."""
         self._process.kill()
         self._process.wait()
         self._lost = True
 
     def close(self, timeout_s: float = _EXIT_TIMEOUT_S) -> None:
-        """The process has ended: it does by itself when it sees its socket closed, else it is killed."""
-        self._channel.hang_up()
+        """End the process: it ends by itself when it sees its socket closed, and is killed after `timeout_s`."""
+        self._channel.shut_down()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -121,20 +141,20 @@ class CompanionProcess:
         self._reader.join()
         self._channel.close()
 
-    def leave(self) -> None:
-        """Nobody asks it any more: it does what comes after its commits and ends, and nothing is left of it then.
+    def dismiss(self) -> None:
+        """Let the process finish the work after its commits and end by itself, leaving nothing behind.
 
-        Waits for nothing and takes no lock, so that it may be called wherever garbage is collected. A forked child,
-        which has the same socket, leaves it to its parent.
+        This waits for nothing and takes no lock, so that it may be called wherever garbage is collected. In a
+        forked child, which has the same socket, it does nothing: the process is the parent's.
         """
         if os.getpid() != self._owner:
             return
-        self._is_left = True
-        farewell = encode(Close(within_millis=_FAREWELL_MILLIS))
+        self._is_dismissed = True
+        farewell = encode(CloseRequest(within_millis=_FAREWELL_MILLIS))
         try:
             self._channel.send({"id": _NOBODY, "kind": Kind.CLOSE, "body": farewell}, timeout_s=0.0)
         except OSError:
-            self._channel.hang_up()
+            self._channel.shut_down()
 
     def _loss(self, kind: Kind) -> CompanionLostError:
         code = self._process.poll()
@@ -144,12 +164,12 @@ class CompanionProcess:
     def _read(self) -> None:
         try:
             while (packet := self._channel.receive()) is not None:
-                if self._is_left and packet.message.get("id") == _NOBODY:
-                    self._channel.hang_up()
+                if self._is_dismissed and packet.message.get("id") == _NOBODY:
+                    self._channel.shut_down()
                     break
                 self._take(packet.message)
         except Exception:
-            # Whoever waits for an answer must not wait for ever.
+            # Threads that wait for an answer must not wait for ever.
             _log.exception("the companion process %d can't be understood; it is ended", self.pid)
             self._process.kill()
         with self._lock:
@@ -160,7 +180,7 @@ class CompanionProcess:
         how = f"the companion process {self.pid} went away (code {self._process.poll()})"
         for future in pending.values():
             future.set_exception(CompanionLostError(f"{how} with a request unanswered"))
-        if self._is_left:
+        if self._is_dismissed:
             self.kill()
             self._channel.close()
 
@@ -190,21 +210,21 @@ class CompanionProcess:
 def _spawn(fd: int) -> "subprocess.Popen[bytes]":
     folder = str(Path(__file__).parents[2])
     python_path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
-    # A group of its own: what a terminal or a supervisor sends to the trainer's group is not for the companion.
+    # A process group of its own: signals to the trainer's group are not for the companion.
     with _stop_signals_blocked():
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "stepkeeper.companion", str(fd), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             pass_fds=[fd],
             process_group=0,
-            # Arenas of their own would let each of its threads keep what it has freed: as much again as all it needs.
+            # With arenas of their own, its threads would keep freed memory: as much again as the process needs.
             env={**os.environ, "PYTHONPATH": python_path, "MALLOC_ARENA_MAX": "1"},
         )
 
 
 @contextmanager
 def _stop_signals_blocked() -> Iterator[None]:
-    """The child inherits the mask, so that no signal ends it before it has said which ones it ignores."""
+    """Block stop signals while the child starts: it inherits the mask until it has said which signals it ignores."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     try:
         yield

@@ -1,4 +1,4 @@
-"""One POST to the operator's endpoint, over HTTPS with the pod's token. The environment's proxies play no part."""
+"""Post a report to the operator's endpoint over HTTPS, with the pod's token and without the environment's proxies."""
 
 import http.client
 import ssl
@@ -16,23 +16,27 @@ _ANSWER_LIMIT_BYTES: Final = 64 * 1024
 
 
 class EndpointError(OSError):
-    """The operator did not take a report: away, or it refused. Training goes on all the same."""
+    """The operator did not take a report: it is away, or refused. Training goes on all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTarget:
-    """Where reports go and what proves who sends them; both files are read anew for each report."""
+    """Address that reports go to, and the files that prove the sender, which are read anew for each report."""
 
     url: str
     ca_file: str
     token_file: str
 
 
-def post_report(target: ReportTarget, body: bytes, timeout_s: float = _TIMEOUT_S) -> Directive:
-    """The operator has taken the report `body`, and this is its answer.
+def post_report(target: ReportTarget, body: bytes) -> Directive:
+    """Send a report, and return the directive that the operator answers with.
+
+    Args:
+        target: The operator's endpoint, and the credentials to use.
+        body: The report, as JSON.
 
     Raises:
-        EndpointError: the endpoint could not be reached, or answered with anything but 200.
+        EndpointError: The endpoint could not be reached, or answered with anything but 200.
 
     """
     parts = urlsplit(target.url)
@@ -42,7 +46,7 @@ def post_report(target: ReportTarget, body: bytes, timeout_s: float = _TIMEOUT_S
         token = Path(target.token_file).read_text(encoding="ascii").strip()
         context = ssl.create_default_context(cafile=target.ca_file)
         connection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=timeout_s, context=context
+            parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context
         )
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         try:

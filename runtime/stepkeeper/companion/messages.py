@@ -1,65 +1,68 @@
-"""What the trainer and its companion say to each other. A request has an answer; the state is told without one."""
+"""Define the messages between a trainer and its companion. Requests are answered; the trainer's state is not."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
+from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.endpoint import ReportTarget
 from stepkeeper.contract import Identity
-from stepkeeper.log import Claim, CommitRecord, LegacyBase, ManifestRef
-from stepkeeper.log.restarts import Past
+from stepkeeper.log import Claim, CommitRecord, ForeignBase, ManifestRef
+from stepkeeper.log.restarts import RestartHistory
 from stepkeeper.policy.keep import Keep
 from stepkeeper.tier import TierPlace
 
 __all__ = [
-    "Begin",
-    "Begun",
-    "Close",
-    "Commit",
+    "ClaimRequest",
+    "ClaimedRoot",
+    "CloseRequest",
+    "CommitRequest",
     "Committed",
     "Kind",
-    "Open",
-    "Plan",
-    "Quarantine",
-    "Restored",
+    "OpenRequest",
+    "QuarantineRequest",
     "Staged",
-    "Upload",
-    "Void",
-    "Write",
+    "UploadRequest",
+    "VerifiedNotice",
+    "VoidRequest",
+    "WriteRequest",
     "Written",
 ]
 
 
 class Kind(StrEnum):
-    """A message's name on the wire. The dataclass of the same name is its body; the answer's is in parentheses."""
+    """Names of messages on the wire.
+
+    A message's body is the request or notice of that name; the comment gives the answer in parentheses.
+    """
 
     OPEN = "open"
-    BEGIN = "begin"  # (Begun)
+    CLAIM = "claim"  # (ClaimedRoot)
     WRITE = "write"  # with the region's file descriptor (Written)
-    STAGE = "stage"  # a Write, with the region's file descriptor (Staged)
+    STAGE = "stage"  # a WriteRequest, with the region's file descriptor (Staged)
     UPLOAD = "upload"  # (Written)
     COMMIT = "commit"  # (Committed)
     VOID = "void"
-    QUARANTINE = "quarantine"  # (Begun)
-    RESTORED = "restored"
-    REFRESH = "refresh"  # without a body (Begun)
+    QUARANTINE = "quarantine"  # (ClaimedRoot)
+    VERIFIED = "verified"
+    REFRESH = "refresh"  # without a body (ClaimedRoot)
     CLOSE = "close"
     STATE = "state"  # a TrainerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """The first thing that a companion is told."""
+class OpenRequest:
+    """Open a root for one rank. This is the first request to each companion."""
 
     rank: int
     world_size: int
     uri: str
     identity: Identity | None = None
     keep: Keep | None = None
-    """None: nothing is ever deleted."""
+    """The commits to keep; None: nothing is ever deleted."""
 
     tier: TierPlace | None = None
-    """Where saves come by on their way to the root."""
+    """The local disk that saves pass on their way to the root; None: they go there directly."""
 
     unsafe_single_writer: bool = False
 
@@ -70,119 +73,141 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class ClaimRequest:
+    """Claim the root, and go on from a base."""
+
     base: int | None = None
-    """The commit that this process has restored; None: whatever HEAD is."""
+    """Slot of the commit that this process has restored; None: go on from HEAD."""
 
-    legacy: LegacyBase | None = None
-    """Another writer's step that this process has restored, or is about to."""
+    legacy: ForeignBase | None = None
+    """Another writer's step that this process has restored, or is about to restore."""
 
-    offer: LegacyBase | None = None
-    """Another writer's step to go on from where nothing is committed."""
+    offer: ForeignBase | None = None
+    """Another writer's step to go on from if nothing is committed."""
 
     after: Claim | None = None
-    """The trainer's claim, which must hold until then: it is followed by another, unless HEAD is that base already."""
+    """The trainer's present claim, which must still hold.
+
+    Another claim follows it, unless HEAD is the base already.
+    """
 
     nonce: str | None = None
-    """Of the entry: so a companion that follows a lost one can tell whether it was put."""
+    """Nonce of the claim's entry. By it, a companion that follows a lost one can tell whether the entry was put."""
 
     take_over: str | None = None
-    """Name of the job whose root this is to become ours."""
+    """Name of the job whose root becomes this one's."""
 
     take_over_any: bool = False
-    """Whatever that job's name is."""
+    """True to take over the root of any job."""
 
     asks_past: bool = False
-    """The answer is to say what is known of this training's past."""
+    """True to have this training's past in the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """The claim, and what it goes on from."""
+class ClaimedRoot:
+    """A claim, and the base that it goes on from."""
 
     claim: Claim
     root: str
-    tail: int
-    base: CommitRecord | None = None
-    legacy: LegacyBase | None = None
-    """What it goes on from where that is no commit."""
+    """Id of the root, from its first entry."""
 
-    past: Past | None = None
-    """If that was asked for, and the log could be read."""
+    tail: int
+    """The log's last slot."""
+
+    base: CommitRecord | None = None
+    """The commit that the claim goes on from, if it is one."""
+
+    legacy: ForeignBase | None = None
+    """The other writer's step that the claim goes on from, if it is one."""
+
+    past: RestartHistory | None = None
+    """This training's past, if the request asked for it and the log could be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantine:
+class QuarantineRequest:
+    """Quarantine a commit whose bytes are bad."""
+
     commit: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """All ranks have read this commit whole."""
+class VerifiedNotice:
+    """Note that all ranks have read this commit whole."""
 
     commit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What the saves of a state have in common for as long as it is built alike."""
+class WriteRequest:
+    """Write this rank's share of a save. Its bytes are in the region that comes along."""
 
-    tensors: str
-    """One order a line, each the JSON of a list."""
+    step: int
+    claim: int
+    """Slot of the claim."""
 
-    aliases: dict[str, str]
-    """Further names of tied tensors."""
+    nonce: str
+    """The save's nonce, the same on all ranks."""
 
-    key_paths: str
-    """Name → keys that lead to it in the nested state, as JSON."""
+    values: tuple[ValueOrder, ...]
+    structure_key: str
+    """Key of the structure that lists what is written of tensors."""
 
+    structure: str | None = None
+    """Text of that structure; None if the last save that this process has written had it too."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """This rank's share of a save; its bytes are in the region that comes along."""
+    @property
+    def folder(self) -> str:
+        return checkpoint_folder(self.step, self.claim, self.nonce)
 
-    order: SaveOrder
-    plan: str | None = None
-    """The name of the plan that has its tensors; None: the order has them, and there is no more to say of them."""
-
-    told: Plan | None = None
-    """That plan, unless this process has been told it by the last save before."""
+    def order(self, structure: Structure, *, rank: int, world_size: int) -> SaveOrder:
+        """Build the whole order from this request and the structure that has its key."""
+        return SaveOrder(
+            rank=rank,
+            world_size=world_size,
+            step=self.step,
+            claim=self.claim,
+            nonce=self.nonce,
+            structure=structure,
+            values=self.values,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """All that one rank writes is on its local disk, or nothing is."""
+    """The answer to a STAGE request: this rank's whole share is on its local disk, or nothing of it is."""
 
     held: bool
-    """The region is needed no more. Else it is to be written from there."""
+    """True if the region isn't needed any more. Else the share has to be written from the region."""
 
     why_not: str | None = None
-    """For people; None where they were told before."""
+    """The reason in words; None if the share is held, or if an earlier answer gave the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
-    """What was staged for `folder` goes to the root."""
+class UploadRequest:
+    """Upload the share that was staged for `folder` to the root."""
 
     folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """All that one rank writes is durable."""
+    """The answer to a WRITE or UPLOAD request: this rank's share is durable."""
 
     size_bytes: int
     manifest: ManifestRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """All ranks have written; the answer comes when the commit is in the log."""
+class CommitRequest:
+    """Commit a save that all ranks have written. The answer comes once the commit is in the log."""
 
     folder: str
     others: tuple[ManifestRef, ...]
-    """Manifests of the ranks from 1 on."""
+    """Manifests of the ranks from 1 on, by rank."""
 
     duration_millis: int
     metrics: dict[str, str] | None = None
@@ -190,19 +215,23 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
+    """A commit in the log, and the URI of its folder."""
+
     record: CommitRecord
     uri: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Void:
-    """The save in `folder` is given up."""
+class VoidRequest:
+    """Give up the save in `folder`."""
 
     folder: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Close:
+class CloseRequest:
+    """Finish the remaining work, and end."""
+
     within_millis: int = 0
-    """How long all that is left to do may take: half of it what comes after commits, what remains the last report."""
+    """Time for all remaining work: half of it for the work after commits, the rest for the last report."""

@@ -1,4 +1,4 @@
-"""What this process says of itself, handed to the companion now and then: the train thread only leaves notes."""
+"""Collect this process's state for reports. The train thread only leaves notes; the companion gets the text later."""
 
 import numbers
 import threading
@@ -11,11 +11,11 @@ from typing import Final
 import torch
 
 from stepkeeper.companion.reporter import TrainerState
-from stepkeeper.contract import ReportPhase, Restored
+from stepkeeper.contract import ReportedRestore, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 from stepkeeper.loggers import logger
 
-__all__ = ["Progress", "numbers_in"]
+__all__ = ["Progress", "numeric_metrics"]
 
 _log: Final = logger(__name__)
 _ERROR_LIMIT: Final = 2000
@@ -24,57 +24,67 @@ _NAME_LIMIT: Final = 128
 
 
 class Progress:
-    """The trainer's state. `finished` costs the train thread about a microsecond; news are told at once."""
+    """Collect the trainer's state, and send it to the companion.
 
-    def __init__(self, tell: Callable[[TrainerState], None]) -> None:
-        self._tell = tell
+    `record_step` costs the train thread about a microsecond. Changes of anything else are sent at once.
+    """
+
+    def __init__(self, send: Callable[[TrainerState], None]) -> None:
+        """Start with an empty state.
+
+        Args:
+            send: Called with each new state, in the thread that changed it.
+
+        """
+        self._send = send
         self._lock = threading.Lock()
         self._state = TrainerState()
         self._latest: tuple[int, int | None, Mapping[str, object] | None] | None = None
-        self._told: object = None
-        self._finished_s: float | None = None
+        self._sent: object = None
+        self._last_step_s: float | None = None
         self._complained: set[str] = set()
 
     @property
     def step(self) -> int | None:
-        """Last finished step."""
+        """The last finished step."""
         return None if self._latest is None else self._latest[0]
 
-    def finished(self, step: int, metrics: Mapping[str, object] | None) -> None:
-        """`step` is done. What `metrics` holds is turned into text later, in another thread.
+    def record_step(self, step: int, metrics: Mapping[str, object] | None) -> None:
+        """Note that `step` is finished. Another thread turns `metrics` into text later.
 
-        A number, a string or a CPU tensor of one element is. Anything else is told as "?": to read a tensor on a device
-        can wait for a compilation, and in another thread than the training's it fails or disturbs that.
+        A number, a string or a CPU tensor of one element becomes its text; anything else becomes "?". Reading a
+        tensor on a device can wait for a compilation, and in another thread than the training's it fails or
+        disturbs that.
         """
         now_s = time.monotonic()
-        millis = None if self._finished_s is None else int((now_s - self._finished_s) * 1000)
-        self._finished_s = now_s
+        millis = None if self._last_step_s is None else int((now_s - self._last_step_s) * 1000)
+        self._last_step_s = now_s
         self._latest = (step, millis, metrics)
 
-    def moved(self, phase: ReportPhase) -> None:
-        """The process has come to `phase`."""
+    def set_phase(self, phase: ReportPhase) -> None:
+        """Note that the process has come to `phase`."""
         self._change(lambda state: replace(state, phase=phase))
 
-    def restored(self, restored: Restored | None) -> None:
-        """Training begins, from `restored` or from scratch."""
+    def record_restore(self, restored: ReportedRestore | None) -> None:
+        """Note that training begins, from the commit `restored` or from scratch."""
         self._change(lambda state: replace(state, restored=restored, phase=ReportPhase.TRAINING))
 
-    def noticed(self, source: str) -> None:
-        """There is a notice."""
+    def record_notice(self, source: str) -> None:
+        """Note that there is a notice, from `source`."""
         self._change(lambda state: replace(state, notice=source))
 
-    def saving(self, step: int | None) -> None:
-        """The save of `step` is in flight; None: no save is."""
+    def set_in_flight(self, step: int | None) -> None:
+        """Note that the save of `step` is in flight; None: no save is."""
         self._change(lambda state: replace(state, in_flight_step=step))
 
-    def failed(self, error: str | None) -> None:
-        """The newest thing that went wrong, None once it is right again."""
+    def set_error(self, error: str | None) -> None:
+        """Note the newest thing that went wrong; None once it is right again."""
         text = None if error is None else error[-_ERROR_LIMIT:]
         self._change(lambda state: replace(state, error=text))
 
-    def flush(self) -> None:
-        """The companion knows of the last finished step."""
-        if self._latest is not self._told:
+    def send_latest_step(self) -> None:
+        """Send the last finished step to the companion, unless it has been sent already."""
+        if self._latest is not self._sent:
             self._change(lambda state: state)
 
     def _change(self, change: Callable[[TrainerState], TrainerState]) -> None:
@@ -85,8 +95,8 @@ class Progress:
                 step, millis, metrics = latest
                 state = replace(state, step=step, step_millis=millis, metrics=self._texts(metrics))
             self._state = state
-            self._told = latest
-            self._tell(state)
+            self._sent = latest
+            self._send(state)
 
     def _texts(self, metrics: Mapping[str, object] | None) -> dict[str, str]:
         return {
@@ -109,19 +119,24 @@ class Progress:
         return _UNREAD
 
 
-def numbers_in(metrics: Mapping[str, object] | None) -> dict[str, str]:
-    """The metrics that are numbers, as a commit holds them: exactly. Tensors on devices are left alone."""
+def numeric_metrics(metrics: Mapping[str, object] | None) -> dict[str, str]:
+    """Select the metrics that are numbers, exactly as a commit holds them. Tensors on devices are left out.
+
+    Returns:
+        Each number's name and its text, from which float() makes the same number.
+
+    """
     found = {}
     for name, value in list((metrics or {}).items())[:MAX_METRICS]:
         number = value.item() if isinstance(value, torch.Tensor) and _is_plain(value) else value
         if isinstance(number, numbers.Real) and len(str(name)) <= _NAME_LIMIT:
-            with suppress(OverflowError):  # a whole number beyond all floats says nothing to go by
+            with suppress(OverflowError):  # an integer beyond all floats can't be compared with others
                 found[str(name)] = repr(float(number))
     return found
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Subclasses may ask other ranks for their value."""
+    """Tell whether reading the tensor is safe and cheap. Subclasses of Tensor may ask other ranks for their value."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.device.type == "cpu"

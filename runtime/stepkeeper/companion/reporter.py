@@ -1,4 +1,4 @@
-"""The thread that tells the operator how the job is doing. Nothing waits for it."""
+"""Report to the operator how the job is doing, in a thread that nothing waits for."""
 
 import random
 import sys
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from stepkeeper.companion.endpoint import EndpointError, ReportTarget, post_report
-from stepkeeper.contract import Commit, Directive, Head, Report, ReportPhase, Restored
+from stepkeeper.contract import Directive, Head, Report, ReportedCommit, ReportedRestore, ReportPhase
 from stepkeeper.contract.report import MAX_COMMITS
 
 __all__ = ["LogView", "Reporter", "TrainerState"]
@@ -20,68 +20,77 @@ _BACK_OFF_MOST_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """What the trainer says of itself."""
+    """The trainer's state, as reports carry it."""
 
     phase: ReportPhase = ReportPhase.STARTING
     step: int | None = None
     step_millis: int | None = None
     in_flight_step: int | None = None
-    restored: Restored | None = None
+    restored: ReportedRestore | None = None
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
 
-    def urgent_after(self, before: "TrainerState") -> bool:
-        """True if the operator should hear of this at once, not at the next interval."""
+    def is_urgent_after(self, before: "TrainerState") -> bool:
+        """Tell whether this state should be reported at once after `before`, not at the next interval."""
         mine = (self.phase, self.restored, self.notice, self.error)
         return mine != (before.phase, before.restored, before.notice, before.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogView:
-    """What the companion knows of the log."""
+    """The companion's knowledge of the log, as reports carry it."""
 
     root: str | None = None
     claim: int | None = None
     tail: int = 0
     head: Head | None = None
     error: str | None = None
-    """What went wrong after the last commit, in the checks and deletions that no call of the trainer waits for."""
+    """The newest failure of checks and deletions after a commit, which no call of the trainer waits for."""
 
 
 class Reporter:
-    """Posts a report at once when there is news, and each interval otherwise; backs off when nobody answers.
+    """Post a report at once when there is news, else once each interval; back off when nobody answers.
 
-    The first `update` starts it: before, it could only say that a training that has run for hours is starting.
+    The first `update_state` starts the thread. An earlier report could only say that a training that has run for
+    hours is starting.
     """
 
     def __init__(
         self, target: ReportTarget, interval_s: float, on_directive: Callable[[Directive], None]
     ) -> None:
+        """Prepare to report; nothing is sent yet.
+
+        Args:
+            target: The operator's endpoint, and the credentials to use.
+            interval_s: Seconds between reports without news; the operator's answers change it.
+            on_directive: Called with each answer, in the reporter's thread.
+
+        """
         self._target = target
         self._interval_s = interval_s
         self._on_directive = on_directive
         self._changed = threading.Condition()
         self._state = TrainerState()
         self._log = LogView()
-        self._commits: tuple[Commit, ...] = ()
+        self._commits: tuple[ReportedCommit, ...] = ()
         self._news = 1
         self._answered = 0
         self._closing = False
         self._started = False
 
-    def update(self, state: TrainerState) -> None:
-        """Reports from here on carry `state`; the first one is on its way."""
+    def update_state(self, state: TrainerState) -> None:
+        """Carry `state` in reports from here on; the first report is sent now."""
         with self._changed:
-            urgent = state.urgent_after(self._state)
+            urgent = state.is_urgent_after(self._state)
             self._state = state
             self._wake(urgent)
             if not self._started:
                 self._started = True
                 threading.Thread(target=self._run, name="reporter", daemon=True).start()
 
-    def update_log(self, log: LogView, commit: Commit | None = None) -> None:
-        """Reports from here on carry `log`, and `commit` until one of them is answered."""
+    def update_log(self, log: LogView, commit: ReportedCommit | None = None) -> None:
+        """Carry `log` in reports from here on, and `commit` until a report with it is answered."""
         with self._changed:
             known = (self._log.claim, self._log.error)
             urgent = commit is not None or (log.claim, log.error) != known
@@ -90,10 +99,15 @@ class Reporter:
                 self._commits = (*self._commits, commit)[-MAX_COMMITS:]
             self._wake(urgent)
 
-    def flush(self, timeout_s: float) -> bool:
-        """True if the operator has answered a report that carries the latest news, before the time was up.
+    def await_answer(self, timeout_s: float) -> bool:
+        """Wait until the operator has answered a report that carries the latest news.
 
-        Also if there never was anything to report.
+        Args:
+            timeout_s: Seconds to wait at most.
+
+        Returns:
+            True if it has, or if there never was anything to report; False if the time was up first.
+
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -159,14 +173,20 @@ class Reporter:
             self._changed.notify_all()
 
     def _pause(self, most_s: float, until_news_after: int | None) -> None:
-        """Wait for `most_s`; news ends the wait if `until_news_after` says which are known, closing does always."""
+        """Wait for `most_s` seconds, less if news comes or the reporter closes.
+
+        Args:
+            most_s: Seconds to wait at most.
+            until_news_after: News after this number ends the wait; None: no news does.
+
+        """
         deadline = time.monotonic() + most_s
         with self._changed:
             while (left_s := deadline - time.monotonic()) > 0:
                 if until_news_after is not None and self._news > until_news_after:
                     return
                 if self._closing and until_news_after is None:
-                    # The last try before the process ends is worth a shorter wait.
+                    # The process is about to end: try once more, soon.
                     left_s = min(left_s, 0.1)
                     self._changed.wait(left_s)
                     return
@@ -174,6 +194,9 @@ class Reporter:
 
 
 def _back_off_s(failures: int) -> float:
-    """Doubles with each failure, between half and all of it by chance: many jobs must not return in step."""
+    """Double the wait with each failure, and take a random part of it, from half to all.
+
+    Many jobs must not return in step.
+    """
     full_s = min(_BACK_OFF_MOST_S, _BACK_OFF_FIRST_S * 2.0 ** (failures - 1))
     return full_s * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, no secret

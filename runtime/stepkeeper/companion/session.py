@@ -1,79 +1,56 @@
-"""What the companion does when it is asked: the only code that writes to a root."""
+"""Carry out the trainer's requests in the companion process. No other code writes to a root."""
 
-import mmap
-import os
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from stepkeeper.checkpoint import (
     FinishedCheckpoint,
-    Recurring,
     finish_checkpoint,
-    verify_objects,
-    write_checkpoint,
 )
 from stepkeeper.checkpoint.manifest import Manifest
-from stepkeeper.companion.background import Work, aside
+from stepkeeper.companion.background import BackgroundTask
 from stepkeeper.companion.messages import (
-    Begin,
-    Begun,
-    Commit,
+    ClaimedRoot,
+    ClaimRequest,
+    CommitRequest,
     Committed,
-    Open,
-    Quarantine,
-    Restored,
-    Staged,
-    Upload,
-    Void,
-    Write,
-    Written,
+    OpenRequest,
+    QuarantineRequest,
+    VerifiedNotice,
+    VoidRequest,
 )
-from stepkeeper.companion.plan_cache import Held, Whole
 from stepkeeper.companion.reporter import LogView, Reporter
-from stepkeeper.contract import Commit as ReportedCommit
-from stepkeeper.contract import Directive, Head
+from stepkeeper.companion.shares import ShareWriter
+from stepkeeper.companion.upkeep import CommitUpkeep
+from stepkeeper.contract import Directive, Head, ReportedCommit
 from stepkeeper.errors import (
     CompanionError,
-    LegacyRootError,
-    StepkeeperError,
+    ForeignStepsError,
     UnknownOutcomeError,
-    VerifyError,
 )
-from stepkeeper.log import Claim, CommitRecord, LegacyBase, Log
-from stepkeeper.log.foreign_steps import found_in, unnamed_in
-from stepkeeper.log.restarts import past_of
+from stepkeeper.log import Claim, CommitRecord, ForeignBase, Log
+from stepkeeper.log.foreign_steps import find_steps_in, find_unnamed_in
+from stepkeeper.log.restarts import read_restart_history
 from stepkeeper.log.store_times import StoreTimes
-from stepkeeper.retention.deletable import deletable
-from stepkeeper.retention.garbage import Garbage, collect, sweep
 from stepkeeper.storage import Store, open_store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-from stepkeeper.tier import FirstHop, LocalTier
 
 __all__ = ["Session"]
 
 _SETTLE_EVERY_S: Final = 1.0
 
 
-@contextmanager
-def _mapped(fd: int) -> Iterator[memoryview]:
-    """The memory behind `fd`, as long as anything refers to it."""
-    size_bytes = os.fstat(fd).st_size
-    yield memoryview(mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ) if size_bytes else b"")
-
-
 class Session:
-    """One root, one rank. All methods but the constructor are called in one thread, the log's."""
+    """Serve one root for one rank. One thread calls all methods but the constructor: the log's."""
 
     def __init__(
         self,
-        opening: Open,
+        opening: OpenRequest,
         on_directive: Callable[[Directive], None],
         *,
         on_complaint: Callable[[str | None], None] = lambda _text: None,
@@ -85,139 +62,97 @@ class Session:
         self._log = Log(self._store, patience=patience)
         self._times = StoreTimes(self._store, patience=patience)
         self._claim = opening.claim
-        self._hop: FirstHop | None = None
-        if opening.tier is not None:
-            self._hop = FirstHop(self._store, LocalTier(opening.tier, self._store.uri), patience=patience)
-        self._hop_fails = False
-        self._recurring = Recurring()
-        self._plan = Held()
-        self._staged: dict[str, tuple[Whole, Manifest]] = {}
-        self._written: dict[str, tuple[Whole, Manifest]] = {}
-        self._verified: set[int] = set()
-        self._folders: dict[int, str] = {}
-        """By slot, of commits whose data is there as far as this process knows, also where the log has deleted them."""
-
-        self._collected = False
-        self._complaint: str | None = None
-        self._on_complaint = on_complaint
+        self.shares = ShareWriter(opening, self._store, patience=patience)
+        self._upkeep = CommitUpkeep(
+            self._log,
+            self._store,
+            self._times,
+            opening.keep,
+            self._require_claim,
+            on_complaint=on_complaint,
+            on_end=self._update_reporter,
+            patience=patience,
+        )
         self.reporter: Reporter | None = None
         if opening.report_target is not None and opening.rank == 0:
             self.reporter = Reporter(opening.report_target, opening.report_interval_s, on_directive)
 
-    def resume(self) -> None:
-        """The claim that came with the opening, if any, is known to hold. Raises FencedError."""
+    def resume_claim(self) -> None:
+        """Prove that the claim that came with the opening, if any, still holds. Raises FencedError."""
         if self._claim is not None and self._opening.rank == 0:
             self._log.resume(self._claim)
-            self._tell_reporter()
+            self._update_reporter()
 
-    def begin(self, body: Begin) -> Begun:
-        """The root is ours."""
+    def claim_root(self, body: ClaimRequest) -> ClaimedRoot:
+        """Claim the root."""
         self._claim = self._log.begin(
             self._opening.identity,
             base=body.base if body.legacy is None else body.legacy,
-            offer=partial(self._offered, body),
+            offer=partial(self._read_offer, body),
             after=body.after,
             nonce=body.nonce,
             take_over=body.take_over_any or body.take_over,
             host=socket.gethostname(),
         )
-        self._tell_reporter()
-        begun = self._begun()
+        self._update_reporter()
+        claimed = self._describe_claim()
         if not body.asks_past:
-            return begun
-        return replace(begun, past=past_of(self._log.entry, self._times, self._claim.slot))
+            return claimed
+        return replace(claimed, past=read_restart_history(self._log.entry, self._times, self._claim.slot))
 
-    def _offered(self, body: Begin) -> LegacyBase | None:
-        """What the trainer has chosen, if there is a choice. Raises LegacyRootError if it hasn't yet."""
+    def _read_offer(self, body: ClaimRequest) -> ForeignBase | None:
+        """Return the trainer's choice among another writer's steps; None if there are none.
+
+        Raises:
+            ForeignStepsError: There are such steps, and the trainer hasn't chosen one.
+
+        """
         if body.offer is None:
             listed = self._patience.retry(lambda: self._store.list(""))
-            if found_in(listed) or unnamed_in(listed):
-                raise LegacyRootError(
+            if find_steps_in(listed) or find_unnamed_in(listed):
+                raise ForeignStepsError(
                     f"{self._store.uri}: nothing is committed here, and there are checkpoints of another writer: "
                     "one of them is to be chosen first"
                 )
         return body.offer
 
-    def refresh(self) -> Begun:
-        """The claim still holds; the answer's base is what HEAD is now."""
-        self._log.latest(self._held())
-        return self._begun()
+    def refresh_head(self) -> ClaimedRoot:
+        """Prove that the claim still holds. The answer's base is HEAD at this moment."""
+        self._log.latest(self._require_claim())
+        return self._describe_claim()
 
-    def quarantine(self, body: Quarantine) -> Begun:
-        """That commit is live no more; the answer's base is what HEAD is now."""
-        self._log.quarantine(self._held(), body.commit, body.reason)
-        self._tell_reporter()
-        return self._begun()
+    def quarantine_commit(self, body: QuarantineRequest) -> ClaimedRoot:
+        """Quarantine the commit, so that it isn't live any more. The answer's base is the new HEAD."""
+        self._log.quarantine(self._require_claim(), body.commit, body.reason)
+        self._update_reporter()
+        return self._describe_claim()
 
-    def restored(self, body: Restored) -> None:
-        """The log says that the commit was read whole."""
-        self._log.restored(self._held(), body.commit)
-        self._tell_reporter()
+    def mark_verified(self, body: VerifiedNotice) -> None:
+        """Note in the log that all ranks have read the commit whole."""
+        self._log.mark_restored(self._require_claim(), body.commit)
+        self._update_reporter()
 
-    def write(self, body: Write, region_fd: int) -> Written:
-        """What this rank has to write is durable; rank 0's manifest comes with the commit."""
-        whole = self._plan.whole(body)
-        with _mapped(region_fd) as data:
-            manifest = write_checkpoint(
-                self._store,
-                whole.order,
-                data,
-                aliases=whole.aliases,
-                recurring=self._recurring,
-                patience=self._patience,
-            )
-        self._written = {manifest.folder: (whole, manifest)}
-        return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
+    def commit_save(self, body: CommitRequest) -> tuple[Committed, BackgroundTask]:
+        """Make the checkpoint HEAD.
 
-    def stage(self, body: Write, region_fd: int) -> Staged:
-        """What this rank has to write is on the local disk, and `upload` goes on from there; or nothing of it is."""
-        self._staged = {}
-        if self._hop is None:
-            raise CompanionError("there is no local tier to stage anything in")
-        whole = self._plan.whole(body)
-        try:
-            with _mapped(region_fd) as data:
-                manifest = self._hop.stage(
-                    whole.order, data, aliases=whole.aliases, recurring=self._recurring
-                )
-        except OSError as error:
-            why_not = None if self._hop_fails else str(error)
-            self._hop_fails = True
-            return Staged(held=False, why_not=why_not)
-        self._hop_fails = False
-        self._staged = {manifest.folder: (whole, manifest)}
-        return Staged(held=True)
+        Returns:
+            The answer, and the work to do after it is sent. That work also runs in the log's thread, except for its
+            blocking calls, which use only the store: requests may be answered meanwhile. The work after several
+            commits has to be done in their order, one after the other.
 
-    def upload(self, body: Upload) -> Written:
-        """As `write`, of what was staged. Raises SaveError if the local disk doesn't hold it any more."""
-        if self._hop is None or body.folder not in self._staged:
-            raise CompanionError(f"nothing was staged for {body.folder} by this companion process")
-        whole, manifest = self._staged[body.folder]
-        self._hop.upload(manifest)
-        self._staged = {}
-        self._written = {manifest.folder: (whole, manifest)}
-        return Written(size_bytes=manifest.size_bytes, manifest=manifest.ref())
-
-    def commit(self, body: Commit) -> tuple[Committed, Work]:
-        """The checkpoint is HEAD; and what is to be done after the answer is given.
-
-        That goes on in the log's thread too, but for its jobs: they ask the store only, so requests may be answered
-        meanwhile. What comes after several commits is to be done in their order, one after the other.
         """
-        if body.folder not in self._written:
-            raise CompanionError(f"nothing was written to {body.folder} by this companion process")
-        whole, own = self._written.pop(body.folder)
+        order, own = self.shares.take_written(body.folder)
         finished = finish_checkpoint(
             self._store,
             own,
             body.others,
-            key_paths=whole.key_paths,
-            recurring=self._recurring,
+            structure=order.structure,
+            cache=self.shares.structures,
             patience=self._patience,
         )
         record = self._append_commit(own, finished, body.metrics)
-        uri = self._uri(record.folder)
-        self._tell_reporter(
+        uri = self._folder_uri(record.folder)
+        self._update_reporter(
             ReportedCommit(
                 sequence=record.slot,
                 step=record.step,
@@ -227,27 +162,26 @@ class Session:
                 time_unix_s=int(time.time()),
             )
         )
-        return Committed(record=record, uri=uri), self._after_commit(record, finished)
+        return Committed(record=record, uri=uri), self._upkeep.work_after_commit(record, finished)
 
-    def void(self, body: Void) -> None:
-        """The save in that folder is given up for good."""
-        self._log.void(self._held(), body.reason, body.folder)
-        self._written.pop(body.folder, None)
-        self._staged.pop(body.folder, None)
-        self._tell_reporter()
+    def void_save(self, body: VoidRequest) -> None:
+        """Give up the save in that folder for good."""
+        self._log.void(self._require_claim(), body.reason, body.folder)
+        self.shares.forget_share(body.folder)
+        self._update_reporter()
 
-    def flush(self, timeout_s: float) -> None:
-        """The last report was answered, or the time is up."""
-        if self.reporter is not None and not self.reporter.flush(timeout_s):
+    def await_last_report(self, timeout_s: float) -> None:
+        """Wait until the last report is answered, at most `timeout_s` seconds."""
+        if self.reporter is not None and not self.reporter.await_answer(timeout_s):
             print("stepkeeper: the last report got no answer in time", file=sys.stderr, flush=True)  # noqa: T201  # a process's own log
 
     def _append_commit(
         self, own: Manifest, finished: FinishedCheckpoint, metrics: dict[str, str] | None
     ) -> CommitRecord:
-        """The commit entry is in the log, however long the store takes to say so."""
-        claim = self._held()
-        # Of a deletion, say: it is no answer to whether this commit went in.
-        self._settle()
+        """Append the commit's entry to the log, however long the store takes to answer."""
+        claim = self._require_claim()
+        # An append that is still open, of a deletion say, must not be taken for this commit's.
+        self._settle_log()
         try:
             return self._log.commit(
                 claim,
@@ -258,120 +192,42 @@ class Session:
                 metrics=metrics,
             )
         except UnknownOutcomeError:
-            record = self._settle()
+            record = self._settle_log()
             assert record is not None
             return record
 
-    def _settle(self) -> CommitRecord | None:
-        """Nothing is open any more. Answers the commit that was."""
+    def _settle_log(self) -> CommitRecord | None:
+        """Find out how all open appends ended. Return the commit that was open, if one was."""
         while True:
             try:
                 return self._log.settle()
             except UnknownOutcomeError:
                 self._patience.sleep(_SETTLE_EVERY_S)
 
-    def _after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> Work:
-        """Verification, then deletion. What fails here is said, and tried again after the next commit."""
-        try:
-            yield from self._verify(record, finished)
-            yield from self._delete()
-            if not self._collected:
-                yield from self._collect()
-            self._complain(None)
-        except Exception as error:  # the commit stands, and the next save needs this process
-            self._complain_of(f"after the commit of step {record.step}", error)
-        self._tell_reporter()
+    def make_room(self) -> BackgroundTask | None:
+        """Return the task that deletes all that may go, without a commit; None if this process may delete nothing."""
+        return None if self._claim is None or self._opening.rank != 0 else self._upkeep.make_room()
 
-    def make_room(self) -> Work | None:
-        """All that may go is gone, without a commit before it. None: this process may not delete anything."""
-        return None if self._claim is None or self._opening.rank != 0 else self._make_room()
-
-    def _make_room(self) -> Work:
-        try:
-            yield from self._delete()
-            yield from self._collect()
-        except Exception as error:  # the save fails for want of room, which is what is to be known
-            self._complain_of("room could not be made", error)
-
-    def _complain_of(self, what: str, error: Exception) -> None:
-        self._complain(f"{what}: {error!r}")
-        if not isinstance(error, StepkeeperError):
-            traceback.print_exception(error)
-
-    def _complain(self, text: str | None) -> None:
-        """Whoever asks how checkpointing is doing hears it, until what follows a later commit goes well."""
-        if text != self._complaint:
-            self._on_complaint(text)
-        self._complaint = text
-
-    def _verify(self, record: CommitRecord, finished: FinishedCheckpoint) -> Work:
-        """The store holds what was written.
-
-        Raises VerifyError, or FencedError where a later claim may have deleted it.
-        """
-        if record.slot not in self._log.state.commits:
-            # A commit that came before its turn has superseded it: it is deleted already.
-            return
-        try:
-            yield from aside(partial(verify_objects, self._store, finished, patience=self._patience))
-        except VerifyError:
-            self._log.resume(self._held())
-            raise
-        self._verified.add(record.slot)
-
-    def _delete(self) -> Work:
-        """What retention doesn't keep is deleted: in the log first, then the data of what nobody has pinned.
-
-        Also the data of what was deleted in an earlier call, if that was cut short, or if its pins are gone now.
-        """
-        keep = self._opening.keep
-        times_unix_s: Mapping[int, float] = {}
-        if keep is not None and keep.asks_for_times:
-            times_unix_s = yield from aside(partial(self._times.of_commits, self._log.state.line))
-        # Not before a job: commits that are made meanwhile may be deleted too.
-        self._folders |= {slot: record.folder for slot, record in self._log.state.commits.items()}
-        if keep is not None:
-            policy = keep.policy
-            self._log.delete(
-                self._held(), lambda state: deletable(state, policy, self._verified, times_unix_s)
-            )
-        commits = self._log.state.commits
-        deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
-        # Deleted for good, and pins that come later see that they come too late: whatever is committed meanwhile.
-        left = yield from aside(partial(sweep, self._store, deleted, patience=self._patience))
-        for slot in {each.slot for each in deleted} - {each.slot for each in left}:
-            assert slot is not None
-            del self._folders[slot]
-
-    def _collect(self) -> Work:
-        """What earlier claims left behind is gone, but for what is pinned, which goes once it no longer is."""
-        state = self._log.refresh()
-        report = yield from aside(
-            partial(collect, state, self._log.entry, self._store, patience=self._patience)
-        )
-        self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}
-        self._collected = True
-
-    def _held(self) -> Claim:
+    def _require_claim(self) -> Claim:
         if self._claim is None:
-            raise CompanionError("nothing was begun: there is no claim to write under")
+            raise CompanionError("nothing was claimed: there is no claim to write under")
         return self._claim
 
-    def _begun(self) -> Begun:
+    def _describe_claim(self) -> ClaimedRoot:
         state = self._log.state
         assert state.root is not None
-        return Begun(
-            claim=self._held(),
+        return ClaimedRoot(
+            claim=self._require_claim(),
             root=state.root,
             tail=state.tail,
             base=state.latest,
             legacy=state.legacy,
         )
 
-    def _uri(self, folder: str) -> str:
+    def _folder_uri(self, folder: str) -> str:
         return f"{self._store.uri.rstrip('/')}/{folder}"
 
-    def _tell_reporter(self, commit: ReportedCommit | None = None) -> None:
+    def _update_reporter(self, commit: ReportedCommit | None = None) -> None:
         if self.reporter is None:
             return
         state = self._log.state
@@ -381,10 +237,11 @@ class Session:
             head = Head(
                 sequence=latest.slot,
                 step=latest.step,
-                uri=self._uri(latest.folder),
+                uri=self._folder_uri(latest.folder),
                 size_bytes=latest.size_bytes,
             )
         claim = None if self._claim is None else self._claim.slot
         self.reporter.update_log(
-            LogView(root=state.root, claim=claim, tail=state.tail, head=head, error=self._complaint), commit
+            LogView(root=state.root, claim=claim, tail=state.tail, head=head, error=self._upkeep.complaint),
+            commit,
         )

@@ -1,28 +1,29 @@
-"""Keeps a companion process at hand: started when first needed, and again after one was lost."""
+"""Keep a companion process at hand: start one when it is first needed, and another when one was lost."""
 
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import Begin, Begun, Close, Kind, Open
+from stepkeeper.companion.messages import ClaimedRoot, ClaimRequest, CloseRequest, Kind, OpenRequest
+from stepkeeper.companion.origin import NextClaim, Origin, is_claim_from, set_claim_base
 from stepkeeper.companion.reporter import TrainerState
 from stepkeeper.contract import Directive
 from stepkeeper.contract.wire import decode, encode
 from stepkeeper.errors import (
     ClosedError,
     FencedError,
-    LegacyRootError,
+    ForeignStepsError,
     RestoreError,
     StepkeeperError,
     StorageError,
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import CommitRecord, LegacyBase
+from stepkeeper.log import CommitRecord, ForeignBase
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 
@@ -33,77 +34,79 @@ _OPEN_TIMEOUT_S: Final = 60.0
 _KILL_AGAIN_S: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Origin:
-    """What a state was restored from: each restore has its own, also of the same commit."""
-
-    base: int | LegacyBase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Succession:
-    """Another claim of this process, after the one that it has; put or not, as long as there was no answer."""
-
-    body: Begin
-    origin: Origin
-
-
 class Companion:
-    """The companion as the trainer sees it: its processes come and go, the claim stays.
+    """Give the trainer a companion: its processes come and go, the claim of the root stays.
 
-    Its process ends soon after whoever has it drops it, also without `close`; a save in flight has it too.
+    The process ends soon after nobody holds this object any more, also without `close`. A save in flight holds it
+    too.
     """
 
     def __init__(
-        self, opening: Open, on_directive: Callable[[Directive], None], *, claiming: Begin | None = None
+        self,
+        opening: OpenRequest,
+        on_directive: Callable[[Directive], None],
+        *,
+        claiming: ClaimRequest | None = None,
     ) -> None:
-        """`claiming` is what the root is claimed with, but for its base."""
+        """Prepare a companion; no process is started yet.
+
+        Args:
+            opening: The first message to each process.
+            on_directive: Called with each directive of the operator, in the thread that receives from the
+                companion.
+            claiming: The claim to make, without what it goes on from.
+
+        """
         self._opening = opening
         self._on_directive = on_directive
-        self._claiming = claiming or Begin()
-        self.choose_legacy: Callable[[], LegacyBase | None] = lambda: None
-        """Asked, before a claim, for another writer's step to go on from, where there are such and no commit."""
+        self._claiming = claiming or ClaimRequest()
+        self.choose_foreign_step: Callable[[], ForeignBase | None] = lambda: None
+        """Called before a claim, in a root without a commit but with another writer's steps, to choose one to go on
+        from.
+        """
 
         self._lock = threading.Lock()
         self._process: CompanionProcess | None = None
         self._starting: CompanionProcess | None = None
-        self._farewell: weakref.finalize[[], Companion] | None = None
+        self._finalizer: weakref.finalize[[], Companion] | None = None
         self._closed = False
-        self._begun: Begun | None = None
+        self._claimed_root: ClaimedRoot | None = None
         self._origin: Origin | None = None
-        self._succession: _Succession | None = None
+        self._next_claim: NextClaim | None = None
         self._state = TrainerState()
 
     @property
-    def begun(self) -> Begun | None:
+    def claimed_root(self) -> ClaimedRoot | None:
         """The claim of this process, once it has one."""
-        return self._begun
+        return self._claimed_root
 
     @property
     def has_tier(self) -> bool:
-        """Whether saves come by a local disk."""
+        """True if saves go through a local disk."""
         return self._opening.tier is not None
 
     @property
     def pid(self) -> int | None:
+        """Process id of the companion; None if no process runs."""
         process = self._process
         return None if process is None or process.lost else process.pid
 
     @property
     def complaint(self) -> str | None:
-        """What went wrong after a commit: it isn't verified, or what was to go is still there."""
+        """The newest failure after a commit: it isn't verified, or data that was to be deleted is still there."""
         process = self._process
         return None if process is None else process.complaint
 
-    def process(self) -> CompanionProcess:
-        """A running companion process that knows the root, the claim and the trainer's state.
+    def ensure_process(self) -> CompanionProcess:
+        """Return a running companion process, and start one if there is none.
 
-        A piece of work that needs several requests makes them all of one process: a new one knows nothing of it.
+        The process knows the root, the claim and the trainer's state. Work that takes several requests sends them
+        all to one process: a new process knows nothing of it.
 
         Raises:
-            CompanionLostError: it went away while it started.
-            FencedError: another claim owns the root by now.
-            ClosedError: there will be no process any more.
+            CompanionLostError: The process went away while it started.
+            FencedError: Another claim owns the root by now.
+            ClosedError: This companion was closed.
 
         """
         with self._lock:
@@ -117,18 +120,20 @@ class Companion:
                 _log.warning("the companion process %d is gone; starting another one", self._process.pid)
                 self._process.close()
                 self._process = None
-            self._process = self._started()
-            self._bid_farewell_of(self._process)
+            self._process = self._start_process()
+            self._dismiss_when_dropped(self._process)
             return self._process
 
-    def _started(self) -> CompanionProcess:
-        # One that may have been followed by another is proven with that one.
-        held = None if self._succession is not None else self._begun
+    def _start_process(self) -> CompanionProcess:
+        # If the next claim may be in the log already, requesting that one proves this one too.
+        held = None if self._next_claim is not None else self._claimed_root
         claim = None if held is None else held.claim
         process = self._starting = CompanionProcess(self._on_directive)
         try:
-            process.ask(Kind.OPEN, encode(replace(self._opening, claim=claim)), timeout_s=_OPEN_TIMEOUT_S)
-            process.tell(Kind.STATE, encode(self._state))
+            process.send_request(
+                Kind.OPEN, encode(replace(self._opening, claim=claim)), timeout_s=_OPEN_TIMEOUT_S
+            )
+            process.send_state(Kind.STATE, encode(self._state))
         except BaseException:
             process.close()
             raise
@@ -136,122 +141,140 @@ class Companion:
             self._starting = None
         return process
 
-    def _bid_farewell_of(self, process: CompanionProcess | None) -> None:
-        if self._farewell is not None:
-            self._farewell.detach()
-        self._farewell = None if process is None else weakref.finalize(self, process.leave)
-        if self._farewell is not None:
-            # When the interpreter ends, the socket's end tells the process.
-            self._farewell.atexit = False
+    def _dismiss_when_dropped(self, process: CompanionProcess | None) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = None if process is None else weakref.finalize(self, process.dismiss)
+        if self._finalizer is not None:
+            # When the interpreter ends, the closed socket tells the process.
+            self._finalizer.atexit = False
 
-    def begin(self, *, origin: Origin | None = None, take_over: str | None = None) -> Begun:
-        """The root is claimed by this process, which goes on from `origin`; without one, from what HEAD is.
+    def claim_root(self, *, origin: Origin | None = None, take_over: str | None = None) -> ClaimedRoot:
+        """Claim the root for this process, which goes on from `origin`; without an origin, from what HEAD is.
 
-        Asked again for the same, the same claim is the answer. For another origin, which isn't HEAD, the claim is
-        followed by another one of this process. Raises FencedError if it didn't hold any more.
+        A repeated call with the same origin returns the same claim. If `origin` is another one and isn't HEAD, this
+        process makes a further claim, which follows its first.
+
+        Args:
+            origin: What this process has restored; None if it has restored nothing.
+            take_over: Name of the job whose root becomes this one's.
+
+        Raises:
+            FencedError: The claim of this process didn't hold any more.
+
         """
-        process = self._settled()
-        if self._begun is None:
+        process = self._process_with_next_claim_made()
+        if self._claimed_root is None:
             body = replace(self._claiming, take_over=take_over or self._claiming.take_over)
-            self._begun = self._claimed(process, body if origin is None else _based(body, origin))
+            self._claimed_root = self._request_first_claim(
+                process, body if origin is None else set_claim_base(body, origin)
+            )
             self._origin = origin
         elif origin is not None and origin is not self._origin:
-            self._begun = self._succeeded(process, origin)
-        return self._begun
+            self._claimed_root = self._claim_next(process, origin)
+        return self._claimed_root
 
-    def begin_again(self, legacy: LegacyBase) -> Begun:
-        """The claim of this process, which held until now, is followed by another one that goes on from `legacy`.
+    def claim_root_from(self, legacy: ForeignBase) -> ClaimedRoot:
+        """Follow this process's claim, which held until now, by another one that goes on from `legacy`.
 
-        Raises FencedError if it didn't hold any more.
+        Raises:
+            FencedError: The claim didn't hold any more.
+
         """
-        return self.begin(origin=Origin(legacy))
+        return self.claim_root(origin=Origin(legacy))
 
-    def latest(self, *, take_over: str | None = None) -> CommitRecord | LegacyBase | None:
-        """What HEAD means at this moment. The root is claimed by this process, if it wasn't before."""
-        if self._begun is None:
-            begun = self.begin(take_over=take_over)
+    def read_latest(self, *, take_over: str | None = None) -> CommitRecord | ForeignBase | None:
+        """Return the commit, or another writer's step, that HEAD is at this moment.
+
+        The root is claimed first, if this process hasn't claimed it yet.
+        """
+        if self._claimed_root is None:
+            claimed = self.claim_root(take_over=take_over)
         else:
-            begun = decode(Begun, self._resolved().ask(Kind.REFRESH, {}))
-        return begun.base or begun.legacy
+            claimed = decode(ClaimedRoot, self._process_with_claim_known().send_request(Kind.REFRESH, {}))
+        return claimed.base or claimed.legacy
 
-    def _resolved(self) -> CompanionProcess:
-        """A running process. Whether the claim was followed by another one is known, and won't change any more.
+    def _process_with_claim_known(self) -> CompanionProcess:
+        """Return a running process after finding out whether the next claim, if one was requested, is in the log.
 
-        Where that wasn't put, HEAD stays what it is: whoever wants to know it has asked for nothing else.
+        If it isn't, it is not made any more and HEAD stays what it is: the caller only wants to know HEAD.
         """
-        process = self.process()
-        if (succession := self._succession) is not None:
-            stays = replace(succession.body, base=None, legacy=None)
-            self._begun = self._followed(process, replace(succession, body=stays))
+        process = self.ensure_process()
+        if (next_claim := self._next_claim) is not None:
+            stays = replace(next_claim.body, base=None, legacy=None)
+            self._claimed_root = self._request_next_claim(process, replace(next_claim, body=stays))
         return process
 
-    def _settled(self) -> CompanionProcess:
-        """A running process, and a claim that was to be followed by another one is."""
-        process = self.process()
-        if self._succession is not None:
-            self._begun = self._followed(process, self._succession)
+    def _process_with_next_claim_made(self) -> CompanionProcess:
+        """Return a running process after making the next claim, if one was requested."""
+        process = self.ensure_process()
+        if self._next_claim is not None:
+            self._claimed_root = self._request_next_claim(process, self._next_claim)
         return process
 
-    def _succeeded(self, process: CompanionProcess, origin: Origin) -> Begun:
-        assert self._begun is not None
-        body = replace(self._claiming, after=self._begun.claim, nonce=new_nonce())
-        self._succession = _Succession(body=_based(body, origin), origin=origin)
+    def _claim_next(self, process: CompanionProcess, origin: Origin) -> ClaimedRoot:
+        assert self._claimed_root is not None
+        body = replace(self._claiming, after=self._claimed_root.claim, nonce=new_nonce())
+        self._next_claim = NextClaim(body=set_claim_base(body, origin), origin=origin)
         try:
-            return self._followed(process, self._succession)
+            return self._request_next_claim(process, self._next_claim)
         except StorageError as error:
             if not isinstance(error, TransientStorageError | UnknownOutcomeError):
-                # Refused at its first put: nothing of it can be there.
-                self._succession = None
+                # The store refused the first put: the next claim can't be in the log.
+                self._next_claim = None
             raise
 
-    def _followed(self, process: CompanionProcess, succession: _Succession) -> Begun:
+    def _request_next_claim(self, process: CompanionProcess, next_claim: NextClaim) -> ClaimedRoot:
         try:
-            begun = decode(Begun, process.ask(Kind.BEGIN, encode(succession.body)))
+            claimed = decode(ClaimedRoot, process.send_request(Kind.CLAIM, encode(next_claim.body)))
         except (FencedError, RestoreError):
-            # It was not put, and isn't to be any more.
-            self._succession = None
+            # The next claim isn't in the log, and is given up.
+            self._next_claim = None
             raise
-        self._succession = None
-        if _stands_on(begun, succession.origin):
-            self._origin = succession.origin
-        return begun
+        self._next_claim = None
+        if is_claim_from(claimed, next_claim.origin):
+            self._origin = next_claim.origin
+        return claimed
 
-    def _claimed(self, process: CompanionProcess, body: Begin) -> Begun:
+    def _request_first_claim(self, process: CompanionProcess, body: ClaimRequest) -> ClaimedRoot:
         try:
-            return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
-        except LegacyRootError:
-            # What another writer's step holds is for a process with torch to tell.
-            body = replace(body, offer=self.choose_legacy())
-            return decode(Begun, process.ask(Kind.BEGIN, encode(body)))
+            return decode(ClaimedRoot, process.send_request(Kind.CLAIM, encode(body)))
+        except ForeignStepsError:
+            # Only a process with torch, this one, can read what another writer's step holds.
+            body = replace(body, offer=self.choose_foreign_step())
+            return decode(ClaimedRoot, process.send_request(Kind.CLAIM, encode(body)))
 
-    def tell(self, state: TrainerState) -> None:
-        """Reports carry `state` from here on."""
+    def report_state(self, state: TrainerState) -> None:
+        """Carry `state` in reports from here on."""
         self._state = state
         process = self._process
         if process is not None and not process.lost:
-            process.tell(Kind.STATE, encode(state))
+            process.send_state(Kind.STATE, encode(state))
 
     def close(self, limit_s: float) -> None:
-        """The process has ended within `limit_s`, and there will be no other.
+        """End the process within `limit_s` seconds, and start no other.
 
-        What comes after the last commits is done and the last report was answered, if that was possible in time.
+        The work after the last commits is done and the last report is answered, if that is possible in time.
         """
         ends_s = time.monotonic() + limit_s
-        process = self._last(limit_s / 2)
+        process = self._take_last_process(limit_s / 2)
         if process is None:
             return
         left_s = max(0.0, ends_s - time.monotonic())
         try:
             if not process.lost:
-                closing = Close(within_millis=int(left_s * 600))
-                process.ask(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
+                closing = CloseRequest(within_millis=int(left_s * 600))
+                process.send_request(Kind.CLOSE, encode(closing), timeout_s=left_s * 3 / 4)
         except StepkeeperError as error:
             _log.warning("the last report may not have been sent: %s", error)
         finally:
             process.close(max(0.0, ends_s - time.monotonic()))
 
-    def _last(self, patience_s: float) -> CompanionProcess | None:
-        """The process that there is; one that another thread is starting and that doesn't come up in time is killed."""
+    def _take_last_process(self, patience_s: float) -> CompanionProcess | None:
+        """Take over the current process.
+
+        A process that another thread is starting, and that doesn't come up in time, is killed.
+        """
         self._closed = True
         while not self._lock.acquire(timeout=patience_s):
             if (starting := self._starting) is not None:
@@ -259,19 +282,7 @@ class Companion:
             patience_s = _KILL_AGAIN_S
         try:
             process, self._process = self._process, None
-            self._bid_farewell_of(None)
+            self._dismiss_when_dropped(None)
             return process
         finally:
             self._lock.release()
-
-
-def _stands_on(begun: Begun, origin: Origin) -> bool:
-    if isinstance(origin.base, LegacyBase):
-        return begun.legacy is not None and begun.legacy.folder == origin.base.folder
-    return begun.base is not None and begun.base.slot == origin.base
-
-
-def _based(body: Begin, origin: Origin) -> Begin:
-    if isinstance(origin.base, LegacyBase):
-        return replace(body, legacy=origin.base)
-    return replace(body, base=origin.base)

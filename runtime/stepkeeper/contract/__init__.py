@@ -1,6 +1,6 @@
-"""What the operator and the pods agree on: exit codes, identity, settings, termination message, reports.
+"""Define what the operator and the pods agree on: exit codes, identity, settings, termination message, reports.
 
-Standard library only. Every value here has one writer and one reader on the two sides of a process
+It needs the standard library only. Every value has one writer and one reader on the two sides of a process
 boundary, and both sides use this code: nothing else in the project spells one of these names again.
 """
 
@@ -18,7 +18,15 @@ from stepkeeper.contract.places import (
     TOKEN_FILE,
     token_audience,
 )
-from stepkeeper.contract.report import Commit, Directive, Head, Ranks, Report, ReportPhase, Restored
+from stepkeeper.contract.report import (
+    Directive,
+    Head,
+    Report,
+    ReportedCommit,
+    ReportedRestore,
+    ReportPhase,
+    SlowestRank,
+)
 from stepkeeper.contract.settings import (
     Endpoint,
     Interval,
@@ -41,7 +49,6 @@ __all__ = [
     "TERMINATION_FILE",
     "TOKEN_FILE",
     "Cause",
-    "Commit",
     "ContractError",
     "Directive",
     "Endpoint",
@@ -51,12 +58,13 @@ __all__ = [
     "Interval",
     "IntervalType",
     "OnDisruption",
-    "Ranks",
     "Report",
     "ReportPhase",
-    "Restored",
+    "ReportedCommit",
+    "ReportedRestore",
     "Retention",
     "Settings",
+    "SlowestRank",
     "Termination",
     "token_audience",
 ]

@@ -1,4 +1,4 @@
-"""How a trainer process says what became of it, and why an attempt ended."""
+"""Name the exit codes of a trainer process, and the causes for which an attempt ends."""
 
 from enum import IntEnum, StrEnum
 
@@ -12,17 +12,20 @@ class ExitCode(IntEnum):
     """The whole training is done. No rank exits 0 before all are."""
 
     SAVED = 75
-    """A notice came, a checkpoint is committed (or there was nothing to save): restart me."""
+    """A notice came, and a checkpoint is committed (or there was nothing to save): restart me."""
 
     FENCED = 77
     """Another claim owns the root: this process wrote nothing more. Never restarted."""
 
     PEER_LOST = 78
-    """Another rank went away. Never a failure by itself: the rank that went away has the cause."""
+    """Another rank went away. It is never a failure by itself: the rank that went away has the cause."""
 
 
 class Cause(StrEnum):
-    """Why an attempt ended. Open for more: a reader takes a cause that it doesn't know for a Disruption."""
+    """The cause for which an attempt ended.
+
+    There may be more: a reader takes a cause that it doesn't know for a Disruption.
+    """
 
     APPLICATION_ERROR = "ApplicationError"
     SPOT_PREEMPTION = "SpotPreemption"
@@ -32,7 +35,7 @@ class Cause(StrEnum):
     NODE_FAILURE = "NodeFailure"
     EVICTION = "Eviction"
     DISRUPTION = "Disruption"
-    """One that nobody saw closer."""
+    """A disruption of which nothing more is known."""
 
     HANG = "Hang"
     REQUESTED = "Requested"

@@ -1,4 +1,4 @@
-"""Who a process is: what the operator puts in the environment of the trainer container, and nothing else."""
+"""Identify a process by what the operator puts in the environment of the trainer container, and nothing else."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,69 +20,86 @@ class Identity:
     job: str
     job_uid: str
     pod: str
-    """Downward API: metadata.name."""
+    """The pod's metadata.name, from the downward API."""
 
     pod_uid: str
     node: str
-    """Downward API: spec.nodeName."""
+    """The pod's spec.nodeName, from the downward API."""
 
     jobset_number: int
-    """How many JobSets the operator had made for this job before this one."""
+    """The number of JobSets that the operator had made for this job before this one."""
 
     restart_attempt: int
-    """JobSet's label jobset.sigs.k8s.io/restart-attempt."""
+    """The value of JobSet's label jobset.sigs.k8s.io/restart-attempt."""
 
     slice_index: int
-    """JobSet's label jobset.sigs.k8s.io/job-index."""
+    """The value of JobSet's label jobset.sigs.k8s.io/job-index."""
 
     host_index: int
-    """The index within the slice: label batch.kubernetes.io/job-completion-index."""
+    """The index within the slice, from the label batch.kubernetes.io/job-completion-index."""
 
     n_slices: int
     hosts_per_slice: int
     coordinator: str
-    """DNS name of rank 0's host."""
+    """The DNS name of rank 0's host."""
 
     grace_s: int
-    """The pod's termination grace period as far as it can be counted on (15 on Spot)."""
+    """The pod's termination grace period in seconds, as far as it can be counted on (15 on Spot)."""
 
     @property
     def ordinal(self) -> tuple[int, int]:
-        """Grows with every start of the gang, over all JobSets of the job."""
+        """The number of this start: it grows with every start of the gang, over all JobSets of the job."""
         return (self.jobset_number, self.restart_attempt)
 
     @property
     def attempt(self) -> str:
-        """This start of the job, as people read it: its JobSet's number, and how often that was started again."""
+        """The name of this start for people: its JobSet's number, and how often that was started again."""
         return ".".join(map(str, self.ordinal))
 
     @property
     def rank(self) -> int:
-        """Index of this host over all slices."""
+        """The index of this host over all slices."""
         return self.slice_index * self.hosts_per_slice + self.host_index
 
     @property
     def n_hosts(self) -> int:
+        """The number of hosts of the job."""
         return self.n_slices * self.hosts_per_slice
 
     @staticmethod
     def variable(field: str) -> str:
-        """Name of the environment variable that carries ``field``."""
+        """Return the name of the environment variable that carries ``field``."""
         return _PREFIX + field.upper()
 
     @classmethod
     def variables(cls) -> tuple[str, ...]:
-        """Every variable that a template must not set itself."""
+        """List the variables that a template must not set itself."""
         return tuple(cls.variable(field.name) for field in dataclasses.fields(cls))
 
     @classmethod
     def present(cls, environ: Mapping[str, str]) -> bool:
-        """True if the operator made this container."""
+        """Tell whether the operator made this container.
+
+        Args:
+            environ: The process's environment.
+
+        """
         return cls.variable("job_uid") in environ
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
-        """The identity in ``environ``. Raises ContractError naming the variable that is missing or no number."""
+        """Read the identity from the environment.
+
+        Args:
+            environ: The process's environment.
+
+        Returns:
+            The identity of this process.
+
+        Raises:
+            ContractError: A variable is missing, or is no whole number; the message names it.
+
+        """
         values: dict[str, str | int] = {}
         for field in dataclasses.fields(cls):
             name = cls.variable(field.name)
@@ -95,7 +112,3 @@ class Identity:
                 raise ContractError(f"environment variable {name}={text!r} is no whole number")
             values[field.name] = int(text) if field.type is int else text
         return cls(**values)  # type: ignore[arg-type]  # types follow the fields, one by one, above
-
-    def to_env(self) -> dict[str, str]:
-        """The inverse of `from_env`."""
-        return {self.variable(f.name): str(getattr(self, f.name)) for f in dataclasses.fields(self)}

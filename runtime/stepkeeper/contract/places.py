@@ -1,4 +1,4 @@
-"""Where things are in the pod."""
+"""Name the places in the pod: containers, folders and files."""
 
 from typing import Final
 
@@ -19,27 +19,35 @@ CONTAINER_NAME: Final = "trainer"
 """The one container of the template that trains."""
 
 SETTINGS_FOLDER: Final = "/etc/stepkeeper"
-"""Mount of the job's ConfigMap; kept current by the kubelet."""
+"""The mount of the job's ConfigMap. The kubelet keeps it current."""
 
 SETTINGS_FILE_NAME: Final = "settings.json"
 CA_FILE_NAME: Final = "ca.crt"
 
 RUN_FOLDER: Final = "/run/stepkeeper"
-"""An emptyDir shared by what the operator adds and the trainer."""
+"""An emptyDir that the trainer shares with what the operator adds."""
 
 NOTICE_FILE: Final = f"{RUN_FOLDER}/notice"
-"""Its existence is a notice: save and stop. The preStop hook touches it (a shell as PID 1 forwards no SIGTERM)."""
+"""A file whose existence is a notice: save and stop.
+
+The preStop hook touches it (a shell as PID 1 forwards no SIGTERM).
+"""
 
 TOKEN_FILE: Final = "/var/run/secrets/stepkeeper/token"  # noqa: S105  # a path, no secret
-"""Projected service-account token for the endpoint."""
+"""The projected service-account token for the endpoint."""
 
 LOCAL_TIER_FOLDER: Final = "/var/cache/stepkeeper"
 """A volume that the template mounts here is the trainer's local tier. The operator adds none."""
 
 TERMINATION_FILE: Final = "/dev/termination-log"
-"""Kubernetes' default termination-message path."""
+"""Kubernetes' default path of the termination message."""
 
 
 def token_audience(job_uid: str) -> str:
-    """The audience of a token that may report for the job with this uid, and for no other."""
+    """Return the audience of a token that may report for one job, and for no other.
+
+    Args:
+        job_uid: The uid of the CheckpointedTrainingJob.
+
+    """
     return f"stepkeeper.dev/jobs/{job_uid}"

@@ -1,4 +1,4 @@
-"""Reports: what one companion per job tells the operator, and what it is told in answer."""
+"""Define reports, by which one companion per job tells the operator how training goes, and the answers to them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Annotated, Final, Self, TypeAlias
 
 from stepkeeper.contract.wire import AtMost, ContractError, decode_json, encode_json
 
-__all__ = ["Commit", "Directive", "Head", "Ranks", "Report", "ReportPhase", "Restored"]
+__all__ = ["Directive", "Head", "Report", "ReportPhase", "ReportedCommit", "ReportedRestore", "SlowestRank"]
 
 REPORT_LIMIT_BYTES: Final = 64 * 1024
 MAX_COMMITS: Final = 32
@@ -15,36 +15,42 @@ MAX_METRICS: Final = 16
 Uri: TypeAlias = Annotated[str, AtMost(2048)]
 Nonce: TypeAlias = Annotated[str, AtMost(64)]
 UnixTime: TypeAlias = Annotated[int, AtMost(253_402_300_799)]
-"""Until the end of year 9999: no calendar here goes on."""
+"""Seconds, until the end of year 9999: no calendar here goes on."""
 
 
 class ReportPhase(StrEnum):
+    """The phase of a training."""
+
     STARTING = "Starting"
     RESTORING = "Restoring"
     TRAINING = "Training"
     SAVING = "Saving"
-    """A save for a notice; the trainer waits for it."""
+    """A save for a notice is under way, and the trainer waits for it."""
 
     DONE = "Done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class ReportedCommit:
+    """A commit, in a report."""
+
     sequence: int
+    """Its slot in the log."""
+
     step: int
     uri: Uri
-    """Folder of the checkpoint."""
+    """The folder of the checkpoint."""
 
     size_bytes: int
     duration_millis: int
-    """From the snapshot to the commit."""
+    """The time from the snapshot to the commit."""
 
     time_unix_s: UnixTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What Latest means, as the log says."""
+    """The commit that Latest means, by the log."""
 
     sequence: int
     step: int
@@ -53,43 +59,51 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class ReportedRestore:
+    """The commit that an attempt has restored, in a report."""
+
     sequence: int
     step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class SlowestRank:
+    """The slowest rank, and how far it has come."""
+
     slowest: int
+    """Its rank."""
+
     step: int
-    """The slowest rank's step."""
+    """Its step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One report. Its authority is its token's pod, never a name in here."""
+    """One report. Its authority is its token's pod, never a name in it."""
 
     phase: ReportPhase
     root: Nonce | None = None
-    """Nonce of the log's first entry; None before begin."""
+    """The nonce of the log's first entry; None before the begin."""
 
     claim: int | None = None
+    """The slot of this training's claim; None before the begin."""
+
     tail: int = 0
-    """Highest slot known. Status takes `head` when `root` is new or `tail` is greater."""
+    """The highest slot that is known. The status takes `head` if `root` is new or `tail` is greater."""
 
     head: Head | None = None
     step: int | None = None
-    """Last finished step."""
+    """The last finished step."""
 
     step_millis: int | None = None
-    commits: tuple[Commit, ...] = ()
-    """Commits of this claim that no report was answered for yet, oldest first."""
+    commits: tuple[ReportedCommit, ...] = ()
+    """Commits of this claim that are in no answered report yet, oldest first."""
 
     in_flight_step: int | None = None
-    restored: Restored | None = None
-    """What this attempt resumed from; None: from scratch (once phase is Training)."""
+    restored: ReportedRestore | None = None
+    """The commit that this attempt resumed from. None: from scratch (once the phase is Training)."""
 
-    ranks: Ranks | None = None
+    ranks: SlowestRank | None = None
     notice: str | None = None
     error: str | None = None
     metrics: dict[str, str] = field(default_factory=dict)
@@ -102,11 +116,21 @@ class Report:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
+        """Decode a report.
+
+        Args:
+            data: At most 64 KiB of JSON.
+
+        Raises:
+            ContractError: The data is longer, or no report; the message names what is wrong.
+
+        """
         if len(data) > REPORT_LIMIT_BYTES:
             raise ContractError(f"a report has at most {REPORT_LIMIT_BYTES} bytes")
         return decode_json(cls, data)
 
     def to_json(self) -> bytes:
+        """Encode the report."""
         return encode_json(self)
 
 
@@ -115,17 +139,21 @@ class Directive:
     """The answer to a report."""
 
     checkpoint_now: str | None = None
-    """Id of a request; answered once by a save."""
+    """The id of a request to save; one save answers it."""
 
     stop: bool = False
     """A notice: save and exit 75."""
 
     dump_stacks: bool = False
+    """Write the stacks of all threads to stderr."""
+
     report_interval_s: int = 10
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
+        """Decode an answer. Raises ContractError."""
         return decode_json(cls, data)
 
     def to_json(self) -> bytes:
+        """Encode the answer."""
         return encode_json(self)

@@ -1,4 +1,7 @@
-"""settings.json: what the job asks for, mounted into every pod. A start needs this file and storage, nothing else."""
+"""Define settings.json, by which the job tells every pod what it asks for.
+
+A start needs this file and storage, nothing else.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,26 +13,32 @@ __all__ = ["Endpoint", "Interval", "IntervalType", "OnDisruption", "Retention", 
 
 
 class IntervalType(StrEnum):
+    """The kind of an interval between saves."""
+
     FIXED = "Fixed"
-    """After that many steps, or seconds, whichever is first."""
+    """Save after that many steps or seconds, whichever is first."""
 
     CONTINUOUS = "Continuous"
-    """Whenever no save is in flight, `seconds` apart at least."""
+    """Save whenever no save is in flight, at least `seconds` apart."""
 
     AUTO = "Auto"
-    """By what a save costs and how often the job is disrupted, `seconds` apart at most."""
+    """Save by what a save costs and how often the job is disrupted, at most `seconds` apart."""
 
 
 class OnDisruption(StrEnum):
+    """The reaction to a notice."""
+
     SAVE = "Save"
-    """A notice makes all ranks save one step and stop."""
+    """Save one step on all ranks, and stop them."""
 
     SKIP = "Skip"
-    """A notice makes all ranks stop; the newest commit is what the next attempt resumes."""
+    """Stop all ranks; the next attempt resumes the newest commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
+    """The interval between saves."""
+
     type: IntervalType = IntervalType.FIXED
     steps: int | None = None
     seconds: int | None = None
@@ -44,15 +53,19 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
+    """The commits that are kept."""
+
     last: int = 3
-    """That many of the newest commits are kept, at least 1."""
+    """The number of newest commits that are kept, at least 1."""
 
     every_steps: int | None = None
-    """Commits whose step is a multiple are kept besides."""
+    """Commits whose step is a multiple of this are kept besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
+    """The operator's endpoint for reports."""
+
     url: str
     """https://…/v1/namespaces/{ns}/jobs/{name}/report"""
 
@@ -61,17 +74,28 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """The settings of a job."""
+
     uri: str
+    """The root of its checkpoints."""
+
     interval: Interval
     retention: Retention = Retention()
     on_disruption: OnDisruption = OnDisruption.SAVE
     total_steps: int | None = None
     endpoint: Endpoint | None = None
-    """None: nobody is told; training doesn't need it."""
+    """The endpoint for reports. None: nobody is told; training doesn't need it."""
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
+        """Decode settings.
+
+        Raises:
+            ContractError: The data is no settings of this version; the message names what is wrong.
+
+        """
         return decode_json(cls, data)
 
     def to_json(self) -> bytes:
+        """Encode the settings."""
         return encode_json(self)

@@ -1,4 +1,4 @@
-"""The termination message: a process's last word, in a file that the kubelet copies into the pod's status."""
+"""Define the termination message: a process's last word, in a file that the kubelet copies into the pod's status."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Self
@@ -9,47 +9,55 @@ from stepkeeper.contract.wire import AtMost, decode_json, encode_json
 __all__ = ["Termination"]
 
 _LIMIT_BYTES: Final = 4096
-"""The kubelet cuts a message here."""
+"""The size at which the kubelet cuts a message."""
 
 _ERROR_LIMIT_BYTES: Final = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Termination:
-    """Believed before the exit code: torchrun and shells replace exit codes, the file survives them."""
+    """The last word of a process.
+
+    It is believed before the exit code: torchrun and shells replace exit codes, but the file survives them.
+    """
 
     code: int
-    """The exit code the process meant (`ExitCode`, or the application's own)."""
+    """The exit code that the process meant (`ExitCode`, or the application's own)."""
 
     step: int | None = None
-    """Last step that was finished."""
+    """The last step that was finished."""
 
     root: Annotated[str, AtMost(64)] | None = None
-    """Nonce of the log's first entry."""
+    """The nonce of the log's first entry."""
 
     sequence: int | None = None
-    """Newest commit of this process's claim, or what it restored."""
+    """The newest commit of this process's claim, or the one that it restored."""
 
     claim: int | None = None
     cause: str | None = None
-    """A `Cause` where the process knows it."""
+    """A `Cause`, if the process knows it."""
 
     notice: str | None = None
-    """What asked it to stop: sigterm, directive, file, call."""
+    """The source of the notice that asked it to stop: sigterm, directive, file, call."""
 
     error: str | None = None
     """The end of the traceback."""
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
-        """An unknown cause is read as some Disruption. Raises ContractError for a message that is somebody else's."""
+        """Decode a message. An unknown cause is read as a Disruption.
+
+        Raises:
+            ContractError: The message is somebody else's.
+
+        """
         said = decode_json(cls, data)
         if said.cause is None or said.cause in {cause.value for cause in Cause}:
             return said
         return replace(said, cause=Cause.DISRUPTION.value)
 
     def to_json(self) -> bytes:
-        """At most 4096 bytes: the error is cut from its front until it fits."""
+        """Encode the message in at most 4096 bytes. The error is cut from its front until it fits."""
         error = self.error
         if error is not None:
             error = error.encode(errors="replace")[-_ERROR_LIMIT_BYTES:].decode(errors="ignore")

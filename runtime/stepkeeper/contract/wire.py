@@ -1,9 +1,9 @@
-"""Strict reading of JSON objects into frozen values: an unknown key, a missing key or a wrong type is an error.
+"""Decode JSON objects strictly into frozen values: an unknown key, a missing key or a wrong type is an error.
 
 A field's JSON name is its Python name. Supported annotations: bool, int, str, StrEnum classes, values made of
-these (nested dataclasses), ``X | None``, ``tuple[X, ...]``, ``dict[str, str]`` and ``Annotated[X, AtMost(n)]``.
-A whole number is from 0 to 2**53, the most that every JSON reader keeps; a string is text that UTF-8 can carry.
-Bounds hold for what is read: a value that this process makes of its own is not looked at.
+these (nested dataclasses), ``X | None``, ``tuple[X, ...]``, ``dict[str, str]`` and ``Annotated[X,
+AtMost(n)]``. A whole number is from 0 to 2**53, the most that every JSON reader keeps; a string is text that
+UTF-8 can carry. Bounds are checked in what is read, not in values that this process makes itself.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _MAX_INT: Final = 2**53
 
 
 class ContractError(ValueError):
-    """Bytes from the other side of a process boundary do not say what the contract says they say."""
+    """Bytes from the other side of a process boundary break the contract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class AtMost:
 
 
 def encode(value: Any) -> Any:
-    """``value`` as plain JSON types; fields that are None are left out."""
+    """Convert ``value`` into plain JSON types. Fields that are None are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         items = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
         return {name: encode(item) for name, item in items if item is not None}
@@ -49,12 +49,21 @@ def encode(value: Any) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """``value`` as compact JSON with sorted keys: equal values give equal bytes."""
+    """Encode ``value`` as compact JSON with sorted keys: equal values give equal bytes."""
     return json.dumps(encode(value), sort_keys=True, separators=(",", ":")).encode()
 
 
 def decode_json(kind: type[T], data: bytes | str) -> T:
-    """The value of dataclass ``kind`` that ``data`` holds. Raises ContractError naming the path of what is wrong."""
+    """Decode JSON into a value.
+
+    Args:
+        kind: The dataclass of the value.
+        data: The JSON.
+
+    Raises:
+        ContractError: The data is something else; the message names the path of what is wrong.
+
+    """
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -63,7 +72,7 @@ def decode_json(kind: type[T], data: bytes | str) -> T:
 
 
 def decode(kind: type[T], raw: object) -> T:
-    """As `decode_json`, from parsed JSON."""
+    """Decode parsed JSON into a value of ``kind``, as `decode_json` does."""
     return typing.cast(T, _decode(kind, raw, kind.__name__))
 
 
@@ -148,7 +157,7 @@ def _decode_scalar(kind: Any, raw: object, path: str) -> object:
 
 
 def _checked_text(text: str, path: str) -> str:
-    """JSON can name halves of a character; nobody can write them down."""
+    """Check that UTF-8 can carry the text: JSON can name halves of a character, which nobody can write down."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,45 +1,19 @@
-"""The processes that train together, as the runtime talks to them: over the process group's store, never over a device.
+"""Let the processes that train together talk to each other: the interface, and the group of one process."""
 
-A store's client blocks all its callers while one of them waits, so each thread has a client of its own.
-"""
-
-import hashlib
-import json
-import threading
-import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol, Self
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from stepkeeper.errors import GangError, StepkeeperError
-from stepkeeper_planners.geometry.layout import Ranks, ranks_among
+from stepkeeper.coordination.store_rank_group import StoreRankGroup
+from stepkeeper.errors import PeerLostError
+from stepkeeper_planners.geometry.layout import Ranks
 
-__all__ = ["Gang", "SoloGang", "StoreGang", "open_gang", "world_size_of"]
-
-_PREFIX: Final = "stepkeeper"
-_SHORTEST_PAUSE_S: Final = 0.001
-_LONGEST_PAUSE_S: Final = 0.05
-_LOOK_S: Final = 0.5
-"""How often who waits for a rank asks whether one is lost."""
-
-_LOST: Final = "lost"
-
-_READERS: Final = "#readers"
-"""Behind a name: how many ranks have read what rank 0 broadcast under it."""
-
-_REMEMBERED: Final = 8
-"""So many broadcasts may be unread at once: each of a rank's threads waits for one at most."""
-
-_instances: Final[Counter[str]] = Counter()
-"""The gangs that this process made, by who is in them: their ranks make them in the same order, others needn't."""
+__all__ = ["RankGroup", "SoloRankGroup", "StoreRankGroup", "open_rank_group", "world_size_of"]
 
 
-class Gang(Protocol):
-    """All ranks call the same methods with the same names, each name once."""
+class RankGroup(Protocol):
+    """The processes that train together. All ranks call the same methods with the same names, each name once."""
 
     @property
     def rank(self) -> int: ...
@@ -49,42 +23,42 @@ class Gang(Protocol):
 
     @property
     def ranks(self) -> Ranks:
-        """Rank and world size, and which processes these are."""
+        """This rank, the world size, and which processes the ranks are."""
         ...
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        """Rank 0's `value`. Raises GangError if it doesn't come in time."""
+        """Return rank 0's `value` in every rank. Raises PeerLostError if it doesn't come in time."""
         ...
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        """In rank 0 the values of all ranks, by rank; nothing in the others, which don't wait.
+        """Return the values of all ranks, by rank, in rank 0. The other ranks get nothing, and don't wait.
 
-        Raises GangError naming the first rank that is missing when the time is up.
+        Raises PeerLostError, which names the first rank that is missing when the time is up.
         """
         ...
 
     def abort(self) -> None:
-        """Whoever waits for another rank gets a GangError soon: this process ends."""
+        """Make everyone in this process who waits for another rank get a PeerLostError soon: the process ends."""
         ...
 
     def leave(self, timeout_s: float) -> None:
-        """What this rank broadcast was read by the others, or they had `timeout_s` to do so.
+        """Wait until the others have read what this rank broadcast, for `timeout_s` at most.
 
-        The store is in rank 0: a rank that comes late would find that gone, and take rank 0 for lost.
+        The store is in rank 0. A rank that came late would find it gone, and take rank 0 for lost.
         """
         ...
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
-        """`name` has a value: this one, or one that another rank proposed before."""
+        """Give `name` this value, unless another rank has proposed one before."""
         ...
 
-    def proposed(self, name: str) -> dict[str, Any] | None:
-        """What was proposed for `name`, at once; None if nothing was yet."""
+    def read_proposal(self, name: str) -> dict[str, Any] | None:
+        """Return at once what was proposed for `name`; None if nothing was yet."""
         ...
 
 
-class SoloGang:
-    """One process is all there is."""
+class SoloRankGroup:
+    """The rank group of one process."""
 
     rank: Final = 0
     world_size: Final = 1
@@ -95,186 +69,30 @@ class SoloGang:
 
     def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:  # noqa: ARG002  # the protocol's signature
         if value is None:
-            raise GangError(f"{name}: rank 0 has no value to give")
+            raise PeerLostError(f"{name}: rank 0 has no value to give")
         return dict(value)
 
     def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # noqa: ARG002  # the protocol's signature
         return [dict(value)]
 
     def abort(self) -> None:
-        """Nobody waits."""
+        """Do nothing: nobody waits."""
 
     def leave(self, timeout_s: float) -> None:
-        """Nobody reads."""
+        """Do nothing: nobody reads."""
 
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         self._proposals.setdefault(name, dict(value))
 
-    def proposed(self, name: str) -> dict[str, Any] | None:
+    def read_proposal(self, name: str) -> dict[str, Any] | None:
         return self._proposals.get(name)
 
 
-class StoreGang:
-    """Several processes with a store between them."""
-
-    def __init__(
-        self, store: Store, rank: int, world_size: int, members: Sequence[int] | None = None
-    ) -> None:
-        """`members` are the processes' numbers in the default process group, where those aren't their ranks."""
-        self._base = store
-        self._rank = rank
-        self._world_size = world_size
-        self._ranks = ranks_among(rank, range(world_size) if members is None else members)
-        self._clients = threading.local()
-        self._cloning = threading.Lock()
-        self._aborted = threading.Event()
-        self._told: deque[str] = deque(maxlen=_REMEMBERED)
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
-
-    @property
-    def ranks(self) -> Ranks:
-        return self._ranks
-
-    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
-        if self._rank == 0:
-            if value is None:
-                raise GangError(f"{name}: rank 0 has no value to give")
-            with self._client() as client:
-                client.set(name, json.dumps(value))
-            self._told.append(name)
-            return dict(value)
-        found = self._await(name, timeout_s, waiting_for="rank 0")
-        # Rank 0 may leave as soon as it is read.
-        with suppress(GangError), self._client() as client:
-            # Who reads it last deletes it: nobody waits for that, and a job makes many.
-            if client.add(name + _READERS, 1) == self._world_size - 1:
-                client.delete_key(name)
-                client.delete_key(name + _READERS)
-        return found
-
-    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        with self._client() as client:
-            client.set(f"{name}/{self._rank}", json.dumps(value))
-        if self._rank != 0:
-            return []
-        deadline = time.monotonic() + timeout_s
-        values = []
-        for rank in range(self._world_size):
-            left_s = deadline - time.monotonic()
-            values.append(self._await(f"{name}/{rank}", left_s, waiting_for=f"rank {rank}"))
-        # Nobody else reads them, and a job makes many: the store is in the memory of one process.
-        with self._client() as client:
-            for rank in range(self._world_size):
-                client.delete_key(f"{name}/{rank}")
-        return values
-
-    def abort(self) -> None:
-        self._aborted.set()
-
-    def leave(self, timeout_s: float) -> None:
-        ends_s = time.monotonic() + timeout_s
-        # Where the store is another process's, which is gone, nobody can read any more.
-        with suppress(GangError), self._client() as client:
-            for name in self._told:
-                while client.check([name]) and time.monotonic() < ends_s:
-                    time.sleep(_SHORTEST_PAUSE_S)
-
-    def propose(self, name: str, value: Mapping[str, Any]) -> None:
-        with self._client() as client:
-            client.compare_set(name, "", json.dumps(value))
-
-    def proposed(self, name: str) -> dict[str, Any] | None:
-        with self._client() as client:
-            found: dict[str, Any] | None = json.loads(client.get(name)) if client.check([name]) else None
-        return found
-
-    def lose(self, rank: int, why: str) -> GangError:
-        """Whoever waits for a rank gets an error that names this one, or one that was lost before; it is returned."""
-        try:
-            self.propose(_LOST, {"rank": rank, "why": why})
-            lost = self.proposed(_LOST) or {}
-        except GangError:
-            # The store went with rank 0.
-            return _loss(rank, why)
-        return _loss(lost["rank"], lost["why"])
-
-    @property
-    def store_host(self) -> str | None:
-        """Where the ranks' store is, which all of them reach; None where it is no server."""
-        store: Any = self._base
-        while isinstance(store, PrefixStore):
-            store = store.underlying_store
-        host = getattr(store, "host", None)
-        return host if isinstance(host, str) else None
-
-    def _await(self, name: str, timeout_s: float, waiting_for: str) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        look_s = time.monotonic() + _LOOK_S
-        pause_s = _SHORTEST_PAUSE_S
-        # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
-        while (found := self.proposed(name)) is None:
-            if time.monotonic() > deadline or self._aborted.wait(pause_s):
-                raise GangError(
-                    f"rank {self._rank} waited {timeout_s:.1f} s for {waiting_for} ({name}): it is lost or far behind"
-                )
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            if time.monotonic() > look_s:
-                if (lost := self.proposed(_LOST)) is not None:
-                    raise _loss(lost["rank"], lost["why"])
-                look_s = time.monotonic() + _LOOK_S
-        return found
-
-    @contextmanager
-    def _client(self) -> Iterator[Store]:
-        """This thread's own client; an error of the store's is a GangError, for the store is in rank 0."""
-        try:
-            client: Store | None = getattr(self._clients, "store", None)
-            if client is None:
-                with self._cloning:
-                    client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
-                self._clients.store = client
-            yield client
-        except RuntimeError as error:
-            if isinstance(error, StepkeeperError):
-                raise
-            raise GangError(
-                f"rank {self._rank} has lost the store that the ranks talk over: {error}"
-            ) from error
-
-    @classmethod
-    def of(cls, group: dist.ProcessGroup | None) -> Self:
-        """The gang of a torch.distributed process group; None means the default one."""
-        # The only way to the store that init_process_group made; it has kept its name since torch 1.9.
-        from torch.distributed.distributed_c10d import _get_default_store
-
-        members = dist.get_process_group_ranks(group)
-        who = _digest(members)
-        _instances[who] += 1
-        store = PrefixStore(f"{_PREFIX}/{who}/{_instances[who]}", _get_default_store())
-        return cls(store, dist.get_rank(group), dist.get_world_size(group), members)
-
-
-def _loss(rank: int, why: str) -> GangError:
-    return GangError(f"rank {rank} is lost: {why}")
-
-
-def _digest(ranks: Sequence[int]) -> str:
-    """A short name for these ranks, as all processes number them: every group talks over the one store."""
-    return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
-
-
 def world_size_of(group: dist.ProcessGroup | None) -> int:
-    """How many processes train together: the process group's, or this one alone where there is none."""
+    """Count the processes that train together: those of the process group, or this one alone if there is none."""
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def open_gang(group: dist.ProcessGroup | None) -> Gang:
-    """The gang that this process trains in."""
-    return StoreGang.of(group) if world_size_of(group) > 1 else SoloGang()
+def open_rank_group(group: dist.ProcessGroup | None) -> RankGroup:
+    """Open the rank group that this process trains in."""
+    return StoreRankGroup.of(group) if world_size_of(group) > 1 else SoloRankGroup()

@@ -1,4 +1,4 @@
-"""Proof, before a root is claimed, that all ranks see one root and that of two writers of one name only one wins."""
+"""Prove, before a root is claimed, that all ranks see one root, and that only one of two writers of a name wins."""
 
 import random
 import socket
@@ -22,16 +22,19 @@ from stepkeeper.log.tail import find_tail
 from stepkeeper.storage.base import PROBE_PREFIX, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["Exchange", "RootProof", "prove_shared"]
+__all__ = ["Collectives", "RootProof", "prove_shared"]
 
 _NAMED_HOSTS: Final = 8
 _MEET_S: Final = 3600.0
 _SLACK_S: Final = 300.0
-"""What a rank may take beyond its patience: requests that hang."""
+"""The time that a rank may take beyond its patience, for requests that hang."""
 
 
-class Exchange(Protocol):
-    """The ranks among themselves, as `Gang` has them. All ranks call the same methods with the same names."""
+class Collectives(Protocol):
+    """The calls among ranks that the proof needs; a rank group has them.
+
+    All ranks call the same methods with the same names.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -45,23 +48,24 @@ class Exchange(Protocol):
 
 
 class RootProof:
-    """The proof for one process's store, made once: before its first claim."""
+    """Prove the root of one process's store once, before its first claim."""
 
-    def __init__(self, store: Store, ranks: Exchange, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+    def __init__(self, store: Store, ranks: Collectives, *, patience: Patience = DEFAULT_PATIENCE) -> None:
         self._store = store
         self._ranks = ranks
         self._patience = patience
         self.made = False
-        """It was said before."""
+        """True once the proof was made."""
 
     def make(self) -> None:
-        """As `prove_shared`; nothing if that was said before. Ranks: all, at the same points.
+        """Call `prove_shared`, unless that was done before. Ranks: all ranks call this at the same points.
 
-        In the train thread, unless the training has ended: it draws Python's random numbers, and puts them back.
+        Call it in the train thread, unless the training has ended: it draws Python's random numbers, and puts
+        them back.
         """
         if self.made:
             return
-        # Clients of buckets draw from Python's own numbers (multipart boundaries); the training goes on with its.
+        # Clients of buckets draw from Python's random numbers (multipart boundaries); the training's must not change.
         numbers = random.getstate()
         try:
             prove_shared(self._store, self._ranks, patience=self._patience)
@@ -72,7 +76,7 @@ class RootProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Finding:
-    """What one rank found where rank 0 had put the probe object."""
+    """The report of one rank on the probe object that rank 0 has put."""
 
     rank: int
     host: str
@@ -80,66 +84,74 @@ class _Finding:
     """Why this can't be the root that rank 0 writes to."""
 
     overwrote: bool = False
-    """It saw rank 0's object, and could put another over it all the same."""
+    """True if it saw rank 0's object, and could put another one over it all the same."""
 
 
 def prove_shared(
     store: Store,
-    ranks: Exchange,
+    ranks: Collectives,
     *,
     name: str = "probe",
     host: str | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> None:
-    """All ranks have met, see one root, and a name in it can be taken once. Nothing of the proof stays there.
+    """Prove that all ranks see one root, and that a name in it can be taken only once.
 
-    `name` is what the ranks call this proof among themselves. What a store shows late is waited for, as long as
-    `patience` says.
+    Nothing of the proof stays there.
 
-    Ranks: all; all of them raise the same.
+    What a store shows late is waited for.
+
+    Ranks: all ranks call this. All raise the same error.
+
+    Args:
+        store: The root, as this rank sees it.
+        ranks: The calls among the ranks.
+        name: The name of this proof among the ranks.
+        host: This rank's host, for messages.
+        patience: How long to wait for what the store shows late.
 
     Raises:
-        UnsharedRootError: hosts see other roots than rank 0 does; it names them.
-        NotExclusiveError: of two writers of one name both won.
-        StorageError: rank 0 may not write, there is no such bucket, or no answer in time.
+        UnsharedRootError: Hosts see other roots than rank 0 does; the message names them.
+        NotExclusiveError: Two writers of one name have both won.
+        StorageError: Rank 0 may not write, there is no such bucket, or no answer came in time.
 
     """
     own = socket.gethostname() if host is None else host
     ranks.gather(f"{name}/met", {}, _MEET_S)
     for number in count():
-        verdict = _tried(store, ranks, f"{name}/{number}" if number else name, own, patience)
+        verdict = _try_proof(store, ranks, f"{name}/{number}" if number else name, own, patience)
         if "again" not in verdict:
             break
     if "error" in verdict:
         raise decode_error(verdict["error"])
 
 
-def _tried(store: Store, ranks: Exchange, name: str, own: str, patience: Patience) -> dict[str, Any]:
-    """What rank 0 makes of one proof: nothing, an error, or that it has to be made again."""
+def _try_proof(store: Store, ranks: Collectives, name: str, own: str, patience: Patience) -> dict[str, Any]:
+    """Make one proof, and return rank 0's verdict: nothing, an error, or that it has to be made again."""
     timeout_s = patience.total_s + _SLACK_S
     placed: dict[str, Any] | None = None
     if ranks.rank == 0:
         try:
-            placed = {"path": _placed(store, patience), "host": own}
+            placed = {"path": _place_probe(store, patience), "host": own}
         except StepkeeperError as error:
             placed = {"error": encode_error(error)}
     placed = ranks.broadcast(f"{name}/placed", placed, _MEET_S)
     if "error" in placed:
         return placed
     path = str(placed["path"])
-    finding = _found(store, path, ranks, own, patience)
+    finding = _look_for_probe(store, path, ranks, own, patience)
     findings = ranks.gather(f"{name}/found", encode(finding), timeout_s)
     verdict: dict[str, Any] | None = None
     if ranks.rank == 0:
-        verdict = _cleaned(store, path, patience, [decode(_Finding, each) for each in findings], own)
+        verdict = _clean_up(store, path, patience, [decode(_Finding, each) for each in findings], own)
     return ranks.broadcast(f"{name}/verdict", verdict, timeout_s)
 
 
-def _placed(store: Store, patience: Patience) -> str:
-    """Where rank 0's probe object is: its path ends with its content, and a second put of it has lost."""
+def _place_probe(store: Store, patience: Patience) -> str:
+    """Put rank 0's probe object, check that a second put loses, and return its path, which ends with its content."""
     nonce = new_nonce()
     path = f"{PROBE_PREFIX}{find_tail(store, patience) + 1:08d}-{nonce}"
-    # False may be the answer to a second try of a put that had gone through: no other knows the nonce.
+    # False may answer a second try of a put that had gone through: nobody else knows the nonce.
     patience.retry(lambda: store.put_if_absent(path, nonce.encode()))
     if patience.retry(lambda: store.put_if_absent(path, b"second")):
         raise NotExclusiveError(
@@ -149,8 +161,8 @@ def _placed(store: Store, patience: Patience) -> str:
     return path
 
 
-def _found(store: Store, path: str, ranks: Exchange, host: str, patience: Patience) -> _Finding:
-    """Whether this rank sees rank 0's object; the last rank tries to take its name, too."""
+def _look_for_probe(store: Store, path: str, ranks: Collectives, host: str, patience: Patience) -> _Finding:
+    """Look for rank 0's object; the last rank tries to take its name, too."""
     expected = path.rpartition("-")[2].encode()
     asks_to_take = ranks.rank == ranks.world_size - 1 and ranks.rank != 0
     pauses_s = patience.pauses_s()
@@ -159,8 +171,8 @@ def _found(store: Store, path: str, ranks: Exchange, host: str, patience: Patien
         try:
             found = store.read(path)
         except MissingObjectError:
-            # Who sees nothing where a name was taken sees late; who can take it has a root of its own.
-            unshared, final = _taken(store, path)
+            # If the name is taken, this rank sees the object late. If it can take it, it has a root of its own.
+            unshared, final = _try_to_take(store, path)
         except TransientStorageError as error:
             unshared, final = f"no answer: {error}", False
         except StorageError as error:
@@ -178,8 +190,8 @@ def _found(store: Store, path: str, ranks: Exchange, host: str, patience: Patien
     return _Finding(rank=ranks.rank, host=host, unshared=unshared, overwrote=overwrote)
 
 
-def _taken(store: Store, path: str) -> tuple[str, bool]:
-    """Why rank 0's object isn't seen, and whether it never will be."""
+def _try_to_take(store: Store, path: str) -> tuple[str, bool]:
+    """Find out why rank 0's object isn't seen, and whether it never will be."""
     try:
         if not store.put_if_absent(path, b"another"):
             return "it isn't shown there yet", False
@@ -192,23 +204,23 @@ def _taken(store: Store, path: str) -> tuple[str, bool]:
 
 
 def _could_take(store: Store, path: str) -> bool:
-    """True: a put under a name that is taken won. No answer is none."""
+    """Tell whether a put under a taken name won. No answer counts as no."""
     try:
         return store.put_if_absent(path, b"last")
     except StorageError:
         return False
 
 
-def _cleaned(
+def _clean_up(
     store: Store, path: str, patience: Patience, findings: Sequence[_Finding], host: str
 ) -> dict[str, Any]:
-    """Rank 0's verdict, once the probe object is gone."""
+    """Delete the probe object, and return rank 0's verdict."""
     try:
         patience.retry(lambda: store.delete(path))
         refusal = _verdict(store.uri, findings, host)
         if refusal is None:
             return {}
-        # Since somebody has begun at that slot, a collection may have taken the object.
+        # Somebody has begun at that slot, so a collection may have deleted the object.
         next_slot = int(path.removeprefix(PROBE_PREFIX).partition("-")[0])
         return (
             {"again": True} if find_tail(store, patience) >= next_slot else {"error": encode_error(refusal)}
@@ -218,7 +230,7 @@ def _cleaned(
 
 
 def _verdict(uri: str, findings: Sequence[_Finding], host: str) -> StepkeeperError | None:
-    """Why these ranks can't claim `uri`; None if they can. Pure."""
+    """Find out why these ranks can't claim `uri`; None if they can. Pure."""
     if any(finding.overwrote for finding in findings):
         return NotExclusiveError(
             f"{uri}: two hosts took one name: no log can live on this store; put the root on another one"

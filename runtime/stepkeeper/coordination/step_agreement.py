@@ -1,21 +1,22 @@
-"""All ranks do the same thing after the same step, though a wish for it comes up in one of them at any time.
+"""Make all ranks do the same thing after the same step, though the wish for it comes up in one of them at any time.
 
-One rank's wish opens a round. In each rank a thread of ours then holds the train thread at its next call, says which
-step that rank has passed, and lets it go on once all have said theirs. The wish is due at the first step beyond the
-greatest of them, which no rank has passed: right for any step numbers and any interleaving.
+One rank's wish opens a round. In each rank a thread then holds the train thread at its next call, tells the
+others which step this rank has passed, and lets the train thread go on once all ranks have answered. The wish
+is due at the first step beyond the greatest of these steps, which no rank has passed. That is right for any
+step numbers and any interleaving.
 """
 
 import threading
 from typing import Final, NamedTuple
 
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 
 __all__ = ["STOP", "StepAgreement"]
 
 STOP: Final = "stop"
 _POLL_S: Final = 0.1
 _MEET_S: Final = 3600.0
-"""How far apart ranks may start: the rest of the start waits as long."""
+"""The seconds by which ranks may start apart; the rest of the start waits as long."""
 
 _ROUND_TIMEOUT_S: Final = 60.0
 _BEFORE_ANY_STEP: Final = -1
@@ -24,14 +25,14 @@ _BEFORE_ANY_STEP: Final = -1
 class _Agreed(NamedTuple):
     name: str
     beyond: int
-    """It is due at the first step greater than this."""
+    """The wish is due at the first step greater than this."""
 
 
 class StepAgreement:
-    """Call `passed` after each step; it says which wishes are due there, the same ones in every rank."""
+    """Agree with the other ranks on the steps after which wishes are due. Call `pass_step` after each step."""
 
-    def __init__(self, gang: Gang) -> None:
-        self._gang = gang
+    def __init__(self, rank_group: RankGroup) -> None:
+        self._rank_group = rank_group
         self._changed = threading.Condition()
         self._wishes: list[str] = []
         self._agreed: list[_Agreed] = []
@@ -42,26 +43,29 @@ class StepAgreement:
         self._thread = threading.Thread(target=self._run, name="agreement", daemon=True)
 
     def start(self) -> None:
-        """Wishes of other ranks are heard from now on."""
-        if self._gang.world_size > 1:
+        """Listen to the wishes of other ranks from now on."""
+        if self._rank_group.world_size > 1:
             self._thread.start()
 
     def wish(self, name: str) -> None:
-        """`name` will be due at a step that all ranks agree on. Asked for again before that, it is the same wish."""
+        """Make `name` due at a step that all ranks agree on.
+
+        Asked for again before that step, it is the same wish.
+        """
         with self._changed:
             if name in self._wishes or any(agreed.name == name for agreed in self._agreed):
                 return
-            if self._gang.world_size == 1:
+            if self._rank_group.world_size == 1:
                 self._agreed.append(_Agreed(name, _BEFORE_ANY_STEP))
             else:
                 self._wishes.append(name)
                 self._changed.notify_all()
 
-    def passed(self, step: int) -> tuple[str, ...]:
-        """The wishes that are due now that `step` is finished.
+    def pass_step(self, step: int) -> tuple[str, ...]:
+        """Return the wishes that are due now that `step` is finished; every rank gets the same ones.
 
         Raises:
-            GangError: a rank did not answer in time, or did not start.
+            PeerLostError: A rank did not answer in time, or did not start.
 
         """
         with self._changed:
@@ -77,7 +81,7 @@ class StepAgreement:
             return due
 
     def close(self) -> None:
-        """The thread has ended."""
+        """End the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -94,9 +98,9 @@ class StepAgreement:
                 self._changed.notify_all()
 
     def _meet(self) -> None:
-        """All ranks have come as far as this: whoever is silent in a round from here on is lost, not late."""
-        met = self._gang.gather("agreement/met", {}, _MEET_S)
-        self._gang.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, _MEET_S)
+        """Wait until all ranks have come here. A rank that is silent in a round from here on is lost, not late."""
+        met = self._rank_group.gather("agreement/met", {}, _MEET_S)
+        self._rank_group.broadcast("agreement/all-met", {"ranks": len(met)} if met else None, _MEET_S)
 
     def _hold_rounds(self) -> None:
         number = 0
@@ -107,26 +111,26 @@ class StepAgreement:
                 number += 1
 
     def _next_wish(self, number: int) -> str | None:
-        """What round `number` is about, once any rank has opened it; None after a short while without."""
+        """Wait a short while for a rank to open round `number`, and return what it is about; None if none has."""
         with self._changed:
             if not self._wishes and not self._closing:
                 self._changed.wait(_POLL_S)
             mine = self._wishes[0] if self._wishes else None
         key = f"round/{number}"
         if mine is not None:
-            self._gang.propose(key, {"name": mine})
-        found = self._gang.proposed(key)
+            self._rank_group.propose(key, {"name": mine})
+        found = self._rank_group.read_proposal(key)
         return None if found is None else str(found["name"])
 
     def _hold_round(self, number: int, name: str) -> None:
         with self._changed:
             self._held = True
             passed = self._passed
-        answers = self._gang.gather(f"round/{number}/passed", {"step": passed}, _ROUND_TIMEOUT_S)
+        answers = self._rank_group.gather(f"round/{number}/passed", {"step": passed}, _ROUND_TIMEOUT_S)
         greatest = {"step": max(answer["step"] for answer in answers)} if answers else None
-        agreed = self._gang.broadcast(f"round/{number}/beyond", greatest, _ROUND_TIMEOUT_S)
+        agreed = self._rank_group.broadcast(f"round/{number}/beyond", greatest, _ROUND_TIMEOUT_S)
         with self._changed:
-            # A list: a rank that is ahead may have the same wish again before this one has come to the first.
+            # A list, not a set: a rank that is ahead may wish the same again before this one has come to the first.
             self._agreed.append(_Agreed(name, agreed["step"]))
             self._wishes = [wish for wish in self._wishes if wish != name]
             self._held = False

@@ -1,6 +1,6 @@
-"""torch.distributed.checkpoint's format, and what plain `dcp.save`, `async_save` and `load` are given for speed.
+"""Provide storage for plain `dcp.save`, `dcp.async_save` and `dcp.load` of torch.distributed.checkpoint.
 
-The format's modules need no torch: each of the classes is loaded when it is first used.
+Each of the classes is loaded, and torch with it, when it is first used.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""A checkpoint's folder, wherever its user wants it: any path or URI."""
+"""Open the folder of a checkpoint, at any path or URI."""
 
 import os
 from collections.abc import Sequence
@@ -11,14 +11,19 @@ from stepkeeper.errors import BadUriError
 from stepkeeper.storage import ObjectStat, Store, check_slashes, open_store
 from stepkeeper.storage.base import Buffer, StreamedStore
 
-__all__ = ["Location", "is_folder_name", "open_folder", "uri_of"]
+__all__ = ["Location", "folder_uri", "is_folder_name", "open_folder"]
 
 Location = str | os.PathLike[str]
-"""A folder on this machine by its path; or any by its URI."""
+"""A folder on this machine by its path, or any folder by its URI."""
 
 
-def uri_of(location: Location) -> str:
-    """The folder's URI. A path may be relative, as it may be for torch's own writers."""
+def folder_uri(location: Location) -> str:
+    """Return the folder's URI. A path may be relative, as for torch's own writers.
+
+    Raises:
+        BadUriError: `location` is empty, or what pathlib makes of a URI.
+
+    """
     text = os.fspath(location)
     if not text:
         raise BadUriError("'' names no folder to save to or load from")
@@ -29,19 +34,19 @@ def uri_of(location: Location) -> str:
 
 
 def open_folder(location: Location) -> "Folder":
-    """That folder, of which nothing is read yet.
+    """Open a folder; nothing is read yet.
 
     Raises:
-        BadUriError: it says what to write instead.
+        BadUriError: `location` names no store. The message says what to write instead.
 
     """
-    # Of all that is put there only `.metadata` must not be there before, and one process puts it.
-    store = open_store(uri_of(location), unsafe_single_writer=True)
+    # Only the put of `.metadata` has to be exclusive, and one process puts it.
+    store = open_store(folder_uri(location), unsafe_single_writer=True)
     return _StreamedFolder(store) if isinstance(store, StreamedStore) else Folder(store)
 
 
 def is_folder_name(location: Location) -> bool:
-    """Whether that is a folder's name: of a store that is known, in a form that is safe."""
+    """Tell whether `location` names a folder of a store that is known, in a form that is safe."""
     try:
         open_folder(location).close()
     except BadUriError:
@@ -50,10 +55,13 @@ def is_folder_name(location: Location) -> bool:
 
 
 class Folder:
-    """The folder `name` of a store, of which nothing else is reached. Named so that messages tell where it is."""
+    """Access one folder of a store, and nothing else in the store.
+
+    Paths begin with the folder's name, so that error messages tell where an object is.
+    """
 
     def __init__(self, store: Store) -> None:
-        """`store` has the folder as its root."""
+        """Wrap `store`, whose root is the folder."""
         self._store = store
         self._uri, _, self.name = store.uri.rpartition("/")
 
@@ -65,15 +73,16 @@ class Folder:
 
     @property
     def uri(self) -> str:
-        """Of what is above the folder."""
+        """URI of the folder above this one."""
         return self._uri
 
     @property
     def own_uri(self) -> str:
+        """URI of this folder."""
         return self._store.uri
 
     def path(self, name: str) -> str:
-        """Of the object with that name in the folder."""
+        """Return the path of the object `name` in the folder."""
         return f"{self.name}/{name}"
 
     def put_if_absent(self, path: str, data: bytes) -> bool:

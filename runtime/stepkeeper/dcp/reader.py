@@ -1,4 +1,4 @@
-"""For `dcp.load`: several parts at a time straight into place, and nothing that isn't what was written."""
+"""Read checkpoints for `dcp.load`: several parts at a time, straight into place, and verified."""
 
 from io import BytesIO
 from typing import Any, Final, final
@@ -14,14 +14,15 @@ from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
-from stepkeeper.checkpoint.reread import read_there
-from stepkeeper.dcp.fills import Fills, fill_from_chunks
-from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
+from stepkeeper.checkpoint.reread import read_if_present
+from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
+from stepkeeper.dcp.load_targets import LoadTargets, fill_from_chunks
 from stepkeeper.errors import BadItem, BadUriError, RestoreError, TornCheckpointError
-from stepkeeper.log.entries import ManifestRef, new_nonce
+from stepkeeper.log.entries import new_nonce
+from stepkeeper.log.records import ManifestRef
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.foreign.content import LegacyContent
+from stepkeeper.restore.foreign.content import ForeignContent
 from stepkeeper.storage.crc import crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.errors import MetadataDecodeError
@@ -34,17 +35,30 @@ _log: Final = logger(__name__)
 
 @final
 class StorageReader(storage.StorageReader):
-    """Reads what `dcp.load` loads from a folder: a path, or any URI. Who wrote it doesn't matter.
+    """Read what `dcp.load` loads, from a folder at a path or any URI, whoever wrote it.
 
-    What stepkeeper wrote, by its StorageWriter or its CheckpointManager (`stepkeeper path` says in which folder), is
-    verified block by block as it is read; of what torch's FileSystemWriter wrote the checksums within each tensor's
-    blob are. No code of `.metadata` is run. The planner decides how values are decoded: torch's own unpickles them.
+    A checkpoint by stepkeeper's StorageWriter or CheckpointManager (`stepkeeper path` prints its folder) is
+    verified block by block as it is read. Of a checkpoint by torch's FileSystemWriter, the checksums within each
+    tensor's file are verified. No code in `.metadata` is run. The planner decides how values are decoded; torch's
+    own planner unpickles them.
 
-    Tensors are filled as their bytes come: after a load that failed they are part old, part new.
+    Tensors are filled as their bytes come. After a load that failed they are part old, part new.
     """
 
     def __init__(self, path: Location | None = None, *, patience: Patience = DEFAULT_PATIENCE) -> None:
-        """Raises BadUriError saying what to write instead."""
+        """Prepare to read; nothing is read yet.
+
+        Args:
+            path: The folder's path or URI; None takes the `checkpoint_id` of each load.
+            patience: How long to retry while the store doesn't answer.
+
+        Raises:
+            BadUriError: `path` names no store. The message says what to write instead.
+
+        Ranks:
+            Each rank makes one with the same arguments, and `dcp.load` calls its methods.
+
+        """
         self._location = path
         self._patience = patience
         self._load_id = new_nonce()
@@ -52,40 +66,48 @@ class StorageReader(storage.StorageReader):
         self._manifests: tuple[Manifest, ...] = ()
         self._failure: Exception | None = None
         if path is not None:
-            uri_of(path)
+            folder_uri(path)
 
     @property
     def checkpoint_id(self) -> Location | None:
-        """What the next load is from."""
+        """The folder that the next load reads from."""
         return self._location
 
     @classmethod
     @override
     def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
-        """Whether that is a folder's name: of a store that is known, in a form that is safe."""
+        """Tell whether `checkpoint_id` names a folder of a store that is known, in a form that is safe."""
         return is_folder_name(checkpoint_id)
 
     @override
     def reset(self, checkpoint_id: Location | None = None) -> None:
-        """What comes is another load, from `checkpoint_id` if that is given."""
+        """Prepare for another load, from `checkpoint_id` if it is given.
+
+        Raises:
+            BadUriError: `checkpoint_id` names no store.
+
+        """
         if checkpoint_id is not None:
-            uri_of(checkpoint_id)
+            folder_uri(checkpoint_id)
             self._location = checkpoint_id
         self._load_id = new_nonce()
         self._metadata, self._manifests, self._failure = None, (), None
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What the checkpoint holds.
+        """Read what the checkpoint holds.
+
+        Returns:
+            The checkpoint's metadata, with names, shapes, dtypes, and where everything is stored.
 
         Raises:
-            RestoreError: there is no checkpoint, or one whose save hasn't ended.
-            TornCheckpointError: it is damaged.
-            StorageError: the store gave no answer, or refused.
+            RestoreError: There is no checkpoint, or one whose save hasn't ended.
+            TornCheckpointError: The checkpoint is damaged.
+            StorageError: The store gave no answer, or refused.
 
         """
         if self._failure is not None and "rank" in kwargs:
-            # `dcp.load` takes any Exception for a sign that each rank has metadata of its own, and asks for that.
+            # After any Exception `dcp.load` assumes that each rank has metadata of its own, and requests that.
             raise CheckpointException("read_metadata", {int(kwargs["rank"]): _wrap_exception(self._failure)})
         self._failure = None
         try:
@@ -102,40 +124,43 @@ class StorageReader(storage.StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """It is known what there is."""
+        """Keep the metadata for the reads that follow."""
         self._metadata = metadata
 
     @override
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan as it is."""
         return plan
 
     @override
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Return the plans as they are."""
         return plans
 
     @override
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """All that was planned is where it belongs.
+        """Read everything in this rank's plan into the planner's memory.
+
+        Returns:
+            A future that is done already.
 
         Raises:
-            TornCheckpointError: bytes of the checkpoint are bad; it names the object.
-            RestoreError: something is stored in a way that isn't read here.
-            StorageError: the store gave no answer, or refused.
+            TornCheckpointError: Bytes of the checkpoint are bad; the message names the object.
+            RestoreError: Something is stored in a way that isn't read here.
+            StorageError: The store gave no answer, or refused.
 
         """
         assert self._metadata is not None
         with self._open() as folder:
             if self._manifests:
-                fills = Fills(self._metadata, self._manifests, plan.items, planner)
+                targets = LoadTargets(self._metadata, self._manifests, plan.items, planner)
                 reader = CheckpointReader(
                     folder, self._manifests, patience=self._patience, folder=folder.name
                 )
-                Filling(reader, fills.table, fills.places).run(fills.reads)
-                blobs = {name: value.data.tobytes() for name, value in fills.places.values.items()}
+                Filling(reader, targets.table, targets.places).run(targets.reads)
+                blobs = {name: value.data.tobytes() for name, value in targets.places.values.items()}
             else:
-                content = LegacyContent(folder, folder.name, self._metadata, self._patience)
+                content = ForeignContent(folder, folder.name, self._metadata, self._patience)
                 fill_from_chunks(content, plan.items, planner)
                 blobs = {}
             for item in plan.items:
@@ -155,7 +180,7 @@ class StorageReader(storage.StorageReader):
                 f"{folder.own_uri}: {name} was stored compressed or otherwise changed "
                 f"({info.transform_descriptors}): load it with torch's FileSystemReader"
             )
-        data = self._patience.retry(lambda: read_there(folder, path, info.offset, info.length))
+        data = self._patience.retry(lambda: read_if_present(folder, path, info.offset, info.length))
         if data is None or len(data) != info.length:
             said = "is missing" if data is None else "is cut short"
             raise TornCheckpointError(
@@ -173,15 +198,15 @@ class StorageReader(storage.StorageReader):
 
 
 def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest, ...]]:
-    """What the checkpoint holds, and the manifests that prove it, if it has some."""
+    """Read the metadata, and the manifests that prove it if the checkpoint has some."""
     where = f"{folder.own_uri}/{METADATA_NAME}"
     item = BadItem(folder=folder.name, name=METADATA_NAME)
-    data = patience.retry(lambda: read_there(folder, folder.path(METADATA_NAME)))
+    data = patience.retry(lambda: read_if_present(folder, folder.path(METADATA_NAME)))
     if data is None:
         raise RestoreError(
             f"{where} isn't there: {folder.own_uri} holds no checkpoint, or one that wasn't finished"
         )
-    first = patience.retry(lambda: read_there(folder, folder.path(manifest_name(0))))
+    first = patience.retry(lambda: read_if_present(folder, folder.path(manifest_name(0))))
     manifest = None if first is None else Manifest.from_json(first, f"{folder.own_uri}/{manifest_name(0)}")
     try:
         metadata = read_metadata(data, name=where)
@@ -207,7 +232,10 @@ def _read(folder: Folder, patience: Patience) -> tuple[Metadata, tuple[Manifest,
 
 
 def _is_of(manifest: Manifest, metadata: Metadata) -> bool:
-    """Whether they are of one save: another writer may have put its checkpoint over one of ours."""
+    """Tell whether the manifest and the metadata are of one save.
+
+    Another writer may have put its checkpoint over one of ours.
+    """
     save_id = getattr(metadata.storage_meta, "save_id", None)
-    # What CheckpointManager writes has no such id, and stays alone in its folder.
+    # A checkpoint by CheckpointManager has no such id, and is alone in its folder.
     return save_id is None or save_id == manifest.nonce

@@ -1,4 +1,4 @@
-"""What a rank writes of a plan of torch's, as this package's objects; and what `.metadata` says of all of it."""
+"""Convert a rank's part of a torch save plan to this package's objects, and describe all of it in `.metadata`."""
 
 import threading
 from bisect import bisect_right
@@ -22,29 +22,30 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, ValueRecord
+from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
 from stepkeeper.checkpoint.packing import File
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.dtypes import dtype_name
 
-__all__ = ["Share", "WrittenItem", "joined_manifest", "with_places"]
+__all__ = ["Share", "WrittenItem", "add_storage_places", "join_manifests"]
 
 Resolve = Callable[[WriteItem], Any]
-"""A planner's `resolve_data`."""
+"""A planner's `resolve_data`: returns the data of an item."""
 
 _ALIGNMENT_BYTES: Final = 64
-"""Items are given places apart, also those without bytes."""
+"""Items get places apart from each other, also items without bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenItem:
-    """What a rank tells the coordinator of one item."""
+    """An item that was written, as a rank describes it to the coordinator."""
 
     pieces: tuple[ChunkRecord | ValueRecord, ...]
-    """In order; several of a tensor that was cut."""
+    """Places where it is stored, in order; several if a tensor was cut."""
 
     manifest: Manifest | None = None
-    """Of all that the rank wrote; with its first item."""
+    """Manifest of everything that the rank wrote; comes with the rank's first item."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,33 +59,44 @@ class _Item:
 
 @final
 class Share:
-    """A rank's items as one range of bytes. Tensors are asked for when they are written, and let go after that."""
+    """A rank's items as one range of bytes. Each tensor is resolved when it is written, and released after that."""
 
     def __init__(self, items: Sequence[WriteItem], resolve: Resolve) -> None:
-        """Raises ValueError if a tensor is of a dtype that can't be saved."""
+        """Lay out the items.
+
+        Args:
+            items: The rank's part of the plan.
+            resolve: The planner's `resolve_data`.
+
+        Raises:
+            ValueError: A tensor is of a dtype that can't be saved.
+
+        """
         self._resolve = resolve
         self._items: list[_Item] = []
         self._lock = threading.Lock()
         start = 0
         for item in items:
-            made = self._made(item, start)
+            made = self._make_item(item, start)
             self._items.append(made)
             start += -(-max(made.end - start, 1) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         self._starts = [made.order.start for made in self._items]
 
     @property
     def tensors(self) -> tuple[TensorOrder, ...]:
+        """The tensors' parts, with their places in the range."""
         return tuple(made.order for made in self._items if isinstance(made.order, TensorOrder))
 
     @property
     def values(self) -> tuple[ValueOrder, ...]:
+        """The values, with their places in the range."""
         return tuple(made.order for made in self._items if isinstance(made.order, ValueOrder))
 
     def __getitem__(self, span: slice, /) -> memoryview:
-        """Raises SaveError if the planner gives other elements than it had planned."""
-        made = self._at(span.start)
+        """Return bytes of one item. Raises SaveError if the planner gives other elements than it had planned."""
+        made = self._item_at(span.start)
         with self._lock:
-            # Planners are asked by one thread at a time: torch's own writers don't need more of them by default.
+            # Only one thread at a time calls the planner, as torch's own writers do by default.
             if made.data is None:
                 made.data = _elements(made.order, self._resolve(made.item))
             part = made.data[span.start - made.order.start : span.stop - made.order.start]
@@ -93,8 +105,17 @@ class Share:
                 made.data = None
         return part
 
-    def written(self, files: Iterable[File], manifest: Manifest) -> list[tuple[WriteItem, WrittenItem]]:
-        """Each item with where it is, if the share became these files, and they what the manifest says."""
+    def locate_items(self, files: Iterable[File], manifest: Manifest) -> list[tuple[WriteItem, WrittenItem]]:
+        """Find where each item is stored.
+
+        Args:
+            files: The files that the share was written to.
+            manifest: The manifest of these files.
+
+        Returns:
+            Each item with its description for the coordinator, in the order of the plan.
+
+        """
         chunks = {
             (chunk.path, chunk.offset_bytes): chunk for tensor in manifest.tensors for chunk in tensor.chunks
         }
@@ -104,7 +125,7 @@ class Share:
             for placed in file.items:
                 is_value = isinstance(placed.order, ValueOrder)
                 record = values[placed.order.fqn] if is_value else chunks[file.name, placed.offset_bytes]
-                pieces.setdefault(self._at(placed.order.start).order.start, []).append(record)
+                pieces.setdefault(self._item_at(placed.order.start).order.start, []).append(record)
         return [
             (
                 made.item,
@@ -113,10 +134,10 @@ class Share:
             for number, made in enumerate(self._items)
         ]
 
-    def _at(self, place: int) -> _Item:
+    def _item_at(self, place: int) -> _Item:
         return self._items[bisect_right(self._starts, place) - 1]
 
-    def _made(self, item: WriteItem, start: int) -> _Item:
+    def _make_item(self, item: WriteItem, start: int) -> _Item:
         fqn = item.index.fqn
         if item.type == WriteItemType.BYTE_IO:
             blob = self._resolve(item)
@@ -139,7 +160,7 @@ class Share:
 
 
 def _elements(order: TensorOrder | ValueOrder, resolved: Any) -> memoryview:
-    """The bytes of a tensor's elements, row-major, of which nothing is copied where they lie so."""
+    """Return a tensor's elements as row-major bytes, without a copy if they are laid out so already."""
     assert isinstance(order, TensorOrder)
     assert isinstance(resolved, torch.Tensor)
     tensor = resolved.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -154,10 +175,17 @@ def _elements(order: TensorOrder | ValueOrder, resolved: Any) -> memoryview:
     return flat.data
 
 
-def joined_manifest(
+def join_manifests(
     written: Iterable[WrittenItem], *, nonce: str, more: Sequence[ObjectRecord] = ()
 ) -> Manifest:
-    """One of all that the ranks wrote, and of `more`: it stands alone."""
+    """Join the ranks' manifests and the objects `more` to one manifest that stands alone.
+
+    Args:
+        written: The written items of all ranks.
+        nonce: Id of the save.
+        more: Further objects that belong to the checkpoint.
+
+    """
     manifests = [each.manifest for each in written if each.manifest is not None]
     return Manifest(
         rank=0,
@@ -173,13 +201,14 @@ def joined_manifest(
     )
 
 
-def with_places(metadata: Metadata, written: Mapping[MetadataIndex, WrittenItem]) -> Metadata:
-    """The metadata with where everything is, as torch's FileSystemReader understands it.
+def add_storage_places(metadata: Metadata, written: Mapping[MetadataIndex, WrittenItem]) -> Metadata:
+    """Return the metadata with where everything is stored, as torch's FileSystemReader understands it.
 
-    What was cut are chunks of their own. `metadata` isn't changed: planners keep theirs for the next save.
+    Each piece of a tensor that was cut becomes a chunk. `metadata` isn't changed: planners keep theirs for the next
+    save.
     """
     placed = replace(metadata)
-    # A planner's own metadata checks here that nothing is lacking, and adds the further names of tied tensors.
+    # Assigning checks, in our planner's metadata, that nothing is lacking, and adds the further names of tied tensors.
     placed.storage_data = dict(written)
     places: dict[MetadataIndex, _StorageInfo] = {}
     cut: dict[str, dict[tuple[int, ...], tuple[ChunkRecord, ...]]] = {}

@@ -1,4 +1,4 @@
-"""For `dcp.async_save`: the state as it is at the call, copied once, into memory that is kept for the next one."""
+"""Copy the state for `dcp.async_save`, into memory that is kept for the next save."""
 
 import weakref
 from collections.abc import Mapping
@@ -12,57 +12,78 @@ from typing_extensions import override
 from stepkeeper.save.snapshot import Region
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import SPMDStager
-from stepkeeper_planners.state.tree import gather_state
+from stepkeeper_planners.state.tree import flatten_state
 
 __all__ = ["Stager"]
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
-Form = tuple[tuple[torch.dtype, torch.Size], ...]
-"""What lies in a stretch of memory, one behind the other."""
+Layout = tuple[tuple[torch.dtype, torch.Size], ...]
+"""Dtypes and shapes of the tensors in a buffer, in order."""
 
 
 @final
 class Stager(SPMDStager):
-    """The state may change the moment `dcp.async_save` returns: the save goes on from a copy. Pass one to each.
+    """Copy the state so that it may change the moment `dcp.async_save` returns. Pass the same stager to each save.
 
-    Tensors on the host, DTensors' parts too, are copied by this call into memory that is faulted in once and reused;
-    those of torch_xla on their devices, as SPMDStager does, which needs SPMDSavePlanner. Tied tensors are copied once,
-    with their ties. A save that is still under way keeps its memory: start the next one when it has ended, or a
-    second stretch of memory is taken, and kept.
+    Tensors on the host, also the local parts of DTensors, are copied by the call into memory that is faulted in
+    once and reused. Tensors of torch_xla are copied on their devices, as SPMDStager does; this needs
+    SPMDSavePlanner. Tied tensors are copied once, and stay tied. A save that is still under way keeps its memory:
+    start the next save when it has ended, or a second buffer is taken, and kept.
     """
 
     def __init__(self) -> None:
-        """Takes no memory yet."""
-        self._stretches: list[_Stretch] = []
+        """Create the stager; it takes no memory yet.
+
+        Ranks:
+            Each rank makes one, and `dcp.async_save` calls its methods.
+
+        """
+        self._buffers: list[_StagingBuffer] = []
 
     def prepare(self, state_dict: Mapping[str, Any]) -> None:
-        """Memory for a state like this one is there, so that the first save takes no longer than a later one."""
-        sources = _sources(gather_state(state_dict).tensors)
-        stretch = self._free_stretch()
-        stretch.lay_out(_form_of(sources))
-        stretch.region.populate(stretch.region.size_bytes)
+        """Take memory for a state like this one, so that the first save takes no longer than a later one.
+
+        Args:
+            state_dict: A state with the names, dtypes and shapes that saves will have.
+
+        """
+        sources = _host_tensors(flatten_state(state_dict).tensors)
+        buffer = self._take_free_buffer()
+        buffer.lay_out(_layout_of(sources))
+        buffer.region.populate(buffer.region.size_bytes)
 
     @override
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """The state as it is now, the copy. The memory is kept for it as long as this object lives.
+        """Copy the state as it is now. The copy's memory is kept as long as this object lives.
+
+        Args:
+            state_dict: The state to save.
+
+        Returns:
+            The copy, with the same structure.
 
         Raises:
-            DuplicateNameError: two entries get the same name.
-            UnsupportedValueError: a value is of a type that isn't stored.
-            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+            DuplicateNameError: Two entries get the same name.
+            UnsupportedValueError: A value is of a type that isn't stored.
+            UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
 
         """
-        self._stretch = self._free_stretch()
+        self._buffer = self._take_free_buffer()
         staged = _Staged(super().stage(state_dict))
-        self._stretch.user = weakref.ref(staged)
+        self._buffer.user = weakref.ref(staged)
         return staged
 
     @override
     def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies of the tensors by the same names: of those on the host, in the memory."""
-        sources = _sources(tensors)
-        places = self._stretch.lay_out(_form_of(sources))
+        """Copy the tensors: those on the host into the buffer, the others on their devices.
+
+        Returns:
+            The copies by the same names.
+
+        """
+        sources = _host_tensors(tensors)
+        places = self._buffer.lay_out(_layout_of(sources))
         if places:
             with torch.no_grad():
                 torch._foreach_copy_(places, list(sources.values()))
@@ -73,65 +94,65 @@ class Stager(SPMDStager):
 
     @override
     def close(self) -> None:
-        """The memory goes back as soon as no save uses it any more."""
-        for stretch in self._stretches:
-            stretch.close()
-        self._stretches.clear()
+        """Give the memory back, as soon as no save uses it any more."""
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers.clear()
 
-    def _free_stretch(self) -> "_Stretch":
-        """Memory that no save uses, the largest that there is; of such memory no more is kept."""
-        free = [stretch for stretch in self._stretches if stretch.user() is None]
-        chosen = max(free, key=lambda stretch: stretch.region.size_bytes, default=None) or _Stretch()
-        for stretch in free:
-            if stretch is not chosen:
-                stretch.close()
-        self._stretches = [each for each in self._stretches if each not in free]
-        self._stretches.append(chosen)
+    def _take_free_buffer(self) -> "_StagingBuffer":
+        """Take the largest buffer that no save uses, or a new one. Other unused buffers are given back."""
+        free = [buffer for buffer in self._buffers if buffer.user() is None]
+        chosen = max(free, key=lambda buffer: buffer.region.size_bytes, default=None) or _StagingBuffer()
+        for buffer in free:
+            if buffer is not chosen:
+                buffer.close()
+        self._buffers = [each for each in self._buffers if each not in free]
+        self._buffers.append(chosen)
         return chosen
 
 
 class _Staged(dict[str, Any]):
-    """What is being saved. It can be told when nobody has it any more."""
+    """A staged state, which can be weakly referenced: its buffer is free once nobody holds it."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(slots=True, eq=False)
-class _Stretch:
+class _StagingBuffer:
     """Memory for one staged state."""
 
     region: Region = field(default_factory=Region)
     user: Any = lambda: None
-    """Gives the staged state whose memory this is, as long as it is used."""
+    """Returns the staged state whose memory this is, or None once that is gone."""
 
-    form: Form = ()
+    layout: Layout = ()
     places: list[torch.Tensor] = field(default_factory=list)
 
-    def lay_out(self, form: Form) -> list[torch.Tensor]:
-        """Places for tensors of these dtypes and shapes. The same again cost nothing."""
-        if form != self.form:
+    def lay_out(self, layout: Layout) -> list[torch.Tensor]:
+        """Return places for tensors of these dtypes and shapes. The same layout again costs nothing."""
+        if layout != self.layout:
             starts, end = [], 0
-            for dtype, shape in form:
+            for dtype, shape in layout:
                 starts.append(end)
                 end += -(-shape.numel() * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-            # Views keep old memory that is too small.
+            # Old views would keep alive memory that is too small now.
             self.places = []
             self.region.reserve(end)
             self.places = [
-                self.region.tensor(start, dtype, shape)
-                for start, (dtype, shape) in zip(starts, form, strict=True)
+                self.region.view_tensor(start, dtype, shape)
+                for start, (dtype, shape) in zip(starts, layout, strict=True)
             ]
-            self.form = form
+            self.layout = layout
         return self.places
 
     def close(self) -> None:
-        """The memory goes back once no tensor lies in it."""
-        self.form, self.places = (), []
+        """Give the memory back once no tensor lies in it."""
+        self.layout, self.places = (), []
         self.region.close()
 
 
-def _sources(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What is copied into host memory, of those tensors of which that is enough."""
+def _host_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Select the tensors that a copy into host memory is enough for, and return their local parts."""
     sources = {}
     for fqn, tensor in tensors.items():
         local = tensor
@@ -143,12 +164,12 @@ def _sources(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return sources
 
 
-def _form_of(sources: Mapping[str, torch.Tensor]) -> Form:
+def _layout_of(sources: Mapping[str, torch.Tensor]) -> Layout:
     return tuple((source.dtype, source.shape) for source in sources.values())
 
 
 def _like(tensor: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """The copy, as a tensor of the same kind."""
+    """Wrap the copy `place` as a tensor of the same kind as `tensor`."""
     if not isinstance(tensor, DTensor):
         return place
     names, context = tensor.__tensor_flatten__()  # type: ignore[no-untyped-call]  # torch's way to take one apart

@@ -1,4 +1,4 @@
-"""For `dcp.save` and `dcp.async_save`: a checkpoint that is never torn."""
+"""Write checkpoints for `dcp.save` and `dcp.async_save` so that they are never torn."""
 
 import os
 import pickle
@@ -14,13 +14,13 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.futures import Future
 from typing_extensions import override
 
-from stepkeeper.checkpoint import SaveOrder
+from stepkeeper.checkpoint import SaveOrder, Structure
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
-from stepkeeper.checkpoint.layout_cache import inventory_of
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, is_object_name, manifest_name
-from stepkeeper.checkpoint.writing import files_for, manifest_of, write_files
-from stepkeeper.dcp.folder import Folder, Location, is_folder_name, open_folder, uri_of
-from stepkeeper.dcp.shares import Share, joined_manifest, with_places
+from stepkeeper.checkpoint.structure_cache import build_inventory
+from stepkeeper.checkpoint.writing import build_manifest, plan_files, write_files
+from stepkeeper.dcp.folder import Folder, Location, folder_uri, is_folder_name, open_folder
+from stepkeeper.dcp.shares import Share, add_storage_places, join_manifests
 from stepkeeper.errors import BadUriError, ObjectExistsError, SaveError, TransientStorageError
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
@@ -32,30 +32,40 @@ __all__ = ["StorageWriter"]
 _log: Final = logger(__name__)
 _DATA: Final = re.compile(r"__([0-9]+)_([0-9]+)\.distcp")
 _VERSION: Final = "1.0.0"
-"""Of DCP's format, as torch 2.9 writes it."""
+"""Version of DCP's format, as torch 2.9 writes it."""
 
 
 @final
 class StorageWriter(storage.StorageWriter):
-    """Writes what `dcp.save` and `dcp.async_save` save into the folder that the caller names: a path, or any URI.
+    """Write what `dcp.save` and `dcp.async_save` save, into a folder at a path or any URI.
 
-    Several objects at a time, each durable before the save goes on; `.metadata` is put last and whole. So a
-    checkpoint that can be read is whole, however the job was killed; and one that was there before can be read until
-    all of the new one is durable. torch's FileSystemReader reads it, stepkeeper.dcp.StorageReader also verifies it.
+    Several objects are written at a time, and each is durable before the save goes on; `.metadata` is put last and
+    whole. So a checkpoint that can be read is whole, however the job was killed. A checkpoint that was in the
+    folder before can be read until all of the new one is durable. torch's FileSystemReader reads the result;
+    stepkeeper.dcp.StorageReader also verifies it.
 
-    That is all: no log says which checkpoint is the newest, nobody fences a job that was replaced, agrees with the
-    other ranks on what to resume from, or deletes old ones. CheckpointManager does.
+    That is all: no log says which checkpoint is the newest, a job that was replaced is not fenced, ranks don't
+    agree on what to resume from, and old checkpoints are not deleted. CheckpointManager does all this.
 
-    One writer serves many saves, one after another, as torch's own: give `checkpoint_id` to each.
+    One writer serves many saves, one after another, as torch's own does: pass `checkpoint_id` to each.
     """
 
     def __init__(
         self, path: Location | None = None, *, overwrite: bool = True, patience: Patience = DEFAULT_PATIENCE
     ) -> None:
-        """`overwrite`: a checkpoint that is there is replaced; else the save is refused before anything is written.
+        """Prepare to write; nothing is written yet.
+
+        Args:
+            path: The folder's path or URI; None takes the `checkpoint_id` of each save.
+            overwrite: Replace a checkpoint that is in the folder. If False, such a save is refused before anything
+                is written.
+            patience: How long to retry while the store doesn't answer.
 
         Raises:
-            BadUriError: it says what to write instead.
+            BadUriError: `path` names no store. The message says what to write instead.
+
+        Ranks:
+            Each rank makes one with the same arguments, and `dcp.save` calls its methods.
 
         """
         self._location = path
@@ -63,35 +73,45 @@ class StorageWriter(storage.StorageWriter):
         self._patience = patience
         self._save_id = new_nonce()
         if path is not None:
-            uri_of(path)
+            folder_uri(path)
 
     @property
     def checkpoint_id(self) -> Location | None:
-        """What the next save is going to be called."""
+        """The folder that the next save writes to."""
         return self._location
 
     @classmethod
     @override
     def validate_checkpoint_id(cls, checkpoint_id: Location) -> bool:
-        """Whether that is a folder's name: of a store that is known, in a form that is safe."""
+        """Tell whether `checkpoint_id` names a folder of a store that is known, in a form that is safe."""
         return is_folder_name(checkpoint_id)
 
     @override
     def reset(self, checkpoint_id: Location | None = None) -> None:
-        """What comes is another save, into `checkpoint_id` if that is given."""
+        """Prepare for another save, into `checkpoint_id` if it is given.
+
+        Raises:
+            BadUriError: `checkpoint_id` names no store.
+
+        """
         if checkpoint_id is not None:
-            uri_of(checkpoint_id)
+            folder_uri(checkpoint_id)
             self._location = checkpoint_id
 
     @override
     def storage_meta(self) -> StorageMeta:
-        """What planners are told of the save."""
+        """Return the name and id of the save, for planners and `.metadata`."""
         name = None if self._location is None else os.fspath(self._location)
         return StorageMeta(checkpoint_id=name, save_id=self._save_id)
 
     @override
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raises SaveError if the save is one without coordination of the ranks."""
+        """Check that the ranks coordinate the save.
+
+        Raises:
+            SaveError: The save is one with use_collectives=False.
+
+        """
         if not kwargs.get("use_collectives", True):
             raise SaveError(
                 "with use_collectives=False no rank knows when all have written: leave it out, or save with torch's "
@@ -100,16 +120,16 @@ class StorageWriter(storage.StorageWriter):
 
     @override
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
+        """Return the plan as it is."""
         return plan
 
     @override
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Each rank knows its number, by which its objects are named.
+        """Give each rank its number, which its objects' names contain. Runs on the coordinator.
 
         Raises:
-            ObjectExistsError: a checkpoint is there, and may not be replaced.
-            StorageError: the store gave no answer, or refused.
+            ObjectExistsError: The folder holds a checkpoint, and `overwrite` is False.
+            StorageError: The store gave no answer, or refused.
 
         """
         with self._open() as folder:
@@ -124,12 +144,15 @@ class StorageWriter(storage.StorageWriter):
 
     @override
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[storage.WriteResult]]:
-        """This rank's objects are durable.
+        """Write this rank's objects durably.
+
+        Returns:
+            A future that is done already, with where each item is stored.
 
         Raises:
-            SaveError: a planner gave other elements than it had planned.
-            ValueError: a tensor is of a dtype that can't be saved.
-            StorageError: the store gave no answer, or refused.
+            SaveError: The planner gave other elements than it had planned.
+            ValueError: A tensor is of a dtype that can't be saved.
+            StorageError: The store gave no answer, or refused.
 
         """
         share = Share(plan.items, planner.resolve_data)
@@ -139,14 +162,14 @@ class StorageWriter(storage.StorageWriter):
             step=0,
             claim=0,
             nonce=self._save_id,
-            tensors=share.tensors,
+            structure=Structure.build(share.tensors),
             values=share.values,
         )
         with self._open() as folder:
-            taken = self._numbers_taken(folder, order.rank)
+            taken = self._next_file_number(folder, order.rank)
             files = [
                 replace(file, name=f"__{order.rank}_{taken + number}.distcp")
-                for number, file in enumerate(files_for(folder, order))
+                for number, file in enumerate(plan_files(folder, order))
             ]
             objects = write_files(folder, folder.name, files, share, patience=self._patience)
         results = [
@@ -155,7 +178,9 @@ class StorageWriter(storage.StorageWriter):
                 size_in_bytes=sum(piece.length_bytes for piece in written.pieces),
                 storage_data=written,
             )
-            for item, written in share.written(files, manifest_of(order, inventory_of(files), objects, {}))
+            for item, written in share.locate_items(
+                files, build_manifest(order, build_inventory(files), objects)
+            )
         ]
         future: Future[list[storage.WriteResult]] = Future()
         future.set_result(results)
@@ -163,19 +188,21 @@ class StorageWriter(storage.StorageWriter):
 
     @override
     def finish(self, metadata: Metadata, results: list[list[storage.WriteResult]]) -> None:
-        """The checkpoint can be read, and survives a power cut; of an earlier one in the folder nothing is left.
+        """Put `.metadata`, and delete what is left of an earlier checkpoint in the folder. Runs on the coordinator.
+
+        Afterwards the checkpoint can be read, and survives a power cut.
 
         Raises:
-            ObjectExistsError: somebody else has finished another checkpoint there meanwhile.
-            StorageError: the store gave no answer, refused, or doesn't show here what the other ranks have written.
+            ObjectExistsError: Somebody else has finished another checkpoint there meanwhile.
+            StorageError: The store gave no answer, refused, or doesn't show here what the other ranks have written.
 
         """
         written = {each.index: each.storage_data for of_rank in results for each in of_rank}
-        whole = with_places(replace(metadata, version=_VERSION), written)
+        whole = add_storage_places(replace(metadata, version=_VERSION), written)
         whole.storage_meta = self.storage_meta()
         data = pickle.dumps(whole)
         own = ObjectRecord(path=METADATA_NAME, size_bytes=len(data), blocks=block_crcs([data], BLOCK_BYTES))
-        manifest = joined_manifest(written.values(), nonce=self._save_id, more=(own,))
+        manifest = join_manifests(written.values(), nonce=self._save_id, more=(own,))
         with self._open() as folder:
             self._finish(folder, data, manifest)
         self._save_id = new_nonce()
@@ -184,7 +211,7 @@ class StorageWriter(storage.StorageWriter):
         written = {each.path: each.size_bytes for each in manifest.objects if each.path != METADATA_NAME}
         listed = self._patience.retry(lambda: self._listed(folder, written))
         old = {name for name in listed if is_object_name(name) and name not in written}
-        # Without its `.metadata` the earlier checkpoint isn't there; from here to the put of the new one none is.
+        # Without its `.metadata` the earlier checkpoint is gone: until the new one is put there is none.
         data = sorted(name for name in old if _DATA.fullmatch(name))
         self._delete(folder, sorted(old.difference(data)))
         self._put(folder, manifest_name(0), manifest.to_json())
@@ -192,11 +219,11 @@ class StorageWriter(storage.StorageWriter):
         self._delete(folder, data)
 
     def _put(self, folder: Folder, name: str, data: bytes) -> None:
-        """The object holds these bytes, whole and durably."""
+        """Put the object, whole and durably; it may hold these bytes already."""
         path = folder.path(name)
         if self._patience.retry(lambda: folder.put_if_absent(path, data)):
             return
-        # A try before may have got through without an answer.
+        # An earlier try may have gone through without an answer.
         if self._patience.retry(lambda: folder.read(path)) != data:
             raise ObjectExistsError(
                 f"{folder.own_uri}/{name} was put by somebody else meanwhile: two jobs save into one folder"
@@ -206,15 +233,23 @@ class StorageWriter(storage.StorageWriter):
         for path in map(folder.path, names):
             self._patience.retry(partial(folder.delete, path))
 
-    def _numbers_taken(self, folder: Folder, rank: int) -> int:
-        """Objects of this rank that are there, of an earlier checkpoint or a save that was killed, keep their names."""
+    def _next_file_number(self, folder: Folder, rank: int) -> int:
+        """Return the first number that no object of this rank has.
+
+        Objects of earlier saves, and of saves that were killed, keep their names.
+        """
         names = self._patience.retry(lambda: self._listed(folder, {}, f"__{rank}_"))
         found = map(_DATA.fullmatch, names)
         return max((int(match[2]) + 1 for match in found if match), default=0)
 
     @staticmethod
     def _listed(folder: Folder, expected: Mapping[str, int], prefix: str = "") -> Collection[str]:
-        """What is in the folder. Raises TransientStorageError if it doesn't show what was written, by these sizes."""
+        """List the folder.
+
+        Raises:
+            TransientStorageError: The folder doesn't show the objects in `expected` with these sizes, in bytes.
+
+        """
         found = {stat.path.removeprefix(folder.path("")): stat for stat in folder.list(folder.path(prefix))}
         lacking = [
             name for name, size in expected.items() if name not in found or found[name].size_bytes != size

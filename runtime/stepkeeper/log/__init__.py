@@ -1,33 +1,35 @@
-"""The log of a root: who may write, what is committed, where Latest is. One object per slot, put if absent."""
+"""Keep the log of a root: who may write, what is committed, where Latest is.
 
+It has one object per slot, put if absent.
+"""
+
+from stepkeeper.log.claims import Claim
 from stepkeeper.log.entries import (
-    Begin,
-    Commit,
-    Delete,
+    BeginEntry,
+    CommitEntry,
+    DeleteEntry,
     Entry,
-    LegacyBase,
-    ManifestRef,
-    Owner,
-    Quarantine,
-    Restored,
-    Void,
+    QuarantineEntry,
+    RestoredEntry,
+    VoidEntry,
 )
-from stepkeeper.log.log import Claim, Log
-from stepkeeper.log.state import CommitRecord, LogState
+from stepkeeper.log.log import Log
+from stepkeeper.log.records import CommitRecord, ForeignBase, ManifestRef, Owner
+from stepkeeper.log.state import LogState
 
 __all__ = [
-    "Begin",
+    "BeginEntry",
     "Claim",
-    "Commit",
+    "CommitEntry",
     "CommitRecord",
-    "Delete",
+    "DeleteEntry",
     "Entry",
-    "LegacyBase",
+    "ForeignBase",
     "Log",
     "LogState",
     "ManifestRef",
     "Owner",
-    "Quarantine",
-    "Restored",
-    "Void",
+    "QuarantineEntry",
+    "RestoredEntry",
+    "VoidEntry",
 ]

@@ -1,4 +1,4 @@
-"""The entries of the log and their JSON. Pure; the order and the rules are in `state`."""
+"""Encode the entries of the log as JSON, and decode them. Pure; their order and the rules are in `state`."""
 
 import json
 import re
@@ -8,134 +8,90 @@ from typing import Any, Final
 
 from stepkeeper.contract.wire import ContractError, decode, encode_json
 from stepkeeper.errors import LogFormatError
+from stepkeeper.log.records import ForeignBase, Index, ManifestRef, Owner, StateAfter
 from stepkeeper.storage.crc import crc32c
 
 __all__ = [
     "FORMAT",
-    "Begin",
+    "BeginEntry",
     "Body",
-    "Commit",
-    "CommitRecord",
-    "Delete",
+    "CommitEntry",
+    "DeleteEntry",
     "Entry",
-    "Index",
-    "LegacyBase",
-    "ManifestRef",
-    "Owner",
-    "Quarantine",
-    "Restored",
-    "StateAfter",
-    "Void",
+    "QuarantineEntry",
+    "RestoredEntry",
+    "VoidEntry",
     "new_nonce",
 ]
 
 FORMAT: Final = 1
-"""A reader refuses any other: an older stepkeeper must not guess at what a newer one wrote."""
+"""The format of entries. A reader refuses any other: an older stepkeeper must not guess at what a newer one wrote."""
 
 _SEALED: Final = re.compile(rb'(.*),"crc32c":([0-9]{1,10})\}', re.DOTALL)
-"""An entry, whose last key is the checksum of all bytes before it."""
+"""Matches an entry, whose last key is the checksum of all bytes before it."""
 
 
 def new_nonce() -> str:
-    """128 random bits: an entry, or a save, that no other process can have named."""
+    """Draw 128 random bits that name an entry or a save. No other process can have drawn the same."""
     return secrets.token_hex(16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """The job that a claim acts for."""
-
-    name: str
-    """namespace/name"""
-
-    uid: str
-    jobset_number: int
-    restart_attempt: int
-
-    @property
-    def ordinal(self) -> tuple[int, int]:
-        return (self.jobset_number, self.restart_attempt)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestRef:
-    """Rank 0's manifest. Everything else of the checkpoint is reached, and checked, from it."""
-
-    path: str
-    """Relative to the checkpoint's folder."""
-
-    size_bytes: int
-    crc32c: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegacyBase:
-    """A checkpoint of another writer, stock DCP or torch_xla, that was in the root before anything was committed."""
-
-    step: int
-    folder: str
-    """Relative to the root; `.metadata` is in it."""
-
-    reason: str | None = None
-    """Why it is this one and not a newer one, where such was there; for people."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class BeginEntry:
     """A process claims the root; HEAD is `base` from here on."""
 
     base: int | None = None
-    """Slot of the commit that it goes on from; None: from `legacy`, or from nothing."""
+    """The slot of the commit that it goes on from. None: it goes on from `legacy`, or from nothing."""
 
-    legacy: LegacyBase | None = None
-    """What it goes on from where that is no commit."""
+    legacy: ForeignBase | None = None
+    """The step of another writer that it goes on from, if it goes on from one."""
 
     scratch: bool | None = None
-    """True: from nothing, whatever is in the root, since somebody said so."""
+    """True if it goes on from nothing, whatever is in the root, because somebody has asked for that."""
 
     owner: Owner | None = None
-    """None: started by hand."""
+    """The job of the process. None: it was started by hand."""
 
     host: str = ""
-    """For people."""
+    """The process's host, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """All ranks of the claim read `commit` whole, and every block was as its manifest says."""
+class RestoredEntry:
+    """Every rank of the claim has read `commit` whole, and every block was as its manifest says."""
 
     commit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class CommitEntry:
     """A checkpoint is durable and whole; HEAD is this entry from here on."""
 
     step: int
     folder: str
-    """Relative to the root."""
+    """Its path in the root."""
 
     size_bytes: int
     manifest: ManifestRef
     parent: int | None = None
-    """Slot of the commit that was HEAD."""
+    """The slot of the commit that was HEAD."""
 
-    legacy: LegacyBase | None = None
-    """Without a parent: what the training had gone on from."""
+    legacy: ForeignBase | None = None
+    """The step of another writer that the training had gone on from, if there is no parent."""
 
     metrics: dict[str, str] | None = None
-    """What the training said of the step: numbers, as Python writes them. None: nothing."""
+    """Metrics of the step: numbers, as Python writes them. None: there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
-    """These commits are no more; their data may go."""
+class DeleteEntry:
+    """These commits are deleted; their data may be removed."""
 
     commits: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantine:
+class QuarantineEntry:
     """The bytes of `commit` were read bad. Its data stays for people to look at."""
 
     commit: int
@@ -143,86 +99,32 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Void:
+class VoidEntry:
     """A save was given up; this slot will never hold its commit."""
 
     folder: str
     reason: str
 
 
-Body = Begin | Restored | Commit | Delete | Quarantine | Void
+Body = BeginEntry | RestoredEntry | CommitEntry | DeleteEntry | QuarantineEntry | VoidEntry
 
 _KINDS: Final[dict[str, type[Body]]] = {
-    "begin": Begin,
-    "restored": Restored,
-    "commit": Commit,
-    "delete": Delete,
-    "quarantine": Quarantine,
-    "void": Void,
+    "begin": BeginEntry,
+    "restored": RestoredEntry,
+    "commit": CommitEntry,
+    "delete": DeleteEntry,
+    "quarantine": QuarantineEntry,
+    "void": VoidEntry,
 }
 _KIND_OF: Final = {kind: name for name, kind in _KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRecord:
-    """A commit as later entries left it."""
-
-    slot: int
-    claim: int
-    step: int
-    folder: str
-    size_bytes: int
-    manifest: ManifestRef
-    parent: int | None = None
-    """The nearest live ancestor's slot: follows deletions and quarantines."""
-
-    legacy: LegacyBase | None = None
-    """Where there is no live ancestor: what lies below all commits of this line."""
-
-    verified: bool = False
-    """Restored whole by a later claim."""
-
-    quarantined: bool = False
-    metrics: dict[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
-    """All that a reader needs to go on from an entry without reading any before it."""
-
-    commits: tuple[CommitRecord, ...]
-    """Live and quarantined, by slot."""
-
-    owners: tuple[Owner, ...]
-    """For each uid that ever began, its greatest ordinal; the last begin's owner is the last one."""
-
-    owner: Owner | None = None
-    """The last begin's."""
-
-    legacy: LegacyBase | None = None
-    """As in the state."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateAfter:
-    """What every entry says about the log up to and with itself."""
-
-    root: str
-    """Nonce of slot 0: the root's identity."""
-
-    claim: int
-    """Slot of the last begin."""
-
-    index: int
-    """Slot of the newest entry that carries an index: this one, or one before."""
-
-    head: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
+    """One entry of the log."""
+
     claim: int
-    """Slot of the begin of the claim that wrote it; a begin's own slot."""
+    """The slot of the begin of the claim that wrote it; for a begin its own slot."""
 
     nonce: str
     body: Body
@@ -231,9 +133,11 @@ class Entry:
 
     @property
     def kind(self) -> str:
+        """The name of its kind in JSON."""
         return _KIND_OF[type(self.body)]
 
     def to_json(self) -> bytes:
+        """Encode the entry, and seal it with its checksum."""
         envelope = {
             "format": FORMAT,
             "kind": self.kind,
@@ -247,7 +151,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Entry":
-        """Raises LogFormatError that names `where`, the entry's object."""
+        """Decode an entry. Raises LogFormatError that names `where`, the entry's object."""
         sealed = _SEALED.fullmatch(data)
         if sealed and crc32c(sealed[1]) != int(sealed[2]):
             raise LogFormatError(

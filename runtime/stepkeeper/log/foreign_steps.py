@@ -1,43 +1,44 @@
-"""Which steps of other writers are in a root, by the names of their objects. Pure but for the listing."""
+"""Find the steps of other writers in a root by the names of their objects. Pure but for the listing."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepkeeper.log.entries import CommitRecord, LegacyBase
+from stepkeeper.log.records import CommitRecord, ForeignBase
 from stepkeeper.log.state import LogState
 from stepkeeper.storage import ObjectStat, Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
     "METADATA",
-    "LegacyRecord",
-    "LegacyStep",
+    "ForeignRecord",
+    "ForeignStep",
     "Restorable",
-    "below",
     "find_steps",
-    "found_in",
+    "find_steps_below",
+    "find_steps_in",
+    "find_unnamed_in",
+    "name_record",
     "root_of",
-    "unnamed_in",
 ]
 
 METADATA: Final = ".metadata"
-"""Stock DCP writes it last: without it nothing is complete."""
+"""The object that stock DCP writes last: without it nothing is complete."""
 
 _TRACKED: Final = ".manager_metadata"
-"""What torch_xla's CheckpointManager puts beside it."""
+"""The object that torch_xla's CheckpointManager puts beside it."""
 
 _NAME: Final = re.compile(r"(?:(?:global_?)?(?:step|checkpoint|ckpt|iter)[-_]?)?([0-9]{1,15})")
 _OURS: Final = re.compile(r"[0-9]+-[0-9a-f]{32}/.*")
 _COMMIT: Final = re.compile(r"(?:(.*)/)?[0-9]+/[0-9]+-[0-9a-f]{32}")
-"""A folder of ours, in a root that may be below this one."""
+"""Matches a folder of one of our commits, in a root that may be below this one."""
 _DATA: Final = ".distcp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegacyStep:
-    """A folder of the root with a checkpoint, or what there is of it."""
+class ForeignStep:
+    """A folder of the root with another writer's checkpoint, or what there is of it."""
 
     step: int
     folder: str
@@ -49,48 +50,58 @@ class LegacyStep:
         return sum(self.objects.values())
 
     @property
-    def finished(self) -> bool:
-        """Whether its writer came to the end: what was lost or cut later doesn't show here."""
+    def is_finished(self) -> bool:
+        """True if its writer came to the end. What was lost or cut later doesn't show here."""
         return METADATA in self.objects
 
     @property
     def writer(self) -> str:
+        """The name of the library that wrote it."""
         return "torch_xla" if _TRACKED in self.objects else "torch.distributed.checkpoint"
 
     @property
-    def base(self) -> LegacyBase:
-        return LegacyBase(step=self.step, folder=self.folder)
+    def base(self) -> ForeignBase:
+        """The step as the log names it."""
+        return ForeignBase(step=self.step, folder=self.folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LegacyRecord:
-    """A step of another writer as what was restored, as a commit's record is."""
+class ForeignRecord:
+    """A step of another writer that was restored, or can be, as a CommitRecord is for a commit."""
 
     slot: int
-    """Of the begin that goes on from it; before there is one, of the one that would."""
+    """The slot of the begin that goes on from it; before there is one, the slot that such a begin would get."""
 
     step: int
     folder: str
 
     @property
-    def base(self) -> LegacyBase:
-        return LegacyBase(step=self.step, folder=self.folder)
+    def base(self) -> ForeignBase:
+        """The step as the log names it."""
+        return ForeignBase(step=self.step, folder=self.folder)
 
 
-Restorable = CommitRecord | LegacyRecord
+Restorable = CommitRecord | ForeignRecord
 """A checkpoint that a state can be restored from."""
 
 
-def find_steps(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> tuple[LegacyStep, ...]:
-    """The steps of other writers, newest first, finished or not."""
-    return found_in(patience.retry(lambda: store.list("")))
+def name_record(record: Restorable) -> str:
+    """Name a checkpoint in messages for people."""
+    if isinstance(record, ForeignRecord):
+        return f"step {record.step} of another writer ({record.folder})"
+    return f"the commit of step {record.step} ({record.folder})"
 
 
-def found_in(listed: Collection[ObjectStat]) -> tuple[LegacyStep, ...]:
-    """Of a root's objects, the steps of other writers, newest first.
+def find_steps(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> tuple[ForeignStep, ...]:
+    """List the steps of other writers in a root, newest first, finished or not."""
+    return find_steps_in(patience.retry(lambda: store.list("")))
 
-    A folder of the root is one if its name is a step's and a `.metadata` or a `.distcp` object is right in it.
-    Two folders of one step: the shorter name goes first, as the one of the digits alone does.
+
+def find_steps_in(listed: Collection[ObjectStat]) -> tuple[ForeignStep, ...]:
+    """Find the steps of other writers among a root's objects, newest first.
+
+    A folder of the root is a step if its name is a step's and a `.metadata` or a `.distcp` object is right in
+    it. If two folders are of one step, the one with the shorter name goes first, as one of digits alone does.
     """
     folders: dict[str, dict[str, int]] = {}
     for stat in listed:
@@ -98,15 +109,15 @@ def found_in(listed: Collection[ObjectStat]) -> tuple[LegacyStep, ...]:
         if path and _NAME.fullmatch(folder) and not _OURS.fullmatch(path):
             folders.setdefault(folder, {})[path] = stat.size_bytes
     steps = [
-        LegacyStep(step=_step_of(folder), folder=folder, objects=objects)
+        ForeignStep(step=_step_of(folder), folder=folder, objects=objects)
         for folder, objects in folders.items()
         if any(path == METADATA or ("/" not in path and path.endswith(_DATA)) for path in objects)
     ]
     return tuple(sorted(steps, key=lambda each: (-each.step, len(each.folder), each.folder)))
 
 
-def unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
-    """The folders with a checkpoint that is no step here, by their names or because they are further down.
+def find_unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
+    """Find the folders whose checkpoint is no step here, because of their names or because they are further down.
 
     "" is the root itself. Our own commits are none of them; those of a root that is below this one are.
     """
@@ -116,7 +127,7 @@ def unnamed_in(listed: Collection[ObjectStat]) -> tuple[str, ...]:
 
 
 def root_of(folder: str) -> str | None:
-    """The folder that has this checkpoint as a step's or as a commit; None if its name is that of neither."""
+    """Find the folder in which this checkpoint is a step or a commit; None if its name is that of neither."""
     ours = _COMMIT.fullmatch(folder)
     if ours is not None:
         return ours[1] or ""
@@ -124,10 +135,10 @@ def root_of(folder: str) -> str | None:
     return above if _NAME.fullmatch(name) else None
 
 
-def below(state: LogState, find: Callable[[], Collection[LegacyStep]]) -> tuple[LegacyStep, ...]:
-    """Of the steps that `find` finds, those that HEAD's line goes on from: what it says, and all that are older.
+def find_steps_below(state: LogState, find: Callable[[], Collection[ForeignStep]]) -> tuple[ForeignStep, ...]:
+    """Find the steps that HEAD's line goes on from: the one that it names, and all older ones.
 
-    Where nothing is committed these are all of them. Nothing is looked for where there can't be one.
+    If nothing is committed these are all steps. `find`, which lists them, is called only if there can be one.
     """
     if not state.commits:
         return tuple(find())

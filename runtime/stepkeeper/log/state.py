@@ -1,60 +1,56 @@
-"""The log replayed: what its entries, in their order, mean. Pure."""
+"""Replay the log: compute what its entries mean in their order. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from stepkeeper.errors import FencedError, ForeignRootError, LogFormatError, RestoreError
+from stepkeeper.errors import LogFormatError, RestoreError
 from stepkeeper.log.entries import (
-    Begin,
+    BeginEntry,
     Body,
-    Commit,
-    CommitRecord,
-    Delete,
+    CommitEntry,
+    DeleteEntry,
     Entry,
-    Index,
-    LegacyBase,
-    Owner,
-    Quarantine,
-    Restored,
-    StateAfter,
-    Void,
+    QuarantineEntry,
+    RestoredEntry,
+    VoidEntry,
 )
+from stepkeeper.log.records import CommitRecord, ForeignBase, Index, Owner, StateAfter
 
-__all__ = ["Base", "CommitRecord", "LogState", "apply", "check_owner", "entry_for", "resolve_base"]
-
-Base = int | LegacyBase | None
-"""What a begin goes on from: a commit's slot, another writer's step, nothing."""
+__all__ = ["CommitRecord", "LogState", "apply", "entry_for"]
 
 _INDEX_EVERY: Final = 16
-"""At most that many entries are read to open a log, whatever its length."""
+"""The most entries that are read to open a log, whatever its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
+    """The state of a log after some entry."""
+
     tail: int = -1
-    """Greatest slot; -1: the log is empty."""
+    """The greatest slot; -1 if the log is empty."""
 
     root: str | None = None
     head: int | None = None
     claim: int | None = None
     index: int = -1
     commits: Mapping[int, CommitRecord] = field(default_factory=dict)
-    """Live and quarantined commits by slot, in the order of slots."""
+    """The live and quarantined commits by slot, in the order of slots."""
 
-    legacy: LegacyBase | None = None
-    """Where HEAD is no commit: the step of another writer that Latest means instead."""
+    legacy: ForeignBase | None = None
+    """The step of another writer that Latest means, if HEAD is no commit."""
 
     owner: Owner | None = None
     owners: Mapping[str, Owner] = field(default_factory=dict)
 
     @property
     def live(self) -> tuple[CommitRecord, ...]:
+        """The commits that are not quarantined."""
         return tuple(record for record in self.commits.values() if not record.quarantined)
 
     @property
     def latest(self) -> CommitRecord | None:
-        """What HEAD names."""
+        """The commit that HEAD names."""
         return None if self.head is None else self.commits[self.head]
 
     @property
@@ -68,7 +64,7 @@ class LogState:
         return tuple(found)
 
     def live_commit(self, slot: int) -> CommitRecord:
-        """Raises RestoreError, listing what there is."""
+        """Find a live commit by its slot. Raises RestoreError, which lists the live commits."""
         record = self.commits.get(slot)
         if record is None or record.quarantined:
             there = ", ".join(f"{r.slot} (step {r.step})" for r in self.live) or "none"
@@ -76,70 +72,26 @@ class LogState:
             raise RestoreError(f"commit {slot} {state}; live commits: {there}")
         return record
 
-    def stands_on(self, base: int | LegacyBase) -> bool:
-        """True if `base` is what HEAD means."""
+    def stands_on(self, base: int | ForeignBase) -> bool:
+        """Tell whether `base` is what HEAD means."""
         if isinstance(base, int):
             return self.head == base
         return self.head is None and self.legacy is not None and self.legacy.folder == base.folder
 
     def commit_in(self, folder: str) -> CommitRecord | None:
-        """The commit whose data is in `folder`: how one learns whether a lost save went in."""
+        """Find the commit whose data is in `folder`.
+
+        So one learns whether a save that got no answer is in the log.
+        """
         return next((record for record in self.commits.values() if record.folder == folder), None)
 
 
-def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | None) -> None:
-    """Nothing, if `owner` may claim the root. Raises FencedError or ForeignRootError."""
-    if owner is not None:
-        known = state.owners.get(owner.uid)
-        if known is not None and known.ordinal > owner.ordinal:
-            raise FencedError(
-                f"start {list(known.ordinal)} of {owner.name} has claimed this root; "
-                f"this is the older start {list(owner.ordinal)}"
-            )
-    last = state.owner
-    if last is None or (owner is not None and owner.name == last.name):
-        return
-    if take_over is True or take_over == last.name:
-        return
-    raise ForeignRootError(
-        f"this root belongs to {last.name}; to go on with it under "
-        f"{owner.name if owner else 'no job name'}, stop that job and take it over by that name"
-    )
-
-
-def resolve_base(
-    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], LegacyBase | None] = lambda: None
-) -> Base:
-    """What a begin goes on from: `base` if given, nothing from scratch, else what HEAD means.
-
-    Where nothing is committed `offer` is asked for another writer's step. Raises RestoreError if `base` isn't live, or
-    if HEAD is nothing although there were commits.
-    """
-    if base is not None:
-        return base if isinstance(base, LegacyBase) else state.live_commit(base).slot
-    if scratch:
-        return None
-    if state.head is not None:
-        return state.head
-    if not state.commits:
-        return offer() or state.legacy
-    if state.legacy is None:
-        bad = ", ".join(f"{r.slot} (step {r.step})" for r in state.commits.values() if r.quarantined)
-        live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
-        raise RestoreError(
-            f"this root holds commits, but no latest one; quarantined: {bad or 'none'}; on abandoned branches: "
-            f"{live or 'none'}. Give the training another root; or, for it to start from scratch in this one, "
-            "have stepkeeper.log.Log(store).begin(scratch=True) say so"
-        )
-    return state.legacy
-
-
 def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> Entry:
-    """The entry that says `body` at the slot after `state`; `claim` is None for a begin."""
+    """Make the entry that says `body` in the slot after `state`; `claim` is None for a begin."""
     slot = state.tail + 1
     writer = slot if claim is None else claim
     after = _applied(state, slot, writer, nonce, body)
-    indexed = isinstance(body, Begin) or slot - state.index >= _INDEX_EVERY
+    indexed = isinstance(body, BeginEntry) or slot - state.index >= _INDEX_EVERY
     return Entry(
         claim=writer,
         nonce=nonce,
@@ -150,9 +102,9 @@ def entry_for(state: LogState, body: Body, *, claim: int | None, nonce: str) -> 
 
 
 def apply(state: LogState, slot: int, entry: Entry) -> LogState:
-    """The state with `entry` at `slot`. Raises LogFormatError if the entry contradicts those before it."""
+    """Compute the state with `entry` at `slot`. Raises LogFormatError if the entry contradicts those before it."""
     if state.tail < 0 < slot:
-        # Opened in the middle: an index stands for all before it.
+        # The log was opened in the middle: an index stands for all entries before it.
         return _from_index(slot, entry)
     if slot != state.tail + 1:
         raise LogFormatError(f"slot {slot} read after slot {state.tail}")
@@ -197,31 +149,31 @@ def _from_index(slot: int, entry: Entry) -> LogState:
 
 
 def _applied(state: LogState, slot: int, claim: int, nonce: str, body: Body) -> LogState:
-    if not isinstance(body, Begin) and claim != state.claim:
+    if not isinstance(body, BeginEntry) and claim != state.claim:
         raise LogFormatError(f"slot {slot} is of claim {claim}, but claim {state.claim} owns the log there")
     moved = replace(state, tail=slot, root=nonce if state.root is None else state.root)
     match body:
-        case Begin():
+        case BeginEntry():
             return _begun(moved, slot, body)
-        case Commit():
+        case CommitEntry():
             return _committed(moved, slot, claim, body)
-        case Delete():
+        case DeleteEntry():
             for commit in body.commits:
                 moved = _without(moved, commit, slot)
             return moved
-        case Quarantine():
+        case QuarantineEntry():
             record = _record(moved, body.commit, slot)
             without = _without(moved, body.commit, slot)
             kept = replace(record, quarantined=True)
             return replace(without, commits=dict(sorted({**without.commits, record.slot: kept}.items())))
-        case Restored():
+        case RestoredEntry():
             record = replace(_record(moved, body.commit, slot), verified=True)
             return replace(moved, commits={**moved.commits, record.slot: record})
-        case Void():
+        case VoidEntry():
             return moved
 
 
-def _begun(state: LogState, slot: int, body: Begin) -> LogState:
+def _begun(state: LogState, slot: int, body: BeginEntry) -> LogState:
     if body.base is not None:
         _record(state, body.base, slot)
         if body.legacy is not None:
@@ -233,7 +185,7 @@ def _begun(state: LogState, slot: int, body: Begin) -> LogState:
     return replace(state, claim=slot, head=body.base, legacy=body.legacy, owner=body.owner, owners=owners)
 
 
-def _committed(state: LogState, slot: int, claim: int, body: Commit) -> LogState:
+def _committed(state: LogState, slot: int, claim: int, body: CommitEntry) -> LogState:
     if body.parent != state.head:
         raise LogFormatError(f"slot {slot} has parent {body.parent}, but HEAD is {state.head} there")
     if body.legacy != state.legacy:
@@ -260,7 +212,7 @@ def _record(state: LogState, commit: int, slot: int) -> CommitRecord:
 
 
 def _without(state: LogState, commit: int, slot: int) -> LogState:
-    """`commit` is off every line: its children, and HEAD, go on from its parent."""
+    """Take `commit` off every line: its children, and HEAD, go on from its parent."""
     if commit not in state.commits:
         raise LogFormatError(f"slot {slot} names commit {commit}, which isn't there")
     gone = state.commits[commit]

@@ -1,4 +1,7 @@
-"""When things were put into a root, by the store's own clock: for keeping by age, and how long a training goes on."""
+"""Find out when objects were put into a root, by the store's own clock.
+
+Keeping commits by age needs it, and the estimate of how often a training is disrupted.
+"""
 
 from collections.abc import Iterable
 from functools import partial
@@ -17,7 +20,7 @@ _log: Final = logger(__name__)
 
 
 class StoreTimes:
-    """Asks the store, of each object once."""
+    """Ask the store when objects were put, once for each object."""
 
     def __init__(self, store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> None:
         self._store = store
@@ -25,7 +28,7 @@ class StoreTimes:
         self._known: dict[int, float] = {}
 
     def of_commits(self, commits: Iterable[CommitRecord]) -> dict[int, float]:
-        """By slot, when each of `commits` was written, as far as the store says. Raises StorageError."""
+        """Return, by slot, when each of `commits` was written, as far as the store says. Raises StorageError."""
         found = {}
         for record in commits:
             # Rank 0's manifest is put just before the entry, and isn't in a folder of many thousand objects.
@@ -37,7 +40,10 @@ class StoreTimes:
         return found
 
     def between_s(self, first: int, last: int) -> int | None:
-        """From the entry at slot `first` to the one at `last`. None: the store doesn't say, or gives no answer."""
+        """Return the seconds between the entries at slots `first` and `last`.
+
+        None: the store doesn't say, or gives no answer.
+        """
         try:
             first_s, last_s = self._time_of(slot_path(first)), self._time_of(slot_path(last))
         except StorageError as error:

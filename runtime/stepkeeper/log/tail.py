@@ -1,4 +1,4 @@
-"""Where the log ends: which slot is the greatest."""
+"""Find the end of the log: its greatest slot."""
 
 import re
 from collections.abc import Sequence
@@ -11,22 +11,23 @@ from stepkeeper.storage.retry import Patience
 __all__ = ["LOG_PREFIX", "PAGE", "find_tail", "slot_path"]
 
 PAGE: Final = 1000
-"""Slots in one answer of a listing. No answer of Cloud Storage's has more."""
+"""The most slots in one answer of a listing. No answer of Cloud Storage has more."""
 
 _NAME: Final = re.compile(r"([0-9]{8,})\.json")
 
 
 def slot_path(slot: int) -> str:
+    """Return the path of a slot's object."""
     return f"{LOG_PREFIX}{slot:08d}.json"
 
 
 def find_tail(store: Store, patience: Patience) -> int:
-    """The greatest slot, or one that was the greatest during this call; -1: the log is empty.
+    """Find the greatest slot, or one that was the greatest during this call; -1 if the log is empty.
 
-    A log of up to PAGE slots is listed. Of a longer one, where the store lists from a given name on, the end is
-    searched for: by steps that double, then by halving, until a page is the last one. That is about
-    2 * log2(slots / PAGE) pages. What comes after the slot that is answered is known not to be there, so no slot is
-    ever put behind a gap; a gap before it is noticed where a page that was looked at has it, the first one always.
+    A log of up to PAGE slots is listed. The end of a longer one is searched for, if the store can list from a
+    given name on: by steps that double, then by halving, until a page is the last one. That takes about 2 *
+    log2(slots / PAGE) pages. The slot after the answer is known to be empty, so no slot is ever put behind a
+    gap. A gap before it is noticed on the pages that were looked at, of which the first page is always one.
 
     Raises LogGapError.
     """
@@ -42,7 +43,7 @@ def find_tail(store: Store, patience: Patience) -> int:
             if len(page) < PAGE:
                 return known
         elif len(page) == PAGE:
-            # More names that are no slots than a page holds: paging isn't made for that.
+            # A page full of names that are no slots: paging isn't made for that.
             return _last_of_all(store, patience)
         elif start <= known + 1:
             return known
@@ -52,7 +53,7 @@ def find_tail(store: Store, patience: Patience) -> int:
 
 
 def _next_start(known: int, nothing_from: int | None) -> int:
-    """Where to look next: `known` is there, nothing is from `nothing_from` on."""
+    """Choose where to look next: slot `known` is there, and nothing is from `nothing_from` on."""
     if nothing_from is None:
         return 2 * (known + 1)
     if nothing_from - known <= PAGE:
@@ -69,17 +70,17 @@ def _last_of_all(store: Store, patience: Patience) -> int:
 
 
 def _slots(found: Sequence[ObjectStat]) -> list[int]:
-    """What is `found`, without names that are no slots: these are no business of the log."""
+    """List the slots in what was found. Names that are no slots are no business of the log."""
     names = (_NAME.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in found)
     return sorted(int(name[1]) for name in names if name and f"{int(name[1]):08d}" == name[1])
 
 
 def _last_of(store: Store, patience: Patience, slots: Sequence[int], start: int) -> int:
-    """The last of `slots`, which were found from `start` on."""
+    """Find the last of `slots`, which were found from `start` on."""
     for expected, slot in enumerate(slots, start):
         if slot != expected:
             _check_no_gap(store, patience, expected)
-            # It came while the listing was made: so may others have. The caller reads on from here.
+            # The slot came while the listing was made, and so may others have. The caller reads on from here.
             return expected
     return start + len(slots) - 1
 

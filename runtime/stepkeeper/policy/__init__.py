@@ -1,4 +1,4 @@
-"""When to save, and what to keep, as small frozen values that combine: `policy.save` and `policy.keep`."""
+"""Decide when to save and what to keep, by small frozen values that combine: `policy.save` and `policy.keep`."""
 
 from stepkeeper.policy import keep, save
 

@@ -1,4 +1,7 @@
-"""What to keep: frozen values, asked after each commit. Pure, and known to the companion process, which deletes."""
+"""Select which commits to keep, by frozen values that are asked after each commit.
+
+The module is pure, and the companion process, which deletes, knows the policies too.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,27 +27,48 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What is known of a commit when it is decided whether it stays."""
+    """A commit, as a policy sees it."""
 
     slot: int
+    """Slot in the log; later commits have greater slots."""
+
     step: int
+    """The training step."""
+
     time_unix_s: float | None = None
-    """When it was put, by the store's clock. None: the store doesn't say."""
+    """Time at which it was put, in seconds since 1970, by the store's clock. None if the store doesn't say."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """The step's metrics that are numbers."""
 
 
 class KeepPolicy(Protocol):
-    """Decides which commits stay. What it doesn't keep may still stay for other reasons, as the newest always does."""
+    """Select the commits that stay.
+
+    A commit that the policy doesn't select may still stay for other reasons, as the newest commit always does.
+    """
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
-        """Slots of those that stay, of `commits` in the order in which they were committed."""
+        """Return the slots of the commits that stay.
+
+        Args:
+            commits: The live commits, in the order in which they were committed.
+
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LastN:
-    """Keep the `n` newest, in the order of commits, whatever their steps."""
+    """Keep the `n` newest commits, in the order of commits, whatever their steps.
+
+    Args:
+        n: Number of commits, at least 1.
+
+    Raises:
+        ValueError: `n` is less than 1.
+
+    """
 
     n: int
 
@@ -52,12 +76,21 @@ class LastN:
         _check_at_least_1("LastN", self.n)
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
+        """Return the slots of the `n` newest commits."""
         return frozenset(commit.slot for commit in commits[-self.n :])
 
 
 @dataclass(frozen=True, slots=True)
 class EveryNSteps:
-    """Keep those whose step is a multiple of `steps`."""
+    """Keep the commits whose step is a multiple of `steps`.
+
+    Args:
+        steps: Number of steps, at least 1.
+
+    Raises:
+        ValueError: `steps` is less than 1.
+
+    """
 
     steps: int
 
@@ -65,12 +98,24 @@ class EveryNSteps:
         _check_at_least_1("EveryNSteps", self.steps)
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
+        """Return the slots of the commits whose step is a multiple of `steps`."""
         return frozenset(commit.slot for commit in commits if commit.step % self.steps == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class EverySeconds:
-    """Keep the oldest, and then each that came `seconds` or more after the last that is kept, by the store's clock."""
+    """Keep the oldest commit, and then each that came `seconds` or more after the last kept one.
+
+    Times are by the store's clock. A commit without a time stays, and so does one whose time is before that of the
+    last kept one.
+
+    Args:
+        seconds: Seconds between kept commits, at least 1.
+
+    Raises:
+        ValueError: `seconds` is less than 1.
+
+    """
 
     seconds: int
 
@@ -78,13 +123,14 @@ class EverySeconds:
         _check_at_least_1("EverySeconds", self.seconds)
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
+        """Return the slots of commits that lie at least `seconds` apart."""
         found = set()
         last_s: float | None = None
         for commit in commits:
             if commit.time_unix_s is None:
                 found.add(commit.slot)
             elif last_s is None or not 0 <= commit.time_unix_s - last_s < self.seconds:
-                # A time before the last one's is no time to go by: kept.
+                # A time before that of the last kept commit can't be trusted: keep the commit.
                 found.add(commit.slot)
                 last_s = commit.time_unix_s
         return frozenset(found)
@@ -92,10 +138,19 @@ class EverySeconds:
 
 @dataclass(frozen=True, slots=True)
 class BestN:
-    """Keep the `n` with the best `metric`: the least with mode "min", the greatest with "max". Of equals, the newer.
+    """Keep the `n` commits with the best `metric`; of equal ones, the newer.
 
-    The mode has no default: of a loss the least is best, of an accuracy the greatest. A commit without that metric
-    stays, unless `keep_without` is False. What is not a number is worse than any number.
+    `mode` has no default: of a loss the least is best, of an accuracy the greatest. NaN is worse than any number.
+
+    Args:
+        n: Number of commits, at least 1.
+        metric: Name of the metric.
+        mode: "min" if the least value is best, "max" if the greatest is.
+        keep_without: Whether commits without that metric stay.
+
+    Raises:
+        ValueError: `n` is less than 1, or `mode` is neither "min" nor "max".
+
     """
 
     n: int
@@ -109,6 +164,7 @@ class BestN:
             raise ValueError(f'BestN: mode is "min" or "max", not {self.mode!r}')
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
+        """Return the slots of the best commits, and of those without the metric if they stay."""
         having = [commit for commit in commits if self.metric in commit.metrics]
         best = sorted(having, key=lambda commit: (*self._badness(commit), -commit.slot))[: self.n]
         without = [commit for commit in commits if self.metric not in commit.metrics]
@@ -123,7 +179,17 @@ class BestN:
 
 @dataclass(frozen=True, slots=True)
 class MaxAge:
-    """Keep those that are at most `seconds` older than the newest, by the store's clock."""
+    """Keep the commits that are at most `seconds` older than the newest, by the store's clock.
+
+    A commit without a time stays.
+
+    Args:
+        seconds: Seconds, at least 1.
+
+    Raises:
+        ValueError: `seconds` is less than 1.
+
+    """
 
     seconds: int
 
@@ -131,6 +197,7 @@ class MaxAge:
         _check_at_least_1("MaxAge", self.seconds)
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
+        """Return the slots of the commits that are young enough."""
         newest_s = max((c.time_unix_s for c in commits if c.time_unix_s is not None), default=math.inf)
         return frozenset(
             commit.slot
@@ -141,17 +208,23 @@ class MaxAge:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Keep what one of `policies` keeps."""
+    """Keep what at least one of `policies` keeps.
+
+    Args:
+        policies: The policies to combine.
+
+    """
 
     policies: tuple[KeepPolicy, ...]
 
     def kept(self, commits: Sequence[Committed]) -> frozenset[int]:
+        """Return the slots that any of the policies selects."""
         return frozenset[int]().union(*(policy.kept(commits) for policy in self.policies))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """A policy as another process can be told it: any of these."""
+    """Carry a policy to another process, as lists of this module's policies."""
 
     last: tuple[LastN, ...] = ()
     steps: tuple[EveryNSteps, ...] = ()
@@ -160,8 +233,13 @@ class Keep:
     age: tuple[MaxAge, ...] = ()
 
     @classmethod
-    def of(cls, policy: KeepPolicy) -> "Keep":
-        """Raises TypeError for a policy that isn't one of this module's: the companion couldn't know it."""
+    def from_policy(cls, policy: KeepPolicy) -> "Keep":
+        """Sort the parts of `policy` by type.
+
+        Raises:
+            TypeError: A part isn't one of this module's policies: the companion process couldn't know it.
+
+        """
         parts: dict[str, list[KeepPolicy]] = {name: [] for name in _FIELDS.values()}
         waiting = [policy]
         while waiting:
@@ -177,12 +255,12 @@ class Keep:
 
     @property
     def policy(self) -> AnyOf:
-        """The same as one policy."""
+        """The same policy as one object."""
         return AnyOf((*self.last, *self.steps, *self.seconds, *self.best, *self.age))
 
     @property
-    def asks_for_times(self) -> bool:
-        """True if it makes a difference when commits were put."""
+    def needs_times(self) -> bool:
+        """True if the times of commits make a difference."""
         return bool(self.seconds or self.age)
 
 
@@ -196,7 +274,7 @@ _FIELDS: Final[dict[type, str]] = {
 
 
 def from_retention(retention: Retention) -> KeepPolicy:
-    """The policy that a job's settings ask for."""
+    """Return the policy that a job's settings ask for."""
     last = LastN(max(retention.last, 1))
     if not retention.every_steps:
         return last
@@ -204,7 +282,19 @@ def from_retention(retention: Retention) -> KeepPolicy:
 
 
 def from_max_to_keep(max_to_keep: int, keep: KeepPolicy | None) -> KeepPolicy | None:
-    """`keep`, or so many newest commits; None, where neither is given: all. Raises ValueError where both are."""
+    """Return the policy of a manager's arguments.
+
+    Args:
+        max_to_keep: Number of newest commits to keep; 0 keeps all, unless `keep` is given.
+        keep: The policy, if one is given.
+
+    Returns:
+        The policy; None keeps all commits.
+
+    Raises:
+        ValueError: Both are given, or `max_to_keep` is negative.
+
+    """
     if max_to_keep < 0:
         raise ValueError(f"max_to_keep is at least 0 (all are kept), not {max_to_keep}")
     if max_to_keep and keep is not None:

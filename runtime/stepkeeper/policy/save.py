@@ -1,4 +1,4 @@
-"""When to save: frozen values, asked after each step. Clocks and counts come in as arguments."""
+"""Decide when to save, by frozen values that are asked after each step. Clocks and counts come in as arguments."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ __all__ = [
     "EveryNSteps",
     "EverySeconds",
     "Moment",
-    "OnException",
     "OnPreemption",
     "SaveCost",
     "SavePolicy",
@@ -29,55 +28,76 @@ _DAY_S: Final = 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCost:
-    """What the saves of this process took so far."""
+    """The measured cost of this process's saves so far."""
 
     stall_s: float
-    """That the train thread waited for one."""
+    """Seconds that the train thread waited for one save."""
 
     duration_s: float
-    """From the call to the commit."""
+    """Seconds from the call to the commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disruptions:
-    """How often this training was ended from outside, as far as it is known."""
+    """Number of times that this training was ended from outside, as far as it is known."""
 
     count: int = 0
+    """Number of disruptions."""
+
     over_s: float = 0.0
-    """In how long a time."""
+    """Length, in seconds, of the time in which they were counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A finished step, and what is known then. The defaults are what every rank knows without asking the others."""
+    """A finished step, and what is known at it.
+
+    The defaults are what every rank knows without asking the others.
+    """
 
     step: int
+    """The finished step."""
+
     stopping: bool = False
-    """All ranks agreed to stop at this step, and it isn't being saved yet."""
+    """True if all ranks agreed to stop at this step, and it isn't being saved yet."""
 
     since_save_s: float = 0.0
-    """Since the last save began, or the training did."""
+    """Seconds since the last save started, or the training did."""
 
     saving: bool = True
-    """A save is in flight."""
+    """True if a save is in flight."""
 
     cost: SaveCost | None = None
-    """None: nothing was saved yet."""
+    """The measured cost of saves; None before the first has ended."""
 
     disruptions: Disruptions = Disruptions()
+    """The disruptions of this training so far."""
 
 
 class SavePolicy(Protocol):
-    """Decides whether the step that was just finished is to be saved."""
+    """Decide whether to save the step that was just finished."""
 
     def due(self, moment: Moment) -> bool:
-        """True if this step is to be saved."""
+        """Return True if the step is to be saved.
+
+        Args:
+            moment: The finished step, and what is known at it.
+
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EveryNSteps:
-    """Save the steps that are multiples of `steps`."""
+    """Save the steps that are multiples of `steps`.
+
+    Args:
+        steps: Number of steps, at least 1.
+
+    Raises:
+        ValueError: `steps` is less than 1.
+
+    """
 
     steps: int
 
@@ -86,22 +106,37 @@ class EveryNSteps:
             raise ValueError(f"a save interval has at least 1 step, not {self.steps}")
 
     def due(self, moment: Moment) -> bool:
+        """Return True if the step is a multiple of `steps`."""
         return moment.step % self.steps == 0
 
 
 @dataclass(frozen=True, slots=True)
 class AtSteps:
-    """Save these steps: the last one of a training, whose result is what it was run for, or any others."""
+    """Save the given steps: the last one of a training, whose result it was run for, or any others.
+
+    Args:
+        steps: The steps to save.
+
+    """
 
     steps: tuple[int, ...]
 
     def due(self, moment: Moment) -> bool:
+        """Return True if the step is one of `steps`."""
         return moment.step in self.steps
 
 
 @dataclass(frozen=True, slots=True)
 class EverySeconds:
-    """Save when `seconds` have passed since the last save began."""
+    """Save when `seconds` have passed since the last save started.
+
+    Args:
+        seconds: Seconds between saves, greater than 0.
+
+    Raises:
+        ValueError: `seconds` isn't greater than 0.
+
+    """
 
     seconds: float
 
@@ -109,12 +144,21 @@ class EverySeconds:
         _check_positive("a save interval", self.seconds)
 
     def due(self, moment: Moment) -> bool:
+        """Return True if `seconds` have passed."""
         return moment.since_save_s >= self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Continuous:
-    """Save whenever no save is in flight, and `minimum_s` have passed since the last one began."""
+    """Save whenever no save is in flight and `minimum_s` have passed since the last one started.
+
+    Args:
+        minimum_s: Least seconds between the starts of two saves, at least 0.
+
+    Raises:
+        ValueError: `minimum_s` is negative.
+
+    """
 
     minimum_s: float = 0.0
 
@@ -123,6 +167,7 @@ class Continuous:
             raise ValueError(f"the least time between saves is 0 s or longer, not {self.minimum_s}")
 
     def due(self, moment: Moment) -> bool:
+        """Return True if no save is in flight and `minimum_s` have passed."""
         return not moment.saving and moment.since_save_s >= self.minimum_s
 
 
@@ -131,36 +176,38 @@ class OnPreemption:
     """Save the step that all ranks agreed to stop at, after a notice."""
 
     def due(self, moment: Moment) -> bool:
+        """Return True if all ranks stop at this step."""
         return moment.stopping
-
-
-@dataclass(frozen=True, slots=True)
-class OnException:
-    """Save the last finished step when an exception leaves the manager's block: no step is due by it."""
-
-    def due(self, moment: Moment) -> bool:  # noqa: ARG002  # the protocol's signature
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auto:
-    """Save so often that saving and repeating lost steps cost least together, by Young's and Daly's estimate.
+    """Choose the interval at which saving and repeating lost steps cost least, by Young's and Daly's estimate.
 
-    What a save costs is measured. How often the training is disrupted is what is known of this one, weighed with an
-    assumption as if `assumed_weight` disruptions had been seen at the assumed rate. Before the first save nothing is
-    measured: it comes after `least_s`.
+    The cost of a save is measured. The rate of disruptions is this training's own so far, weighed with an assumed
+    rate as if `assumed_weight` disruptions had been seen at that rate. Nothing is measured before the first save:
+    it comes after `least_s`.
+
+    Raises:
+        ValueError: A time or weight isn't greater than 0, the bounds are in the wrong order, or `background_share`
+            isn't from 0 to 1.
+
     """
 
     least_s: float = 60.0
+    """Lower bound of the interval in seconds, whatever is measured."""
+
     most_s: float = 3600.0
-    """Bounds of the interval, whatever is measured."""
+    """Upper bound of the interval in seconds, whatever is measured."""
 
     assumed_between_s: float = _DAY_S
-    """Mean time between disruptions, where nothing else is known."""
+    """Assumed mean seconds between disruptions."""
 
     assumed_weight: float = 1.0
+    """Number of disruptions that the assumption counts as."""
+
     background_share: float = 0.05
-    """What a save in flight takes of the training's speed, as a share: part of its cost."""
+    """Share of the training's speed that a save in flight takes, from 0 to 1: part of the save's cost."""
 
     def __post_init__(self) -> None:
         for name in ("least_s", "most_s", "assumed_between_s", "assumed_weight"):
@@ -171,12 +218,19 @@ class Auto:
             raise ValueError(f"Auto's background_share is from 0 to 1, not {self.background_share}")
 
     def due(self, moment: Moment) -> bool:
+        """Return True if no save is in flight and the interval has passed."""
         if moment.saving:
             return False
         return moment.since_save_s >= self.interval_s(moment.cost, moment.disruptions)
 
     def interval_s(self, cost: SaveCost | None, disruptions: Disruptions) -> float:
-        """From the begin of one save to the next one's; never shorter than a save takes."""
+        """Return the seconds from the start of one save to the start of the next; never less than a save takes.
+
+        Args:
+            cost: The measured cost of a save; None before the first.
+            disruptions: The disruptions of this training so far.
+
+        """
         if cost is None:
             return self.least_s
         between_s = (self.assumed_between_s * self.assumed_weight + disruptions.over_s) / (
@@ -189,16 +243,22 @@ class Auto:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Save when one of `policies` says so."""
+    """Save when at least one of `policies` says so.
+
+    Args:
+        policies: The policies to combine.
+
+    """
 
     policies: tuple[SavePolicy, ...]
 
     def due(self, moment: Moment) -> bool:
+        """Return True if the step is due by any of the policies."""
         return any(policy.due(moment) for policy in self.policies)
 
 
 def parts_of(policy: SavePolicy) -> Iterator[SavePolicy]:
-    """`policy`, or all that it combines."""
+    """Yield `policy`, or all policies that it combines."""
     if isinstance(policy, AnyOf):
         for part in policy.policies:
             yield from parts_of(part)
@@ -207,7 +267,13 @@ def parts_of(policy: SavePolicy) -> Iterator[SavePolicy]:
 
 
 def from_interval(interval: Interval, *, total_steps: int | None = None) -> SavePolicy:
-    """The policy that a job's settings ask for; the last of `total_steps` is saved whatever the interval."""
+    """Return the policy that a job's settings ask for.
+
+    Args:
+        interval: The job's interval.
+        total_steps: Number of the last step, which is saved whatever the interval; None if it isn't known.
+
+    """
     policies = _of_type(interval)
     if total_steps is not None:
         policies.append(AtSteps((total_steps,)))
@@ -231,9 +297,14 @@ def _of_type(interval: Interval) -> list[SavePolicy]:
 
 
 def _daly_s(cost_s: float, between_s: float) -> float:
-    """The interval that costs least, where a save costs `cost_s` and disruptions come `between_s` apart in the mean.
+    """Estimate the interval that costs least, by Daly's higher-order formula.
 
-    Daly's higher-order estimate. Where a save costs as much as two such times, nothing is gained by saving sooner.
+    If a save costs as much as two times between disruptions, saving sooner gains nothing.
+
+    Args:
+        cost_s: Seconds that a save costs.
+        between_s: Mean seconds between disruptions.
+
     """
     if cost_s >= 2 * between_s:
         return between_s

@@ -1,4 +1,4 @@
-"""One rank's part of a commit on its way into memory: blocks are read, verified, put in place, and sent to others."""
+"""Read the blocks of one rank, verify them, put their bytes in place, and send them to other ranks."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,33 +11,33 @@ from stepkeeper.checkpoint import CheckpointReader
 from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.restore.placing import Bytes, Piece, Places, StoredValue
 
-__all__ = ["Filling", "Others"]
+__all__ = ["Filling", "Peers"]
 
 _STREAMS: Final = 8
-"""Blocks that are read at once: each is held in host memory."""
+"""The number of blocks that are read at once. Each is held in host memory."""
 
 _WAITING: Final = 8
-"""Blocks whose finished parts may wait for the thread that moves them to devices."""
+"""The number of blocks whose finished parts may wait for the thread that moves them to devices."""
 
 _LOOK_S: Final = 0.2
 
 _Found = Sequence[Piece | StoredValue]
 
 
-class Others(Protocol):
+class Peers(Protocol):
     """The way to the other ranks."""
 
-    def send(self, rank: int, number: int, data: Bytes) -> None:
-        """This block, which was verified, is on its way to that rank."""
+    def send_block(self, rank: int, number: int, data: Bytes) -> None:
+        """Send a verified block to that rank."""
         ...
 
-    def stop(self, error: BaseException) -> None:
-        """The others know that this rank has failed, and with what. Whoever sends is held up no more."""
+    def announce_failure(self, error: BaseException) -> None:
+        """Tell the other ranks that this rank has failed, and with what. Whoever is sending is held up no more."""
         ...
 
 
 class Filling:
-    """Fills tensors and collects values; once. Any thread may `put`, from the start until `run` has ended."""
+    """Fill tensors and collect values, once. Any thread may call `put_bytes` from the start until `run` has ended."""
 
     def __init__(self, reader: CheckpointReader, table: BlockTable, places: Places) -> None:
         self._reader = reader
@@ -49,14 +49,19 @@ class Filling:
         self._ended = threading.Event()
         self._failure: BaseException | None = None
 
-    def run(self, reads: Mapping[int, Sequence[int]], others: Others | None = None) -> None:
-        """All is in place that is read here or `put`; `reads` are blocks, with the ranks that they are sent to.
+    def run(self, reads: Mapping[int, Sequence[int]], peers: Peers | None = None) -> None:
+        """Read blocks, and return once all that is read here or put by other threads is in place.
 
-        Raises what went wrong first, in any thread. No thread of it is left then, nor after.
+        Raises what went wrong first in any thread. Afterwards none of its threads is left.
+
+        Args:
+            reads: The numbers of the blocks to read, each with the ranks that it is sent to.
+            peers: The way to these ranks.
+
         """
         waiting = iter(list(reads.items()))
         threads = [
-            threading.Thread(target=self._read_blocks, args=(waiting, others), name=f"restore-{number}")
+            threading.Thread(target=self._read_blocks, args=(waiting, peers), name=f"restore-{number}")
             for number in range(min(_STREAMS, len(reads)))
         ]
         try:
@@ -69,21 +74,21 @@ class Filling:
             raise
         finally:
             self._ended.set()
-            if self._failure is not None and others is not None:
-                others.stop(self._failure)
+            if self._failure is not None and peers is not None:
+                peers.announce_failure(self._failure)
             for thread in threads:
                 if thread.ident is not None:
                     thread.join()
             with self._lock:
-                # What is on its way from other ranks may not come into a state that is being filled anew.
+                # Bytes on their way from other ranks must not get into a state that is being filled anew.
                 self._lock.wait_for(lambda: not self._n_putting)
         if self._failure is not None:
             raise self._failure
 
-    def put(self, number: int, first: int, data: Bytes) -> None:
-        """These bytes of the block, from its byte `first` on, are where they belong. They were verified.
+    def put_bytes(self, number: int, first: int, data: Bytes) -> None:
+        """Put verified bytes of a block where they belong, from byte `first` of the block on.
 
-        Once `run` has ended nothing is changed any more.
+        Nothing is changed any more once `run` has ended.
         """
         with self._lock:
             if self._ended.is_set():
@@ -100,22 +105,22 @@ class Filling:
         start = self._table.blocks[number].start + first
         found: list[Piece | StoredValue] = []
         for place in self._places.by_block.get(number, ()):
-            n_bytes = place.copy(start, data)
+            n_bytes = place.copy_bytes(start, data)
             with self._lock:
                 place.n_lacking -= n_bytes
                 if n_bytes and not place.n_lacking:
                     found.append(place)
         if found:
-            self._tell(found)
+            self._hand_on(found)
 
     def fail(self, error: BaseException) -> None:
-        """`run` raises this, unless something else went wrong before."""
+        """Make `run` raise this error, unless something else went wrong before."""
         with self._lock:
             self._failure = self._failure or error
         self._ended.set()
 
     def _pieces(self, n_threads: int) -> Iterator[Piece]:
-        """Each piece once it is whole, until all are and every thread has done its part."""
+        """Yield each piece once it is whole, until all are and every thread has done its part."""
         n_open = len(self._places.pieces) + len(self._places.values)
         while n_open or n_threads:
             try:
@@ -130,7 +135,7 @@ class Filling:
             n_open -= len(found)
             yield from (place for place in found if isinstance(place, Piece))
 
-    def _tell(self, found: _Found | None) -> None:
+    def _hand_on(self, found: _Found | None) -> None:
         while not self._ended.is_set():
             try:
                 self._found.put(found, timeout=_LOOK_S)
@@ -138,7 +143,7 @@ class Filling:
                 continue
             return
 
-    def _read_blocks(self, waiting: Iterator[tuple[int, Sequence[int]]], others: Others | None) -> None:
+    def _read_blocks(self, waiting: Iterator[tuple[int, Sequence[int]]], peers: Peers | None) -> None:
         try:
             while not self._ended.is_set():
                 with self._lock:
@@ -148,9 +153,9 @@ class Filling:
                 block = self._table.blocks[number]
                 data = np.frombuffer(self._reader.read_block(block.path, block.index), dtype=np.uint8)
                 for rank in ranks:
-                    assert others is not None
-                    others.send(rank, number, data)
-                self.put(number, 0, data)
+                    assert peers is not None
+                    peers.send_block(rank, number, data)
+                self.put_bytes(number, 0, data)
         except BaseException as error:  # raised by `run`, in its thread
             self.fail(error)
-        self._tell(None)
+        self._hand_on(None)

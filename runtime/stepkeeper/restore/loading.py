@@ -1,14 +1,14 @@
-"""One commit on its way into one rank's state: compared first, then filled, then given to the objects in it."""
+"""Load one commit into the state of one rank: compare first, then fill the tensors, then set the values."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from stepkeeper.checkpoint import CheckpointReader
-from stepkeeper.checkpoint.contents import Contents
-from stepkeeper.checkpoint.reading import proven_manifests, read_manifest_bytes
+from stepkeeper.checkpoint.blocks import Contents
+from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
+from stepkeeper.errors import RestoreError
 from stepkeeper.log import CommitRecord
 from stepkeeper.restore.filling import Filling
-from stepkeeper.restore.mismatch import check_refilled, findings_said, said_findings
 from stepkeeper.restore.peers.duties import Duties
 from stepkeeper.restore.peers.exchange import Exchange
 from stepkeeper.restore.placing import Places, stored_tensor
@@ -16,19 +16,32 @@ from stepkeeper.storage import Store
 from stepkeeper.storage.base import CopiedStore
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.differences import Findings, mismatch, unexpected_everywhere
-from stepkeeper_planners.loading.matching import StateReads, Stored, Wanted, compare
-from stepkeeper_planners.loading.requests import wanted_of
+from stepkeeper_planners.loading.differences import (
+    Differences,
+    Findings,
+    build_mismatch_error,
+    intersect_unexpected,
+)
+from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
+from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.selection import LoadRules
-from stepkeeper_planners.saving.known_plan import WrittenShare
-from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
+from stepkeeper_planners.loading.state_reads import StateReads
+from stepkeeper_planners.loading.stored_state import StoredState
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import decode_value
 
-__all__ = ["Loading", "agreed_mismatch"]
+__all__ = ["Compared", "Loading", "check_refilled", "encode_findings", "judge_mismatch"]
+
+_LISTS: Final = ("missing", "unexpected", "castable", "asked", "changing")
 
 
 class Loading:
-    """`compare` first; when all ranks have, `fill`; when all have, `give`."""
+    """Load one commit into one rank's state.
+
+    Call `compare_state` first; once all ranks have, `share_reads` and `fill_tensors`; once all ranks have,
+    `scatter_values`.
+    """
 
     def __init__(
         self,
@@ -41,129 +54,175 @@ class Loading:
         rules: LoadRules,
         half_filled: Collection[str] = (),
     ) -> None:
-        """`half_filled` are names of tensors that hold parts of another commit, and must be filled by this one."""
+        """Prepare to load `record` into `state`.
+
+        Args:
+            store: The root, or the root with copies on a local disk.
+            record: The commit.
+            state: This rank's state, a tree of tensors, Statefuls and plain values.
+            ranks: This rank and its world.
+            exchange: The way to the other ranks of this restore.
+            rules: Which parts to load, and how strictly.
+            half_filled: Names of tensors that hold parts of another commit, and must be filled by this one.
+
+        """
         self._half_filled = half_filled
         self._store, self._record, self._state, self._ranks = store, record, state, ranks
         self._exchange, self._rules = exchange, rules
         self._flat = FlatState(tensors={}, values={})
-        self._wanted = Wanted(layouts=())
+        self._request = LoadRequest(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
-        self._contents = Contents.of(())
+        self._contents = Contents.from_manifests(())
         self._places = Places()
         self._filling: Filling | None = None
         self._duties = Duties(reads={}, receives={})
 
     @property
     def stored_names(self) -> tuple[str, ...]:
-        """What the commit holds; known once it was compared."""
+        """Names of the tensors and values in the commit; known after `compare_state`."""
         return self._contents.names
 
     @property
-    def written(self) -> WrittenShare | None:
-        """What this rank wrote of the commit, by a plan of as many ranks as there are now. After `compare`."""
-        mine = next((each for each in self._contents.manifests if each.rank == self._ranks.rank), None)
-        if mine is None or mine.plan_digest is None or mine.world_size != self._ranks.world_size:
-            return None
-        return WrittenShare(
-            digest=mine.plan_digest,
-            boxes={tensor.fqn: stored_tensor(tensor).boxes for tensor in mine.tensors},
-            values=[value.fqn for value in mine.values],
-        )
-
-    @property
     def names(self) -> frozenset[str]:
-        """Of the tensors in the state that are filled; known once it was compared."""
+        """Names of the tensors in the state that are filled; known after `compare_state`."""
         return frozenset(piece.fqn for piece in self._reads.pieces)
 
-    def compare(self) -> dict[str, Any]:
-        """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
+    def compare_state(self) -> dict[str, Any]:
+        """Compare the state with the commit, and find out what to read. Nothing in the state is changed.
+
+        Returns:
+            What this rank tells the others about where its state doesn't fit.
 
         Raises:
-            TornCheckpointError: bytes of the commit's manifests are bad.
-            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
-            StorageError: the store gave no answer, or refused.
-            RestoreError: what another commit has half filled would stay so.
+            TornCheckpointError: Bytes of the commit's manifests are bad.
+            UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
+            StorageError: The store gave no answer, or refused.
+            RestoreError: Tensors that hold parts of another commit would not be filled.
 
         """
-        manifests = self._exchange.manifests(
+        manifests = self._exchange.share_manifests(
             lambda: read_manifest_bytes(self._store, self._record),
-            lambda stored: proven_manifests(stored, self._record, self._store.uri),
+            lambda stored: prove_manifests(stored, self._record, self._store.uri),
         )
-        self._contents = contents = Contents.of(manifests)
-        self._flat = gather_state(self._state)
-        self._wanted = wanted_of(self._flat, self._ranks)
+        self._contents = contents = Contents.from_manifests(manifests)
+        self._flat = flatten_state(self._state)
+        self._request = build_load_request(self._flat, self._ranks)
         tensors = {fqn: stored_tensor(tensor) for fqn, tensor in contents.tensors.items()}
         self._reads, differences = compare(
-            self._wanted,
-            Stored(tensors=tensors, values=tuple(contents.values)),
+            self._request,
+            StoredState(tensors=tensors, values=tuple(contents.values)),
             self._ranks,
             self._rules,
         )
         check_refilled(self._half_filled, self.names)
         if not differences.missing and not differences.mismatched:
-            # Else nobody goes on. What this rank doesn't ask for, another one may.
-            self._places = Places.of(contents, self._reads, self._wanted, self._flat.tensors, self._ranks)
+            # Otherwise no rank goes on. Unexpected names are no reason: another rank may ask for them.
+            self._places = Places.of(contents, self._reads, self._request, self._flat.tensors, self._ranks)
             self._filling = Filling(CheckpointReader(self._store, manifests), contents.table, self._places)
         if not differences:
             return {}
-        findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
-        return {"findings": findings_said(findings)}
+        findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)
+        return {"findings": encode_findings(findings)}
 
-    def share(self, name: str) -> None:
-        """It is known who reads what for whom; the states of all ranks fit. Raises GangError. Ranks: all."""
+    def share_reads(self, name: str) -> None:
+        """Agree with the other ranks who reads which block for whom; the states of all ranks fit.
+
+        Raises PeerLostError.
+
+        Ranks: all ranks call this.
+        """
         assert self._filling is not None
         needs = self._places.by_block
-        self._duties = self._exchange.duties(
+        self._duties = self._exchange.agree_on_duties(
             name, needs, self._contents, self._filling, at_hand=self._at_hand(needs)
         )
 
     def _at_hand(self, needs: Collection[int]) -> Sequence[int]:
-        """Of these blocks, those that this rank has copies of."""
+        """Find the blocks among `needs` that this rank has copies of."""
         if not isinstance(self._store, CopiedStore):
             return ()
         folder = f"{self._record.folder}/"
-        copied, blocks = self._store.copied(folder), self._contents.table.blocks
+        copied, blocks = self._store.list_copied(folder), self._contents.table.blocks
         return [number for number in needs if folder + blocks[number].path in copied]
 
-    def fill(self) -> dict[str, Any]:
-        """This rank's tensors are what the commit holds, in place; its values are here, not yet in the state.
+    def fill_tensors(self) -> dict[str, Any]:
+        """Read this rank's blocks and fill its tensors in place. Values are read too, but not yet set in the state.
 
         Raises:
-            TornCheckpointError: bytes of the commit are bad. The tensors are part old, part new then.
-            PeerStoppedError: another rank can't go on, and says why.
-            GangError: another rank is lost.
-            StorageError: the store gave no answer, or refused.
+            TornCheckpointError: Bytes of the commit are bad. The tensors are part old, part new then.
+            PeerStoppedError: Another rank can't go on, and says why.
+            PeerLostError: Another rank is lost.
+            StorageError: The store gave no answer, or refused.
 
         """
         assert self._filling is not None
         self._filling.run(self._duties.reads, self._exchange.links)
         return {}
 
-    def give(self) -> dict[str, Any]:
-        """The values are in the state, and every Stateful got its part by load_state_dict()."""
+    def scatter_values(self) -> dict[str, Any]:
+        """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
         blobs = self._places.values
         read = {name: decode_value(name, blob.data.tobytes()) for name, blob in blobs.items()}
         resizers = self._flat.resizers
         loaded = {
-            each.fqn: each.value_from(read, resizers.get(each.fqn), self._ranks)
+            each.fqn: each.build_value(read, resizers.get(each.fqn), self._ranks)
             for each in self._reads.values
         }
-        scatter_state(self._state, self._flat, loaded)
-        # Else what was put into XLA tensors becomes part of the first training step's program, which may round
-        # differently then than in an undisturbed run.
+        fill_state(self._state, self._flat, loaded)
+        # Otherwise the values put into XLA tensors become part of the program of the first training step, which may
+        # then round differently than in an undisturbed run.
         adapters.materialize(self._flat.tensors)
         return {}
 
 
 class Compared(Protocol):
-    """A loading whose state was compared with what is stored."""
+    """A loading whose state has been compared with what is stored."""
 
     @property
     def stored_names(self) -> tuple[str, ...]: ...
 
 
-def agreed_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
-    """One report of where the ranks' states don't fit; names that only some ranks ask for are no reason."""
-    found = [said_findings(each["findings"]) if "findings" in each else None for each in said]
-    differences = unexpected_everywhere(found, loading.stored_names)
-    return mismatch(differences) if any(differences) else None
+def judge_mismatch(loading: Compared, said: Sequence[dict[str, Any]]) -> Exception | None:
+    """Merge the ranks' findings into one error. A name that only some ranks ask for is no mismatch.
+
+    Args:
+        loading: This rank's loading, which knows the names that are stored.
+        said: The answers of all ranks, by rank.
+
+    Returns:
+        One LoadMismatchError for all ranks; None if the checkpoint fits.
+
+    """
+    found = [decode_findings(each["findings"]) if "findings" in each else None for each in said]
+    differences = intersect_unexpected(found, loading.stored_names)
+    return build_mismatch_error(differences) if any(differences) else None
+
+
+def check_refilled(half_filled: Collection[str], names: Collection[str]) -> None:
+    """Check that nothing of a torn checkpoint stays in the state.
+
+    Raises RestoreError, which names what would stay.
+    """
+    left = sorted(set(half_filled) - set(names))
+    if left:
+        raise RestoreError(
+            f"{', '.join(left[:8])}{', …' if len(left) > 8 else ''}: filled in part from a checkpoint that turned out "
+            "to be torn, and the one before it has nothing in their place. Build the state anew and restore again: "
+            "the torn one isn't chosen any more"
+        )
+
+
+def encode_findings(findings: Findings) -> dict[str, Any]:
+    """Encode the findings of one rank as plain JSON values."""
+    found = findings.differences
+    lists = {name: list(getattr(found, name)) for name in _LISTS}
+    return {**lists, "mismatched": dict(found.mismatched), "unexpected_bits": findings.unexpected_bits.hex()}
+
+
+def decode_findings(said: dict[str, Any]) -> Findings:
+    """Decode what `encode_findings` has encoded."""
+    lists = {name: tuple(said[name]) for name in _LISTS}
+    return Findings(
+        differences=Differences(mismatched=said["mismatched"], **lists),
+        unexpected_bits=bytes.fromhex(said["unexpected_bits"]),
+    )

@@ -1,4 +1,4 @@
-"""Where the bytes of blocks belong in this rank's state, and how they get there."""
+"""Place the bytes of blocks into the tensors and values of one rank."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,16 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stepkeeper.checkpoint.blocks import Block, BlockTable
-from stepkeeper.checkpoint.contents import Contents
-from stepkeeper.checkpoint.manifest import TensorRecord, ValueRecord
+from stepkeeper.checkpoint.blocks import Block, BlockTable, Contents
+from stepkeeper.checkpoint.inventory import TensorRecord, ValueRecord
 from stepkeeper.restore.ranges import Array
 from stepkeeper_planners.dtypes import dtype_of
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.loading.landing import Landing
-from stepkeeper_planners.loading.matching import StateReads, Wanted
-from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead, StoredTensor
+from stepkeeper_planners.loading.load_request import LoadRequest
+from stepkeeper_planners.loading.read_targets import ReadTarget
+from stepkeeper_planners.loading.resharding import ChunkRead, PieceRead
+from stepkeeper_planners.loading.state_reads import StateReads
+from stepkeeper_planners.loading.stored_state import StoredTensor
 
 __all__ = ["Bytes", "Piece", "Places", "StoredValue", "stored_tensor"]
 
@@ -28,7 +29,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def stored_tensor(tensor: TensorRecord) -> StoredTensor:
-    """The tensor as the planners know it."""
+    """Convert a manifest's tensor into the planners' description of it."""
     boxes = tuple(Box(offsets=chunk.offsets, sizes=chunk.sizes) for chunk in tensor.chunks)
     return StoredTensor(
         dtype=tensor.dtype, global_shape=tensor.global_shape, boxes=boxes, data=tuple(tensor.chunks)
@@ -37,31 +38,37 @@ def stored_tensor(tensor: TensorRecord) -> StoredTensor:
 
 @dataclass(slots=True, kw_only=True)
 class Piece:
-    """A box of a tensor of this rank that comes from one stored chunk."""
+    """A box of a local tensor that comes from one stored chunk."""
 
     path: str
     start: int
-    """Of the chunk's elements, in the object."""
+    """The place in the object at which the chunk's elements begin."""
 
     array: Array
     resolve: Callable[[], torch.Tensor]
-    """CPU memory of the box's shape, of the stored dtype."""
+    """Returns CPU memory of the box's shape and the stored dtype."""
 
     commit: Callable[[], bool]
-    """Told that all elements are there; whether those of the whole tensor are."""
+    """Called once all elements are there; returns True if those of the whole tensor are."""
 
     n_lacking: int
     """Bytes that are still to come."""
 
     lock: threading.Lock
-    """The tensor's."""
+    """The lock of the tensor, which its pieces share."""
 
     _memory: Bytes | None = None
     _aside: torch.Tensor | None = None
-    """Where elements are collected that can't be written byte by byte: those of a lazily negated tensor."""
+    """Memory for elements that can't be written byte by byte: those of a lazily negated or conjugated tensor."""
 
-    def copy(self, first: int, data: Bytes) -> int:
-        """How many of these bytes, which are the object's from `first` on, were wanted. They are in place."""
+    def copy_bytes(self, first: int, data: Bytes) -> int:
+        """Copy into place what the piece wants of these bytes of its object, and return how many bytes that was.
+
+        Args:
+            first: The place of `data` in the object.
+            data: (n,) uint8.
+
+        """
         start = max(first - self.start, 0)
         end = min(first + data.size - self.start, prod(self.array.sizes))
         if start >= end:
@@ -85,7 +92,7 @@ class Piece:
         return n_bytes
 
     def finish(self) -> bool:
-        """All bytes of it have come: they are where they belong. True if those of the whole tensor are."""
+        """Finish the piece once all its bytes have come. Returns True if those of the whole tensor have."""
         with self.lock:
             if self._aside is not None:
                 self.resolve().copy_(self._aside)
@@ -104,7 +111,7 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class StoredValue:
-    """A value's blob, as it is put together."""
+    """A value's blob while it is put together."""
 
     record: ValueRecord
     data: Bytes
@@ -114,8 +121,8 @@ class StoredValue:
     def path(self) -> str:
         return self.record.path
 
-    def copy(self, first: int, data: Bytes) -> int:
-        """As a piece's."""
+    def copy_bytes(self, first: int, data: Bytes) -> int:
+        """Copy into place what the value wants of these bytes, as `Piece.copy_bytes` does."""
         begin = self.record.offset_bytes
         low, high = max(first, begin), min(first + data.size, begin + self.data.size)
         if low >= high:
@@ -126,7 +133,7 @@ class StoredValue:
 
 @dataclass(slots=True, kw_only=True)
 class Places:
-    """Where each block's bytes go."""
+    """The places in one rank's memory that each block's bytes go to."""
 
     by_block: dict[int, list[Piece | StoredValue]] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
@@ -137,38 +144,47 @@ class Places:
         cls,
         contents: Contents,
         reads: StateReads,
-        wanted: Wanted,
+        request: LoadRequest,
         state: Mapping[str, torch.Tensor],
         ranks: Ranks,
     ) -> Self:
-        """For what this rank reads into its tensors, which are `state`, and into its values."""
+        """Find the places for all that this rank reads.
+
+        Args:
+            contents: What the commit holds.
+            reads: What this rank reads of it.
+            request: The layouts of this rank's tensors.
+            state: This rank's tensors by name.
+            ranks: This rank and its world.
+
+        """
         places = cls()
-        for piece in _pieces(reads, wanted, contents.tensors, state, ranks):
+        for piece in _pieces(reads, request, contents.tensors, state, ranks):
             places.add_piece(piece, contents.table)
         for name in dict.fromkeys(name for read in reads.values for name in read.stored_names):
             places.add_value(contents.values[name], contents.table)
         return places
 
     def add_piece(self, piece: Piece, table: BlockTable) -> None:
-        """It gets its bytes from the blocks that hold some."""
+        """Add a piece to the blocks that hold bytes of it."""
         self.pieces.append(piece)
         span = piece.array.span
-        for number in table.covering(piece.path, piece.start + span.start, len(span)):
+        for number in table.find_blocks(piece.path, piece.start + span.start, len(span)):
             if _holds(piece, table.blocks[number]):
                 self.by_block.setdefault(number, []).append(piece)
 
     def add_value(self, record: ValueRecord, table: BlockTable) -> None:
-        """Its blob is going to be here."""
+        """Make memory for a value's blob, and add it to the blocks that hold bytes of it."""
         data = np.empty(record.length_bytes, dtype=np.uint8)
         value = StoredValue(record=record, data=data, n_lacking=record.length_bytes)
         self.values[record.fqn] = value
-        for number in table.covering(record.path, record.offset_bytes, record.length_bytes):
+        for number in table.find_blocks(record.path, record.offset_bytes, record.length_bytes):
             self.by_block.setdefault(number, []).append(value)
 
 
 def _pieces(
     reads: StateReads,
-    wanted: Wanted,
+    request: LoadRequest,
     tensors: Mapping[str, TensorRecord],
     state: Mapping[str, torch.Tensor],
     ranks: Ranks,
@@ -176,25 +192,25 @@ def _pieces(
     by_fqn: dict[str, list[PieceRead]] = {}
     for read in reads.pieces:
         by_fqn.setdefault(read.fqn, []).append(read)
-    layouts = {layout.fqn: layout for layout in wanted.layouts}
+    layouts = {layout.fqn: layout for layout in request.layouts}
     for fqn, mine in by_fqn.items():
         stored = tensors[mine[0].stored_fqn]
-        landing = Landing(
+        target = ReadTarget(
             fqn=fqn,
             tensor=state[fqn],
             boxes=layouts[fqn].local_boxes(ranks.rank),
             stored_dtype=dtype_of(stored.dtype),
             n_reads=len(mine),
         )
-        yield from _pieces_of(landing, stored, mine)
+        yield from _pieces_of(target, stored, mine)
 
 
-def _pieces_of(landing: Landing, stored: TensorRecord, reads: Sequence[PieceRead]) -> Iterator[Piece]:
+def _pieces_of(target: ReadTarget, stored: TensorRecord, reads: Sequence[PieceRead]) -> Iterator[Piece]:
     lock = threading.Lock()
-    itemsize = landing.stored_dtype.itemsize
+    itemsize = target.stored_dtype.itemsize
     for read in reads:
         chunk = stored.chunks[read.stored_index]
-        cut = read.wanted_box.shifted(read.stored_box.offsets)
+        cut = read.wanted_box.relative_to(read.stored_box.offsets)
         array = Array(
             sizes=(*chunk.sizes, itemsize), offsets=(*cut.offsets, 0), lengths=(*cut.sizes, itemsize)
         )
@@ -203,15 +219,15 @@ def _pieces_of(landing: Landing, stored: TensorRecord, reads: Sequence[PieceRead
             path=chunk.path,
             start=chunk.offset_bytes + chunk.data_offset_bytes,
             array=array,
-            resolve=partial(landing.resolve, whole),
-            commit=partial(landing.commit, whole),
+            resolve=partial(target.resolve_memory, whole),
+            commit=partial(target.commit_read, whole),
             n_lacking=array.n_bytes,
             lock=lock,
         )
 
 
 def _holds(piece: Piece, block: Block) -> bool:
-    """Whether a byte that the piece wants is in the block: of a range of columns, few may be."""
+    """Tell whether the block holds a byte that the piece wants. If that is a range of columns, few blocks may."""
     if piece.array.is_one_range:
         return True
     start = max(block.start - piece.start, 0)

@@ -1,4 +1,4 @@
-"""A range of bytes of a stored array, as boxes of that array; and of these what somebody wants. Pure."""
+"""Convert a range of bytes of a stored array into boxes, and find which of them are wanted. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ Ints = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A box of bytes that goes from a range of the array to the wanted box."""
+    """A box of bytes to copy from a range of the array into the wanted box."""
 
     source_start: int
-    """Of the box of whole rows that it is cut from, in the range."""
+    """The place in the range at which the box of whole rows begins that it is cut from."""
 
     source_shape: Ints
     source_box: tuple[slice, ...]
@@ -23,26 +23,26 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Array:
-    """Row-major bytes, the last dimension being those of one element, and the box of them that is wanted.
+    """The bytes of a row-major array, and the box of them that is wanted.
 
-    Elements of any size may so be cut anywhere.
+    The last dimension is the bytes of one element, so elements of any size may be cut anywhere.
     """
 
     sizes: Ints
     offsets: Ints
-    """Of the wanted box."""
+    """The indices at which the wanted box begins."""
 
     lengths: Ints
-    """Of the wanted box, none of them 0."""
+    """The shape of the wanted box; none of them is 0."""
 
     @property
     def n_bytes(self) -> int:
-        """That are wanted."""
+        """The number of wanted bytes."""
         return prod(self.lengths)
 
     @property
     def span(self) -> range:
-        """From the first wanted byte to the last: there may be others between."""
+        """The range from the first wanted byte to the last. Others may lie between them."""
         first = last = 0
         for size, offset, length in zip(self.sizes, self.offsets, self.lengths, strict=True):
             first = first * size + offset
@@ -51,13 +51,13 @@ class Array:
 
     @property
     def is_one_range(self) -> bool:
-        """Whether there are no others between."""
+        """True if all bytes of `span` are wanted."""
         return len(self.span) == self.n_bytes
 
     def copies(self, start: int, end: int) -> Iterator[Copy]:
-        """What of the bytes from `start` to before `end` is wanted, each byte once."""
+        """Yield what to copy of the bytes from `start` to before `end`, each wanted byte once."""
         for lead, shape, first in _boxes(self.sizes, start, end, 0):
-            # `lead` fixes the first dimensions; `shape` are whole rows of the others, from `first_row` on.
+            # `lead` fixes the first dimensions; `shape` is whole rows of the others, from the last index of `lead` on.
             depth = len(lead) - 1
             offsets = (*lead, *(0,) * (len(shape) - 1))
             lengths = (*(1,) * depth, *shape)
@@ -80,9 +80,12 @@ def _slices(starts: Ints, ends: Ints, origin: Ints) -> tuple[slice, ...]:
 
 
 def _boxes(sizes: Ints, start: int, end: int, base: int) -> Iterator[tuple[Ints, Ints, int]]:
-    """The range as boxes: the indices where each starts, down to the dimension it is cut in; its shape from there on;
+    """Divide a range of bytes into boxes.
 
-    and where its first byte is, counted from `base`.
+    Yields:
+        The indices at which a box begins, down to the dimension that it is cut in; its shape from there on;
+            and the place of its first byte, counted from `base`.
+
     """
     if start >= end:
         return
@@ -104,7 +107,7 @@ def _boxes(sizes: Ints, start: int, end: int, base: int) -> Iterator[tuple[Ints,
 
 
 def _below(sizes: Ints, index: int, start: int, end: int, base: int) -> Iterator[tuple[Ints, Ints, int]]:
-    """The range, which is in the row of this index, as boxes of that row."""
+    """Divide a range that lies in row `index` into boxes of that row."""
     row_start = index * prod(sizes[1:])
     for lead, shape, first in _boxes(sizes[1:], start - row_start, end - row_start, base + row_start):
         yield (index, *lead), shape, first

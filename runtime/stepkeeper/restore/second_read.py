@@ -1,4 +1,4 @@
-"""What one rank reads bad another one reads again: bytes that are bad in the store condemn, a bad node doesn't."""
+"""Read bad bytes again on another node: bytes that are bad in the store condemn a commit, a bad node doesn't."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -6,38 +6,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from stepkeeper.checkpoint.reread import still_bad
+from stepkeeper.checkpoint.reread import reread_bad_bytes
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import BadBytes, BadItem, BadNodeError, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
 from stepkeeper.restore.foreign.content import open_content
-from stepkeeper.restore.mismatch import error_said, first_error, raised_from
+from stepkeeper.restore.votes import decode_rank_error, encode_rank_error, find_first_error
 from stepkeeper.storage import Store
 from stepkeeper_planners.errors import ValueDecodeError
 
-__all__ = ["Host", "Question", "Reading", "confirm", "question_of", "this_host"]
+__all__ = ["Host", "Question", "Reading", "confirm_bad", "find_question", "this_host"]
 
 _TIMEOUT_S: Final = 3600.0
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _FRESH_READS: Final = 2
-"""Where there is one host only: each over a connection of its own."""
+"""The number of second readings if there is one host only, each over a connection of its own."""
 
 Bad = BadBytes | BadItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Where a rank runs."""
+    """The machine that a rank runs on."""
 
     name: str
-    """For people."""
+    """Its name, for people."""
 
     machine: str
-    """The same for all processes of one machine, in whatever containers; another one's is another."""
+    """An id that all processes of one machine share, in whatever containers; another machine has another one."""
 
 
 def this_host() -> Host:
+    """Describe the machine that this process runs on."""
     name = socket.gethostname()
     try:
         return Host(name=name, machine=_BOOT_ID.read_text().strip())
@@ -47,16 +48,16 @@ def this_host() -> Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a rank has to say of what it has read."""
+    """A rank's report of what it has read."""
 
     host: Host
-    said: str | None = None
-    """Why it is bad; None: nothing was."""
+    reason: str | None = None
+    """Why it is bad; None if nothing was bad."""
 
     bad_bytes: BadBytes | None = None
     bad_item: BadItem | None = None
     missing: bool = False
-    """No object was there."""
+    """True if no object was there."""
 
     @property
     def bad(self) -> Bad | None:
@@ -65,23 +66,26 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be read again, and by whom."""
+    """The bytes to read again, and the rank that reads them."""
 
     first: int
-    """The rank that read it bad."""
+    """The rank that read them bad."""
 
     reader: int | None = None
-    """On another host, if there is one; None: a rank there has read it bad already."""
+    """The rank that reads them again, on another host if there is one.
+
+    None: a rank there has read them bad already.
+    """
 
     other: Host
-    """Where that rank is."""
+    """The host of that rank."""
 
     reading: Reading
-    """The first rank's."""
+    """The report of the first rank."""
 
 
-def question_of(readings: Sequence[Reading]) -> Question | None:
-    """What the ranks' readings leave open; None if none of them knows which bytes were bad. Pure."""
+def find_question(readings: Sequence[Reading]) -> Question | None:
+    """Find out what the ranks' reports leave open; None if no rank knows which bytes were bad. Pure."""
     first = next((rank for rank, each in enumerate(readings) if each.bad is not None), None)
     if first is None:
         return None
@@ -94,66 +98,82 @@ def question_of(readings: Sequence[Reading]) -> Question | None:
     return Question(first=first, reader=reader, other=readings[reader].host, reading=reading)
 
 
-def confirm(
+def confirm_bad(
     name: str,
-    gang: Gang,
+    rank_group: RankGroup,
     host: Host,
     torn: TornCheckpointError | None,
     reopen: Callable[[], Store],
     *,
     deleted: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Who has read what bad: two hosts; or, where there is only one, this one over two fresh connections more.
+    """Confirm by a second reading that bytes are bad.
 
-    `torn` is what this rank has met, if it has met something. `deleted` says whether the log has let go of the commit;
-    rank 0 asks it where all that was met is missing objects. Ranks: all, where one at least has; all raise the same.
+    The second reading is on another host; or, if there is one host only, over two more connections of this
+    one.
+
+    Ranks: all ranks call this if one of them has read bad bytes. All raise the same error.
+
+    Args:
+        name: A name for what the ranks send each other; used once.
+        rank_group: The ranks.
+        host: Where this rank runs.
+        torn: The error of this rank, if it has met one.
+        reopen: Opens the root over a connection of its own.
+        deleted: Tells whether the log has deleted the commit. Rank 0 calls it if all that was met is missing
+            objects.
+
+    Returns:
+        Why the bytes are bad, and which nodes have read them so.
 
     Raises:
-        RestoreError: it has: the commit was deleted while it was read.
-        BadNodeError: one host reads good bytes where another one read bad ones.
-        TornCheckpointError: it isn't known which bytes were read bad.
-        StorageError: no answer to the second reading. That says nothing.
+        RestoreError: The commit was deleted while it was read.
+        BadNodeError: One host reads good bytes where another one read bad ones.
+        TornCheckpointError: No rank knows which bytes were bad.
+        StorageError: The second reading got no answer. That says nothing about the bytes.
 
     """
-    readings = gang.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
+    readings = rank_group.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
     asked: dict[str, Any] | None = None
-    if gang.rank == 0:
-        asked = _asked([decode(Reading, each) for each in readings], deleted)
-    asked = gang.broadcast(f"{name}/asked", asked, _TIMEOUT_S)
+    if rank_group.rank == 0:
+        asked = _find_question_or_error([decode(Reading, each) for each in readings], deleted)
+    asked = rank_group.broadcast(f"{name}/asked", asked, _TIMEOUT_S)
     if "error" in asked:
-        raise raised_from(asked["error"])
+        raise decode_rank_error(asked["error"])
     if "unknown" in asked:
         raise TornCheckpointError(str(asked["unknown"]))
     question = decode(Question, asked["question"])
-    again = gang.gather(f"{name}/again", _read_again(question, gang.rank, reopen), _TIMEOUT_S)
+    again = rank_group.gather(f"{name}/again", _read_again(question, rank_group.rank, reopen), _TIMEOUT_S)
     verdict: dict[str, Any] | None = None
-    if gang.rank == 0:
-        error = first_error(again)
+    if rank_group.rank == 0:
+        error = find_first_error(again)
         wrong = [str(text) for each in again for text in each.get("wrong", ())]
         good = any(each.get("good") for each in again)
         verdict = {"error": error} if error is not None else _verdict(question, good=good, wrong=wrong)
-    verdict = gang.broadcast(f"{name}/verdict", verdict, _TIMEOUT_S)
+    verdict = rank_group.broadcast(f"{name}/verdict", verdict, _TIMEOUT_S)
     if "error" in verdict:
-        raise raised_from(verdict["error"])
+        raise decode_rank_error(verdict["error"])
     if "good" in verdict:
         raise BadNodeError(str(verdict["good"]))
     return str(verdict["bad"])
 
 
-def _asked(readings: Sequence[Reading], deleted: Callable[[], bool]) -> dict[str, Any]:
-    """What comes of the ranks' readings, in rank 0: a question, or why there is none."""
-    bad = [each for each in readings if each.said is not None]
-    said = next((each.said for each in bad), "")
+def _find_question_or_error(readings: Sequence[Reading], deleted: Callable[[], bool]) -> dict[str, Any]:
+    """Turn the ranks' reports, in rank 0, into a question, or into the error that all ranks raise."""
+    bad = [each for each in readings if each.reason is not None]
+    said = next((each.reason for each in bad), "")
     try:
-        # The log says it before the first object goes.
+        # The log has the deletion before the first object is deleted.
         if bad and all(each.missing for each in bad) and deleted():
             gone = RestoreError(
                 f"the commit was deleted while it was read, and isn't there to be read again: {said}"
             )
-            return {"error": error_said(gone, 0)}
-    except Exception as error:  # all ranks raise it: without the log's word it is neither deleted nor torn
-        return {"error": error_said(error, 0)}
-    question = question_of(readings)
+            return {"error": encode_rank_error(gone, 0)}
+    except (
+        Exception
+    ) as error:  # all ranks raise it: without the log nobody knows whether it is deleted or torn
+        return {"error": encode_rank_error(error, 0)}
+    question = find_question(readings)
     return {"unknown": said} if question is None else {"question": encode(question)}
 
 
@@ -163,7 +183,7 @@ def _reading(host: Host, torn: TornCheckpointError | None) -> Reading:
     bad = torn.bad
     return Reading(
         host=host,
-        said=str(torn),
+        reason=str(torn),
         bad_bytes=bad if isinstance(bad, BadBytes) else None,
         bad_item=bad if isinstance(bad, BadItem) else None,
         missing=torn.missing,
@@ -171,7 +191,7 @@ def _reading(host: Host, torn: TornCheckpointError | None) -> Reading:
 
 
 def _read_again(question: Question, rank: int, reopen: Callable[[], Store]) -> dict[str, Any]:
-    """What the rank that is asked finds: each time over a connection of its own."""
+    """Read the bytes again if this is the rank that is asked, each time over a connection of its own."""
     if rank != question.reader or question.reading.bad is None:
         return {}
     wrong = []
@@ -179,37 +199,37 @@ def _read_again(question: Question, rank: int, reopen: Callable[[], Store]) -> d
         for _ in range(_FRESH_READS if question.reader == question.first else 1):
             store = reopen()
             try:
-                found = _wrong(store, question.reading.bad)
+                found = _find_fault(store, question.reading.bad)
             finally:
                 store.close()
             if found is None:
                 return {"good": True}
             wrong.append(found)
-    except Exception as error:  # all ranks raise it: no answer is none
-        return {"error": error_said(error, rank)}
+    except Exception as error:  # all ranks raise it: a reading without an answer proves nothing
+        return {"error": encode_rank_error(error, rank)}
     return {"wrong": wrong}
 
 
-def _wrong(store: Store, bad: Bad) -> str | None:
-    """What is wrong with it now; None if nothing is."""
+def _find_fault(store: Store, bad: Bad) -> str | None:
+    """Find out what is wrong with the bytes now; None if nothing is."""
     if isinstance(bad, BadBytes):
-        return still_bad(store, bad)
+        return reread_bad_bytes(store, bad)
     try:
         content = open_content(store, bad.folder)
         if bad.chunk is not None:
-            content.chunk(bad.name, bad.chunk)
+            content.read_chunk(bad.name, bad.chunk)
         elif bad.name != METADATA:
-            content.value(bad.name)
+            content.read_value(bad.name)
     except TornCheckpointError as error:
         return str(error)
     except (RestoreError, ValueDecodeError):
-        # Bytes as they were written, of a kind that isn't read.
+        # The bytes are as they were written, but of a kind that isn't read here.
         return None
     return None
 
 
 def _verdict(question: Question, *, good: bool, wrong: Sequence[str]) -> dict[str, str]:
-    first, other, said = question.reading.host.name, question.other.name, question.reading.said
+    first, other, said = question.reading.host.name, question.other.name, question.reading.reason
     alone = question.reader == question.first
     if good:
         where = "over a fresh connection" if alone else f"where node {other} reads good ones"

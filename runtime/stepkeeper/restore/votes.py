@@ -1,74 +1,93 @@
-"""What the ranks do together while they restore: rank 0 chooses, all act, one failure is everybody's."""
+"""Let the ranks of a restore act as one: rank 0 chooses, all ranks act, and a failure in one is raised in all."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.error_codec import decode_error, encode_error
-from stepkeeper.errors import GangError, TornCheckpointError
+from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.foreign_steps import LegacyRecord, Restorable
-from stepkeeper.restore.mismatch import error_said, first_error, raised_from
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.restore.peers.links import PeerStoppedError
+from stepkeeper_planners import errors as planners_errors
+from stepkeeper_planners.errors import LoadMismatchError, PlannerError
 
-__all__ = ["TIMEOUT_S", "Agreement", "Torn"]
+__all__ = ["Torn", "Votes", "decode_rank_error", "encode_rank_error", "find_first_error"]
 
-TIMEOUT_S: Final = 3600.0
+_TIMEOUT_S: Final = 3600.0
+_MISMATCH: Final = ("missing", "unexpected", "mismatched", "ranks", "advice", "loaded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torn:
-    """Some rank has read bytes bad."""
+    """A vote in which at least one rank had read bad bytes."""
 
-    said: str
-    own: TornCheckpointError | None
-    """What this rank has met, if it has."""
+    reason: str
+    own_error: TornCheckpointError | None
+    """The error of this rank, if it read bad bytes itself."""
 
 
-class Agreement:
-    """The ranks of one restore after another; each name is used once."""
+class Votes:
+    """Hold the votes of one restore after another. All ranks call the same methods in the same order."""
 
-    def __init__(self, gang: Gang) -> None:
-        self._gang = gang
+    def __init__(self, rank_group: RankGroup) -> None:
+        self._rank_group = rank_group
         self._number = 0
 
-    def name(self) -> str:
-        """A name for what all ranks do next."""
+    def new_name(self) -> str:
+        """Make a name, used once, for what all ranks do next."""
         self._number += 1
         return f"restore/{self._number}"
 
-    def on(self, choose: Callable[[], Restorable | None]) -> Restorable | None:
-        """What rank 0 chooses, after all ranks have met: it writes nothing before they are all there."""
-        name = self.name()
-        self._gang.gather(f"{name}/met", {}, TIMEOUT_S)
+    def choose_in_rank_0(self, choose: Callable[[], Restorable | None]) -> Restorable | None:
+        """Let rank 0 choose a checkpoint, and return its choice in every rank.
+
+        Rank 0 chooses only after all ranks have arrived, so that it writes nothing before they are all there.
+
+        Args:
+            choose: Called in rank 0 only. What it raises is raised in all ranks.
+
+        Returns:
+            What `choose` returned.
+
+        """
+        name = self.new_name()
+        self._rank_group.gather(f"{name}/met", {}, _TIMEOUT_S)
         choice: dict[str, Any] | None = None
         failure: Exception | None = None
-        if self._gang.rank == 0:
+        if self._rank_group.rank == 0:
             try:
-                choice = _told(choose())
+                choice = _encode_choice(choose())
             except Exception as error:  # raised below, once the others have been told
                 failure = error
                 choice = {"error": encode_error(error)}
-        choice = self._gang.broadcast(f"{name}/choice", choice, TIMEOUT_S)
+        choice = self._rank_group.broadcast(f"{name}/choice", choice, _TIMEOUT_S)
         if failure is not None:
             raise failure
         if "error" in choice:
             raise decode_error(choice["error"])
         if "legacy" in choice:
-            return decode(LegacyRecord, choice["legacy"])
+            return decode(ForeignRecord, choice["legacy"])
         return decode(CommitRecord, choice["commit"]) if "commit" in choice else None
 
-    def together(
+    def act_together(
         self,
         name: str,
         act: Callable[[], dict[str, Any]],
         judge: Callable[[Sequence[dict[str, Any]]], Exception | None] = lambda _: None,
     ) -> Torn | None:
-        """All ranks have acted, and none failed; else why bytes are bad.
+        """Call `act` in every rank, and raise in all of them what one of them failed with.
 
-        What the ranks say of it is for rank 0 to judge: the error is raised in all of them.
+        Args:
+            name: The name of this vote, made with `new_name`.
+            act: What this rank does. It returns what rank 0 gets to see of it, as plain JSON values.
+            judge: Called in rank 0 with the answers of all ranks, by rank. The error that it returns is
+                raised in all ranks.
+
+        Returns:
+            None if no rank failed, else why bytes of the checkpoint are bad.
 
         """
         failure: Exception | None = None
@@ -79,33 +98,63 @@ class Agreement:
             own = error
             said = {"torn": str(error)}
         except PeerStoppedError as error:
-            # That rank says it too, and which kind of failure it was.
+            # The rank that failed votes too, and tells the kind of its failure.
             said = {"stopped": str(error)}
-        except GangError:
-            # Who is lost votes no more, and all know.
+        except PeerLostError:
+            # A lost rank votes no more, and all ranks know of it.
             raise
         except Exception as error:  # raised below, once the others have been told
             failure = error
-            said = {"error": error_said(error, self._gang.rank)}
-        by_rank = self._gang.gather(name, said, TIMEOUT_S)
-        worst = first_error(by_rank)
+            said = {"error": encode_rank_error(error, self._rank_group.rank)}
+        by_rank = self._rank_group.gather(name, said, _TIMEOUT_S)
+        worst = find_first_error(by_rank)
         if by_rank and worst is None and (judged := judge(by_rank)) is not None:
-            worst = error_said(judged, self._gang.rank)
+            worst = encode_rank_error(judged, self._rank_group.rank)
         torn = next((each["torn"] for each in by_rank if "torn" in each), None)
         stopped = next((each["stopped"] for each in by_rank if "stopped" in each), None)
         if worst is None and torn is None and stopped is not None:
-            worst = error_said(GangError(stopped), self._gang.rank)
-        # An error comes first: what is no fault of the commit's condemns none.
+            worst = encode_rank_error(PeerLostError(stopped), self._rank_group.rank)
+        # Errors come first: what is no fault of the commit must not condemn it.
         answer = {"error": worst} if worst is not None else {} if torn is None else {"torn": torn}
-        answer = self._gang.broadcast(f"{name}/worst", answer, TIMEOUT_S)
+        answer = self._rank_group.broadcast(f"{name}/worst", answer, _TIMEOUT_S)
         if failure is not None:
             raise failure
         if "error" in answer:
-            raise raised_from(answer["error"])
-        return Torn(said=str(answer["torn"]), own=own) if "torn" in answer else None
+            raise decode_rank_error(answer["error"])
+        return Torn(reason=str(answer["torn"]), own_error=own) if "torn" in answer else None
 
 
-def _told(choice: Restorable | None) -> dict[str, Any]:
+def _encode_choice(choice: Restorable | None) -> dict[str, Any]:
+    """Encode the choice of rank 0 for the other ranks."""
     if choice is None:
         return {}
-    return {"legacy" if isinstance(choice, LegacyRecord) else "commit": encode(choice)}
+    return {"legacy" if isinstance(choice, ForeignRecord) else "commit": encode(choice)}
+
+
+def encode_rank_error(error: Exception, rank: int) -> dict[str, Any]:
+    """Encode the error that `rank` fails with, so that the other ranks can raise it."""
+    said: dict[str, Any] = {**encode_error(error), "rank": rank}
+    if isinstance(error, LoadMismatchError):
+        said["mismatch"] = {name: getattr(error, name) for name in _MISMATCH}
+    return said
+
+
+def decode_rank_error(said: dict[str, Any]) -> Exception:
+    """Make the error that another rank failed with: of its class, if that is one of ours or of the planners."""
+    if "mismatch" in said:
+        return LoadMismatchError(**said["mismatch"])
+    message = f"rank {said['rank']}: {said['message']}"
+    kind = getattr(planners_errors, said["kind"], None)
+    if isinstance(kind, type) and issubclass(kind, PlannerError) and _takes_text(kind):
+        return kind(message)
+    return decode_error({"kind": said["kind"], "message": message})
+
+
+def find_first_error(said: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Find the first error among the answers of all ranks; None if no rank failed."""
+    return next((each["error"] for each in said if "error" in each), None)
+
+
+def _takes_text(kind: type[PlannerError]) -> bool:
+    """Tell whether the class is made from a message, as all are but those that compose their own."""
+    return not any("__init__" in vars(each) for each in kind.__mro__ if issubclass(each, PlannerError))

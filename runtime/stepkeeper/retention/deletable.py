@@ -1,9 +1,10 @@
-"""Which commits may go. Pure."""
+"""Choose the commits that may be deleted. Pure."""
 
 import math
 from collections.abc import Collection, Mapping
 
-from stepkeeper.log.state import CommitRecord, LogState
+from stepkeeper.log.records import CommitRecord
+from stepkeeper.log.state import LogState
 from stepkeeper.policy.keep import Committed, KeepPolicy
 
 __all__ = ["deletable", "metrics_of"]
@@ -15,12 +16,22 @@ def deletable(
     verified: Collection[int] = (),
     times_unix_s: Mapping[int, float] | None = None,
 ) -> tuple[int, ...]:
-    """Slots of the commits that `policy` doesn't keep, abandoned branches first, then oldest first.
+    """Choose the commits that may be deleted: first those on abandoned branches, then the oldest ones.
 
-    `verified` are commits whose objects were compared with what was written; a restored one counts too. The newest
-    verified commit of HEAD's line is always kept, and HEAD, and a commit on another branch as long as the line has no
-    verified commit of its step or a greater one that was made after it. Without a verified commit nothing may go.
-    `times_unix_s` is when commits were put, by slot, as far as the store says.
+    The newest verified commit of HEAD's line is always kept, and HEAD. A commit on another branch is kept as
+    long as the line has no verified commit of its step or a greater one that was made after it. Without a
+    verified commit nothing may be deleted.
+
+    Args:
+        state: The log.
+        policy: Chooses which commits of HEAD's line to keep besides.
+        verified: Slots of commits whose objects were compared with what was written. A restored commit counts
+            too.
+        times_unix_s: When commits were put, by slot, as far as the store says.
+
+    Returns:
+        The slots of the commits.
+
     """
     line = state.line
     proven = [record for record in line if record.verified or record.slot in verified]
@@ -36,7 +47,10 @@ def deletable(
 
 
 def _is_passed(abandoned: CommitRecord, proven: Collection[CommitRecord]) -> bool:
-    """Whether the training has come that far again. A commit from before doesn't show that, whatever its step."""
+    """Tell whether the training has come that far again.
+
+    A commit from before doesn't show that, whatever its step.
+    """
     return any(record.slot > abandoned.slot and record.step >= abandoned.step for record in proven)
 
 
@@ -50,12 +64,12 @@ def _known(record: CommitRecord, times_unix_s: Mapping[int, float]) -> Committed
 
 
 def metrics_of(record: CommitRecord) -> dict[str, float]:
-    """What the training said of the step, as numbers."""
+    """Convert what the training told about the step into numbers."""
     return {name: _number(text) for name, text in (record.metrics or {}).items()}
 
 
 def _number(text: str) -> float:
-    """What isn't a number is none, and so worse than any."""
+    """Convert a metric. Text that is no number becomes NaN, which is worse than any number."""
     try:
         return float(text)
     except ValueError:

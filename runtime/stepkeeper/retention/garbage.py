@@ -1,4 +1,4 @@
-"""What the log has deleted, or never had, loses its data, unless it is pinned. Nothing that isn't ours is touched."""
+"""Delete the data that the log has deleted or never had, unless it is pinned. Nothing that isn't ours is touched."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -10,13 +10,13 @@ from typing import Final
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import is_object_name
 from stepkeeper.errors import MissingObjectError
-from stepkeeper.log import Commit, Entry, Log, LogState
+from stepkeeper.log import CommitEntry, Entry, Log, LogState
 from stepkeeper.retention.pins import PIN_PREFIX, pinned_slots
 from stepkeeper.storage.base import (
     LOG_PREFIX,
     PROBE_PREFIX,
-    LeavingStore,
     Leftover,
+    LeftoverStore,
     ObjectStat,
     Store,
     StreamedStore,
@@ -38,7 +38,7 @@ class Garbage:
 
     folder: str
     slot: int | None = None
-    """Of the commit that it was, where that is known."""
+    """The slot of the commit that it was, if that is known."""
 
     n_objects: int = 0
     size_bytes: int = 0
@@ -46,23 +46,25 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcReport:
+    """The result of a collection."""
+
     collected: tuple[Garbage, ...] = ()
-    """Gone; in a dry run: what would be."""
+    """Garbage that was deleted; in a dry run, that would be."""
 
     pinned: tuple[Garbage, ...] = ()
-    """Left where it is, for a collection after its pins are removed."""
+    """Garbage that was left where it is, for a collection after its pins are removed."""
 
     remnants: tuple[str, ...] = ()
-    """Of proofs and puts that were cut off by a kill. Gone; in a dry run: what would be."""
+    """Paths that killed processes had left of proofs and puts. They were deleted; in a dry run they would be."""
 
 
 def sweep(
     store: Store, garbage: Iterable[Garbage], *, patience: Patience = DEFAULT_PATIENCE
 ) -> tuple[Garbage, ...]:
-    """The data of commits that the log has deleted is gone; but of those with a pin, which are answered.
+    """Delete the data of commits that the log has deleted, and return those that are left because they have a pin.
 
-    The log must have said so before the call: who pins a commit reads the log afterwards, and so learns that it came
-    too late for these pins.
+    The log must have deleted them before the call. Whoever pins a commit reads the log afterwards, and so
+    learns that a pin came too late.
     """
     doomed = tuple(garbage)
     if not doomed:
@@ -75,12 +77,12 @@ def sweep(
 
 
 def gc(log: Log, store: Store, *, dry_run: bool = False, patience: Patience = DEFAULT_PATIENCE) -> GcReport:
-    """Folders of saves of earlier claims that no commit names are gone, but for those with a pin.
+    """Delete the folders of saves of earlier claims that no commit names, but for those with a pin.
 
-    So is what processes that were killed left of their proofs and puts, where no later one can need it.
+    Delete also what killed processes have left of their proofs and puts, if no later one can need it.
 
-    An earlier claim can commit nothing any more: what of its saves isn't in the log by now, never will be. So whoever
-    may delete objects may call this, with or without a claim, also while another process saves.
+    An earlier claim can commit nothing any more: what of its saves isn't in the log by now, never will be. So
+    anybody who may delete objects may call this, with or without a claim, also while another process saves.
     """
     state = log.open() if log.state.tail < 0 else log.refresh()
     return collect(state, log.entry, store, dry_run=dry_run, patience=patience)
@@ -94,9 +96,17 @@ def collect(
     dry_run: bool = False,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> GcReport:
-    """As `gc`, by what the log was at some time after its last begin; `entry` reads one that is gone from the state.
+    """Collect as `gc` does, by the state that the log had at some time after its last begin.
 
-    The log may be appended to meanwhile: what is garbage stays garbage.
+    The log may be appended to meanwhile: garbage stays garbage.
+
+    Args:
+        state: The log at that time.
+        entry: Reads an entry whose commit is gone from the state.
+        store: The root.
+        dry_run: Only report what would be deleted.
+        patience: How long to wait for answers.
+
     """
     if state.claim is None:
         return GcReport()
@@ -125,7 +135,7 @@ def collect(
 
 
 def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tuple[Garbage, ...]:
-    """The folders among what is `listed` that are garbage once `claim` has begun. Pure."""
+    """Find the folders among what is `listed` that are garbage once `claim` has begun. Pure."""
     named = {record.folder for record in state.commits.values()}
     found: dict[str, Garbage] = {}
     for stat in listed:
@@ -142,7 +152,10 @@ def _garbage(state: LogState, claim: int, listed: Collection[ObjectStat]) -> tup
 
 
 def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
-    """Objects of proofs made before `claim` had begun: who made them was killed, or will make another one. Pure."""
+    """Find objects of proofs made before `claim` had begun: their makers were killed, or will make another one.
+
+    Pure.
+    """
     found = ((stat.path, _PROBE.fullmatch(stat.path)) for stat in listed)
     return tuple(path for path, match in found if match and int(match[1]) <= claim)
 
@@ -150,8 +163,8 @@ def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
 def _leftovers(
     store: Store, state: LogState, patience: Patience
 ) -> tuple[tuple[Leftover, Callable[[Leftover], None]], ...]:
-    """Leftovers of puts that would come to nothing if they still were going on, and how each is removed."""
-    if not isinstance(store, LeavingStore):
+    """List leftovers of puts that would fail if they were still going on, and how each is removed."""
+    if not isinstance(store, LeftoverStore):
         return ()
     found = [
         leftover
@@ -162,7 +175,10 @@ def _leftovers(
 
 
 def _is_over(target: str, state: LogState) -> bool:
-    """An entry whose slot is taken, a pin on what is no commit any more, a probe from before the claim. Pure."""
+    """Tell whether an entry's slot is taken, a pin is on no commit any more, or a probe is from before the claim.
+
+    Pure.
+    """
     assert state.claim is not None
     if match := _ENTRY.fullmatch(target):
         return int(match[1]) <= state.tail
@@ -175,24 +191,24 @@ def _is_over(target: str, state: LogState) -> bool:
 def _slots_of_pinned(
     entry: Callable[[int], Entry], store: Store, state: LogState, patience: Patience
 ) -> dict[str, int]:
-    """By folder, the commits that are pinned though the log has deleted them: what it says of them is read again."""
+    """Find the commits that are pinned though the log has deleted them, by folder. Their entries are read again."""
     slots: dict[str, int] = {}
     for slot in pinned_slots(store, patience=patience) - set(state.commits):
         try:
             body = entry(slot).body
         except MissingObjectError:
-            # A pin with a slot of its own making.
+            # The pin names a slot that the log doesn't have.
             continue
-        if isinstance(body, Commit):
+        if isinstance(body, CommitEntry):
             slots[body.folder] = slot
     return slots
 
 
 def _delete_folder(store: Store, folder: str, patience: Patience) -> None:
-    """What a save put there is gone. A file that somebody else put beside it stays, and so does the folder then."""
+    """Delete what a save put there. A file that somebody else put beside it stays, and so does the folder then."""
     listed = patience.retry(lambda: store.list(f"{folder}/"))
     paths = [stat.path for stat in listed if is_object_name(stat.path.removeprefix(f"{folder}/"))]
-    # First what makes it a checkpoint for other readers.
+    # `.metadata` first: without it other readers see no checkpoint.
     first = [path for path in paths if path == f"{folder}/{METADATA_NAME}"]
     _delete_objects(store, first, patience)
     _delete_objects(store, [path for path in paths if path not in first], patience)
@@ -203,7 +219,7 @@ def _delete_objects(store: Store, paths: Sequence[str], patience: Patience) -> N
         for path in paths:
             patience.retry(partial(store.delete, path))
         return
-    # Half of what a save gets, which may be going on.
+    # Half as many as a save uses, because one may be going on.
     with ThreadPoolExecutor(max(1, store.streams // 2), thread_name_prefix="stepkeeper-delete") as pool:
         deletions = [pool.submit(patience.retry, partial(store.delete, path)) for path in paths]
         try:

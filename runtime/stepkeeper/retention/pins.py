@@ -1,4 +1,4 @@
-"""Pins: a reader's word that it needs a commit's data, which deletion leaves alone as long as the pin is there."""
+"""Pin commits: a reader's pin keeps deletion away from a commit's data as long as the pin is there."""
 
 import json
 import re
@@ -20,7 +20,16 @@ from stepkeeper.loggers import logger
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["PIN_PREFIX", "Pin", "hold", "list_pins", "pin_path", "pinned_slots", "put_pin", "remove_pin"]
+__all__ = [
+    "PIN_PREFIX",
+    "Pin",
+    "list_pins",
+    "pin_commit",
+    "pin_path",
+    "pinned_slots",
+    "put_pin",
+    "remove_pin",
+]
 
 _log: Final = logger(__name__)
 PIN_PREFIX: Final = ".stepkeeper/pins/"
@@ -30,14 +39,14 @@ _NAME: Final = re.compile(r"([0-9]{8,})-([0-9a-f]{32})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """Somebody reads the commit of `slot`."""
+    """A note that somebody reads the commit of `slot`."""
 
     slot: int
     nonce: str
     """The pin's own; a fork's is the nonce of its root, so that every attempt of the fork finds its pin."""
 
     holder: str
-    """For people: who it is."""
+    """The owner of the pin, for people."""
 
     root: str | None = None
     """URI of the root that was forked from the commit."""
@@ -49,7 +58,7 @@ class Pin:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> "Pin":
-        """Raises PinFormatError that names `where`, the pin's object."""
+        """Decode a pin. Raises PinFormatError that names `where`, the pin's object."""
         try:
             raw: Any = json.loads(data)
             if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
@@ -64,30 +73,30 @@ def pin_path(slot: int, nonce: str) -> str:
 
 
 def put_pin(store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) -> None:
-    """The pin is there, durably. Raises StorageError; after a transient one it may be there, or come yet."""
+    """Put a pin durably. Raises StorageError; after a transient one it may be there, or may still come."""
     data = pin.to_json()
     patience.retry(lambda: store.put_if_absent(pin_path(pin.slot, pin.nonce), data))
 
 
 def remove_pin(store: Store, pin: Pin, *, patience: Patience = DEFAULT_PATIENCE) -> None:
-    """The pin is not there (any more). Raises StorageError."""
+    """Remove a pin, if it is there. Raises StorageError."""
     patience.retry(lambda: store.delete(pin_path(pin.slot, pin.nonce)))
 
 
 def pinned_slots(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> frozenset[int]:
-    """Slots that have a pin. By names alone: a pin that can't be read holds all the same."""
+    """List the slots that have a pin, by names alone: a pin that can't be read holds all the same."""
     return frozenset(slot for slot, _ in _listed(store, patience))
 
 
 def list_pins(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> list[Pin]:
-    """All pins, by slot. Raises PinFormatError for one that says something else than its name."""
+    """Read all pins, by slot. Raises PinFormatError for one that says something else than its name."""
     pins = []
     for slot, nonce in _listed(store, patience):
         path = pin_path(slot, nonce)
         try:
             data = patience.retry(partial(store.read, path))
         except MissingObjectError:
-            # It was removed meanwhile.
+            # The pin was removed meanwhile.
             continue
         pin = Pin.from_json(data, f"{store.uri}/{path}")
         if (pin.slot, pin.nonce) != (slot, nonce):
@@ -96,7 +105,7 @@ def list_pins(store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> list[Pi
     return pins
 
 
-def hold(
+def pin_commit(
     log: Log,
     store: Store,
     choose: Callable[[LogState], CommitRecord],
@@ -107,12 +116,27 @@ def hold(
     reason: str = "",
     patience: Patience = DEFAULT_PATIENCE,
 ) -> tuple[Pin | None, CommitRecord]:
-    """The commit that `choose` picks, and the pin that keeps its data; `remove_pin` lets it go.
+    """Choose a commit and pin it; `remove_pin` lets it go.
 
-    The pin is None, and a warning says so, where nothing may be written to the root: a deletion can take the data
-    away while it is read then. `choose` is asked again when its pick was deleted before the pin was there.
+    Where nothing may be written to the root the pin is None, and a warning is logged: a deletion can take the
+    data away while it is read then.
 
-    Raises what `choose` raises, StorageError where there is no answer.
+    Args:
+        log: The root's log.
+        store: The root.
+        choose: Picks the commit. It is called again if its pick was deleted before the pin was there.
+        holder: Whose pin it is, for people.
+        nonce: The pin's own; drawn by default.
+        root: URI of the root that is forked from the commit.
+        reason: Why it is pinned, for people.
+        patience: How long to wait for answers.
+
+    Returns:
+        The pin, and the commit.
+
+    Raises:
+        StorageError: No answer. What `choose` raises is raised too.
+
     """
     state = log.open() if log.state.tail < 0 else log.refresh()
     mine = Pin(slot=0, nonce=nonce or new_nonce(), holder=holder, root=root, reason=reason)
@@ -133,7 +157,7 @@ def hold(
 
 
 def _let_go(store: Store, pin: Pin) -> None:
-    """The pin is gone, if the store takes one more request; what it was put for has failed already."""
+    """Remove the pin if the store takes one more request; what it was put for has failed already."""
     try:
         store.delete(pin_path(pin.slot, pin.nonce))
     except StorageError as error:

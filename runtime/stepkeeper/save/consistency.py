@@ -1,89 +1,102 @@
-"""Whether all ranks are about to save the same state. Found out before anything is written, behind the train thread."""
+"""Compare the states that the ranks are about to save, behind the train thread and before anything is written."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import SaveError
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.errors import RanksDifferError, ReleasesDifferError
-from stepkeeper_planners.saving.fingerprints import fingerprint, name_differences
-from stepkeeper_planners.saving.rules import check_rules, planning_rules
+from stepkeeper_planners.saving.fingerprints import build_ranks_differ_error, fingerprint
+from stepkeeper_planners.saving.rules import check_rules, describe_rules
 
 __all__ = ["check_same_state"]
 
 _TIMEOUT_S: Final = 3600.0
-_COMPARED: Final = 8
-"""States that are looked at by name where ranks differ: one of each kind, up to so many kinds."""
+_MAX_COMPARED: Final = 8
+"""If ranks differ, the names of at most so many states are compared: one of each kind."""
 
 
 def check_same_state(
-    save: str, step: int, summary: StateSummary | None, gang: Gang, *, refusal: str | None = None
+    save: str, step: int, summary: StateSummary | None, rank_group: RankGroup, *, refusal: str | None = None
 ) -> None:
-    """All ranks save the same step and state, but for what is `PerRank`, and divide it alike.
+    """Check that all ranks save the same step and state, except for `PerRank` values, and divide it alike.
 
-    One digest of each rank goes to rank 0; names are compared only where these differ. A rank that has no snapshot
-    gives a `refusal` in place of a summary. `save` is what they call this save.
+    Each rank sends one digest to rank 0; names are compared only where these differ.
 
-    Ranks: all.
+    Ranks: all ranks call this.
+
+    Args:
+        save: The ranks' name for this save.
+        step: The step to save.
+        summary: A summary of this rank's snapshot; None if it has no snapshot.
+        rank_group: All ranks.
+        refusal: The reason why this rank has no snapshot; None if it has one.
 
     Raises:
-        RanksDifferError: the states differ; it says where. In all ranks.
-        SaveError: a rank has no snapshot, another step, or a release that divides a state otherwise. In all ranks.
+        RanksDifferError: The states differ; the error says where. All ranks raise it.
+        SaveError: A rank has no snapshot, saves another step, or has a release with other rules. All ranks raise
+            it.
 
     """
-    if gang.world_size == 1:
+    if rank_group.world_size == 1:
         return
-    digests = {} if summary is None else summary.digests()
-    said = {
-        "rules": planning_rules(gang.world_size),
+    digests = {} if summary is None else summary.compute_digests()
+    proposal = {
+        "rules": describe_rules(rank_group.world_size),
         "refusal": refusal,
         "step": step,
         "fingerprint": fingerprint(digests).hex(),
     }
-    proposals = gang.gather(f"{save}/state", said, _TIMEOUT_S)
-    verdict = gang.broadcast(f"{save}/same", _verdict(proposals) if proposals else None, _TIMEOUT_S)
+    proposals = rank_group.gather(f"{save}/state", proposal, _TIMEOUT_S)
+    verdict = rank_group.broadcast(
+        f"{save}/same", _judge_proposals(proposals) if proposals else None, _TIMEOUT_S
+    )
     if verdict["error"] is not None:
         raise SaveError(verdict["error"])
     groups: list[list[int]] = verdict["groups"]
     if groups:
-        raise _difference(save, groups, digests, gang)
+        raise _build_difference(save, groups, digests, rank_group)
 
 
-def _verdict(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rank 0's part: why there can be no save; or the ranks of each fingerprint, if there are several."""
-    refusals = [f"rank {rank}: {said['refusal']}" for rank, said in enumerate(proposals) if said["refusal"]]
+def _judge_proposals(proposals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Judge the proposals on rank 0: return an error, or the ranks of each fingerprint if there are several."""
+    refusals = [
+        f"rank {rank}: {proposal['refusal']}"
+        for rank, proposal in enumerate(proposals)
+        if proposal["refusal"]
+    ]
     if refusals:
-        return {"error": f"no snapshot of step {proposals[0]['step']}: {'; '.join(refusals[:_COMPARED])}"}
+        return {"error": f"no snapshot of step {proposals[0]['step']}: {'; '.join(refusals[:_MAX_COMPARED])}"}
     try:
-        check_rules([said.get("rules", "an older release") for said in proposals])
+        check_rules([proposal.get("rules", "an older release") for proposal in proposals])
     except ReleasesDifferError as error:
         return {"error": str(error)}
     steps: dict[int, list[int]] = {}
     alike: dict[str, list[int]] = {}
-    for rank, said in enumerate(proposals):
-        steps.setdefault(said["step"], []).append(rank)
-        alike.setdefault(said["fingerprint"], []).append(rank)
+    for rank, proposal in enumerate(proposals):
+        steps.setdefault(proposal["step"], []).append(rank)
+        alike.setdefault(proposal["fingerprint"], []).append(rank)
     if len(steps) > 1:
-        texts = (f"step {step} on ranks {ranks[:_COMPARED]}" for step, ranks in steps.items())
+        texts = (f"step {step} on ranks {ranks[:_MAX_COMPARED]}" for step, ranks in steps.items())
         return {"error": f"the ranks save different steps: {', '.join(texts)}"}
     largest_first = sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks))
     return {"error": None, "groups": largest_first if len(alike) > 1 else []}
 
 
-def _difference(
-    save: str, groups: Sequence[Sequence[int]], digests: Mapping[str, bytes], gang: Gang
+def _build_difference(
+    save: str, groups: Sequence[Sequence[int]], digests: Mapping[str, bytes], rank_group: RankGroup
 ) -> RanksDifferError:
-    """The same error in all ranks, from the digests of the first rank of each group."""
-    compared = groups[:_COMPARED]
-    asked = any(gang.rank == ranks[0] for ranks in compared)
+    """Build the same error in all ranks, from the digests of the first rank of each group."""
+    compared = groups[:_MAX_COMPARED]
+    asked = any(rank_group.rank == ranks[0] for ranks in compared)
     own = {name: digest.hex() for name, digest in digests.items()} if asked else {}
-    reports = gang.gather(f"{save}/digests", own, _TIMEOUT_S)
+    reports = rank_group.gather(f"{save}/digests", own, _TIMEOUT_S)
     found: dict[str, Any] | None = None
     if reports:
         known = [{n: bytes.fromhex(digest) for n, digest in reports[ranks[0]].items()} for ranks in compared]
-        n_unseen = sum(len(ranks) for ranks in groups[_COMPARED:])
-        error = name_differences(list(zip(compared, known, strict=True)), n_unseen)
+        n_unseen = sum(len(ranks) for ranks in groups[_MAX_COMPARED:])
+        error = build_ranks_differ_error(list(zip(compared, known, strict=True)), n_unseen)
         found = {"reasons": error.reasons, "ranks": error.ranks, "n_unseen": error.n_unseen}
-    found = gang.broadcast(f"{save}/difference", found, _TIMEOUT_S)
+    found = rank_group.broadcast(f"{save}/difference", found, _TIMEOUT_S)
     return RanksDifferError(**found)

@@ -1,4 +1,4 @@
-"""What becomes of saves and restores, as Python's logging and the training's own hooks are told of it."""
+"""Report finished saves and restores to Python's logging, and to the training's own hooks."""
 
 import atexit
 import threading
@@ -12,30 +12,37 @@ from stepkeeper.log.foreign_steps import Restorable
 from stepkeeper.loggers import logger
 from stepkeeper.save.report import SaveReport
 
-__all__ = ["Events", "SaveHook"]
+__all__ = ["SaveHook", "SaveHooks"]
 
 _log: Final = logger("stepkeeper")
 _EXIT_S: Final = 5.0
-"""Hooks have so long when the interpreter ends and nobody has closed their manager."""
+"""When the interpreter ends and the manager wasn't closed, hooks may still run for so long."""
 
 SaveHook = Callable[[SaveReport], object]
 
 
-class Events:
-    """What goes well is told at INFO, which nobody sees who hasn't asked for it.
+class SaveHooks:
+    """Log saves and restores, and call the hooks of saves.
 
-    Hooks are called in a thread of their own, one after the other, in the order of the saves. So they may take long or
-    ask the manager for whatever it has: no save waits for them. The thread ends when it has no more to tell.
+    Successes are logged at INFO, which stays invisible unless the training turns it on.
+
+    A thread of its own calls the hooks one after the other, in the order of the saves. A hook may take long, or
+    call the manager: no save waits for it. The thread ends when there are no more reports.
     """
 
     def __init__(self) -> None:
         self._hooks: list[SaveHook] = []
-        self._untold: deque[tuple[SaveReport, tuple[SaveHook, ...]]] = deque()
+        self._unreported: deque[tuple[SaveReport, tuple[SaveHook, ...]]] = deque()
         self._lock = threading.Lock()
-        self._teller: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
 
     def on_save(self, hook: SaveHook) -> Callable[[], None]:
-        """`hook` is called with the report of each save that ends from now on, until what is answered is called."""
+        """Call `hook` with the report of each save that ends from now on.
+
+        Returns:
+            A function that removes the hook.
+
+        """
         self._hooks.append(hook)
 
         def remove() -> None:
@@ -44,10 +51,10 @@ class Events:
 
         return remove
 
-    def saved(self, report: SaveReport) -> None:
-        """A save has ended, and its hooks will be called."""
+    def report_save(self, report: SaveReport) -> None:
+        """Log the end of a save, and pass its report to the hooks' thread."""
         if report.error is not None:
-            _log.error("the save of step %d failed: %s", report.step, report.error, extra=_about(report))
+            _log.error("the save of step %d failed: %s", report.step, report.error, extra=_log_fields(report))
         else:
             _log.info(
                 "step %d is committed as %s after %.1f s; the training waited %.0f ms for it",
@@ -55,69 +62,73 @@ class Events:
                 report.sequence,
                 report.duration_s,
                 report.stall_s * 1000,
-                extra=_about(report),
+                extra=_log_fields(report),
             )
         hooks = tuple(self._hooks)
         if not hooks:
             return
         with self._lock:
-            self._untold.append((report, hooks))
-            if self._teller is None:
+            self._unreported.append((report, hooks))
+            if self._thread is None:
                 # One that hangs keeps no process alive.
-                teller = threading.Thread(target=self._tell, name="save-hooks", daemon=True)
-                teller.start()
-                self._teller = teller
-                _telling.add(self)
+                thread = threading.Thread(target=self._call_hooks, name="save-hooks", daemon=True)
+                thread.start()
+                self._thread = thread
+                _with_threads.add(self)
 
-    def restored(self, record: Restorable | None) -> None:
-        """The state is what `record` holds; None: there was none."""
+    def log_restore(self, record: Restorable | None) -> None:
+        """Log that the state now holds `record`; None: there was nothing to restore."""
         if record is None:
             _log.info("nothing to restore: the root holds no commit")
         else:
             _log.info("step %d is restored", record.step, extra={"step": record.step})
 
-    def finish(self, timeout_s: float) -> bool:
-        """All hooks have been called and have returned; False, and it is logged, if some hadn't after `timeout_s`.
+    def await_hooks(self, timeout_s: float) -> bool:
+        """Wait until all hooks have returned. A call from a hook itself doesn't wait.
 
-        Called by a hook, it waits for none.
+        Returns:
+            False, after logging it, if a hook was still running after `timeout_s` seconds; else True.
+
         """
-        teller = self._teller
-        if teller is None or teller is threading.current_thread():
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
             return True
-        teller.join(max(0.0, timeout_s))
-        if teller.is_alive():
-            _telling.discard(self)
+        thread.join(max(0.0, timeout_s))
+        if thread.is_alive():
+            _with_threads.discard(self)
             _log.warning("a hook for saves is still running after %.1f s: it is not waited for", timeout_s)
-        return not teller.is_alive()
+        return not thread.is_alive()
 
-    def _tell(self) -> None:
-        while (told := self._next()) is not None:
-            report, hooks = told
+    def _call_hooks(self) -> None:
+        while (next_report := self._take_report()) is not None:
+            report, hooks = next_report
             for hook in hooks:
                 try:
                     hook(report)
                 except BaseException:  # a hook's fault is not the save's, nor that of other hooks
-                    _log.exception("a hook for saves failed on step %d", report.step, extra=_about(report))
+                    _log.exception(
+                        "a hook for saves failed on step %d", report.step, extra=_log_fields(report)
+                    )
 
-    def _next(self) -> tuple[SaveReport, tuple[SaveHook, ...]] | None:
+    def _take_report(self) -> tuple[SaveReport, tuple[SaveHook, ...]] | None:
         with self._lock:
-            if self._untold:
-                return self._untold.popleft()
-            self._teller = None
+            if self._unreported:
+                return self._unreported.popleft()
+            self._thread = None
             return None
 
 
-def _about(report: SaveReport) -> dict[str, object]:
+def _log_fields(report: SaveReport) -> dict[str, object]:
     return {"step": report.step, "save": report}
 
 
-_telling: Final[WeakSet[Events]] = WeakSet()
-"""Those that have had something to tell hooks."""
+_with_threads: Final[WeakSet[SaveHooks]] = WeakSet()
+"""Objects whose thread may still be calling hooks."""
 
 
 @atexit.register
-def _finish_all() -> None:
-    """Saves that were begun have ended by now, also where their manager wasn't closed."""
+def _await_all_hooks() -> None:
+    """Wait for the hooks of managers that weren't closed. Their saves have ended by now."""
     ends_s = time.monotonic() + _EXIT_S
-    for events in tuple(_telling):
-        events.finish(ends_s - time.monotonic())
+    for save_hooks in tuple(_with_threads):
+        save_hooks.await_hooks(ends_s - time.monotonic())

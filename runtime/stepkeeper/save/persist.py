@@ -1,67 +1,72 @@
-"""One save of one rank once its snapshot is on its way to the host: place, write, vote, commit."""
+"""Persist one save of one rank: agree on a folder, write, vote, and commit."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final
 
-from stepkeeper.checkpoint import SaveOrder
 from stepkeeper.checkpoint.manifest import checkpoint_folder
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import Commit, Committed, Kind, Staged, Upload, Void, Write, Written
-from stepkeeper.companion.plan_cache import Common, Told, name_of, plan_of
+from stepkeeper.companion.messages import (
+    CommitRequest,
+    Committed,
+    Kind,
+    Staged,
+    UploadRequest,
+    VoidRequest,
+    WriteRequest,
+    Written,
+)
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.error_codec import decode_error, encode_error
 from stepkeeper.errors import CompanionLostError, DevicesFullError, FencedError, SaveError, StepkeeperError
 from stepkeeper.log.entries import new_nonce
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.report import SaveState
 from stepkeeper.save.snapshot import Region, Snapshot
 
-__all__ = ["SaveJob", "SaveState", "persist"]
+__all__ = ["SaveJob", "persist_save"]
 
 _log: Final = logger(__name__)
 _SAVE_TIMEOUT_S: Final = 3600.0
 
 
-class SaveState(StrEnum):
-    TRANSFERRING = "Transferring"
-    WRITING = "Writing"
-    COMMITTING = "Committing"
-    COMMITTED = "Committed"
-    FAILED = "Failed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    name: str
-    """What the ranks call it among themselves."""
+    """One save from its snapshot on. It doesn't refer to the state any more."""
 
-    step: int
+    name: str
+    """The ranks' name for this save."""
+
+    in_flight: InFlight
+    """Updated as the save proceeds."""
+
     origin: Origin | None
-    """What the state was restored from, if it was: a begin that this save may have to write goes on from there."""
+    """The commit that the state was restored from, if it was. If this save claims the root, the claim goes on from
+    there.
+    """
 
     snapshot: Snapshot
     region: Region
-    transferred: Future[None]
-    """All of the snapshot is in the region; or why it isn't."""
+    transfer: Future[None]
+    """Resolved when the whole snapshot is in the region, or with the error of its transfer."""
 
-    moved: Callable[[SaveState], None]
-    duration_millis: Callable[[], int]
-    release: Callable[[], None] = lambda: None
-    """Told when the region is needed no more, if that is before the save has ended."""
-
-    is_last: bool = False
-    """No other save comes after it: it goes to the root at once, and nobody needs the region again."""
-
-    wrote: Callable[[int], None] = lambda _size_bytes: None
-    """Told how many bytes this rank made durable."""
+    release_region: Callable[[], None] = lambda: None
+    """Called when the region isn't needed any more, if that is before the end of the save."""
 
     metrics: Mapping[str, str] = field(default_factory=dict)
-    """What the training says of the step, as numbers in text."""
+    """The training's metrics of the step, as numbers in text."""
+
+    is_last: bool = False
+    """True if no save comes after this one: see `SaveRequest`."""
+
+    @property
+    def step(self) -> int:
+        return self.in_flight.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,74 +78,78 @@ class _Place:
         return checkpoint_folder(step, self.claim, self.nonce)
 
 
-def persist(job: SaveJob, companion: Companion, gang: Gang) -> Committed:
-    """The snapshot is a commit in the log.
+def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:
+    """Turn the snapshot into a commit in the log.
 
-    A rank that fails says so in its vote, so that no other waits for it in vain; one failure voids the save.
+    A rank that fails says so in its vote, so that no other rank waits for it in vain. One failure voids the save.
 
-    Ranks: all.
+    Ranks: all ranks call this.
 
     Raises:
-        RanksDifferError: the ranks' states differ. Nothing was written.
-        StepkeeperError: it is no commit and never will be.
+        RanksDifferError: The ranks' states differ. Nothing was written.
+        StepkeeperError: The save is no commit and never will be.
 
     """
     lost: Exception | None = None
     try:
-        job.transferred.result()
-    except Exception as error:  # raised below, once the others can be told
+        job.transfer.result()
+    except Exception as error:  # raised below, after the ranks have compared their states
         lost = error
-    check_same_state(job.name, job.step, job.snapshot.summary, gang)
+    check_same_state(job.name, job.step, job.snapshot.summary, rank_group)
     failure: Exception | None = None
     process: CompanionProcess | None = None
     place: _Place | None = None
     try:
-        # First: until rank 0 has said where, or that it can't, the others wait, also for one whose companion is lost.
-        place = _place(job, companion, gang)
+        # Before anything that can fail here: the other ranks wait until rank 0 has answered with a place or an error.
+        place = _agree_on_place(job, companion, rank_group)
         if lost is not None:
             raise lost
-        process = companion.process()
-        written = _write(job, process, place, gang, staged=companion.has_tier and not job.is_last)
-        job.wrote(written.size_bytes)
-        job.moved(SaveState.COMMITTING)
+        process = companion.ensure_process()
+        written = _write_share(job, process, place, staged=companion.has_tier and not job.is_last)
+        job.in_flight.set_size(written.size_bytes)
+        job.in_flight.set_state(SaveState.COMMITTING)
         vote = {"written": encode(written)}
-    except Exception as error:  # raised below, once the others have been told
+    except Exception as error:  # raised below, after the other ranks have received it
         failure = error
         vote = {"error": encode_error(error)}
-    votes = gang.gather(f"{job.name}/vote", vote, _SAVE_TIMEOUT_S)
+    votes = rank_group.gather(f"{job.name}/vote", vote, _SAVE_TIMEOUT_S)
     outcome: dict[str, Any] | None = None
-    if gang.rank == 0:
+    if rank_group.rank == 0:
         try:
-            outcome = _decide(job, process, place, votes)
-        except Exception as error:  # raised below, once the others have been told
+            outcome = _commit_or_void(job, process, place, votes)
+        except Exception as error:  # raised below, after the other ranks have received it
             failure = failure or error
             outcome = {"error": encode_error(error)}
-    outcome = gang.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
+    outcome = rank_group.broadcast(f"{job.name}/outcome", outcome, _SAVE_TIMEOUT_S)
     if "error" in outcome:
-        raise _own_or_shared(failure, decode_error(outcome["error"]))
+        raise _choose_error(failure, decode_error(outcome["error"]))
     return decode(Committed, outcome["committed"])
 
 
-def _own_or_shared(own: Exception | None, shared: Exception) -> Exception:
-    """What this rank raises: its own failure says most, but what the next save mends all ranks forgive or none."""
-    if own is None or _next_save_mends(own):
+def _choose_error(own: Exception | None, shared: Exception) -> Exception:
+    """Choose the error that this rank raises.
+
+    Its own failure says most. But all ranks must forgive a failure or none, so one that the next save mends gives
+    way to the shared error.
+    """
+    if own is None or _is_mended_by_next_save(own):
         shared.__cause__ = own
         return shared
     return own
 
 
-def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
-    """Where this save goes: under the claim of rank 0, which is made now if there is none."""
+def _agree_on_place(job: SaveJob, companion: Companion, rank_group: RankGroup) -> _Place:
+    """Agree on the save's folder, under the claim of rank 0. Rank 0 claims the root now if it hasn't yet."""
     place: dict[str, Any] | None = None
     failure: Exception | None = None
-    if gang.rank == 0:
+    if rank_group.rank == 0:
         try:
-            claim = companion.begin(origin=job.origin).claim
+            claim = companion.claim_root(origin=job.origin).claim
             place = {"claim": claim.slot, "nonce": new_nonce()}
-        except Exception as error:  # raised below, once the others have been told
+        except Exception as error:  # raised below, after the other ranks have received it
             failure = error
             place = {"error": encode_error(error)}
-    place = gang.broadcast(f"{job.name}/place", place, _SAVE_TIMEOUT_S)
+    place = rank_group.broadcast(f"{job.name}/place", place, _SAVE_TIMEOUT_S)
     if failure is not None:
         raise failure
     if "error" in place:
@@ -148,44 +157,41 @@ def _place(job: SaveJob, companion: Companion, gang: Gang) -> _Place:
     return _Place(claim=int(place["claim"]), nonce=str(place["nonce"]))
 
 
-def _write(job: SaveJob, process: CompanionProcess, place: _Place, gang: Gang, *, staged: bool) -> Written:
-    job.moved(SaveState.WRITING)
-    order = SaveOrder(
-        rank=gang.rank,
-        world_size=gang.world_size,
+def _write_share(job: SaveJob, process: CompanionProcess, place: _Place, *, staged: bool) -> Written:
+    job.in_flight.set_state(SaveState.WRITING)
+    if staged and _stage_share(job, process, place):
+        job.release_region()
+        upload = encode(UploadRequest(folder=place.folder(job.step)))
+        return decode(Written, process.send_request(Kind.UPLOAD, upload, timeout_s=_SAVE_TIMEOUT_S))
+    return decode(Written, _request_write(Kind.WRITE, job, process, place))
+
+
+def _request_write(kind: Kind, job: SaveJob, process: CompanionProcess, place: _Place) -> dict[str, Any]:
+    """Send a write request. A structure that the process holds from the save before isn't sent again."""
+    structure = job.snapshot.plan.structure
+    request = WriteRequest(
         step=job.step,
         claim=place.claim,
         nonce=place.nonce,
-        plan_digest=job.snapshot.plan.digest,
-        tensors=(),
         values=job.snapshot.values,
+        structure_key=structure.key,
+        structure=None if process.structure_key == structure.key else structure.text,
     )
-    if staged and _stage(job, process, order):
-        job.release()
-        upload = encode(Upload(folder=order.folder))
-        return decode(Written, process.ask(Kind.UPLOAD, upload, timeout_s=_SAVE_TIMEOUT_S))
-    return decode(Written, _ask_to_write(Kind.WRITE, job, process, order))
-
-
-def _ask_to_write(kind: Kind, job: SaveJob, process: CompanionProcess, order: SaveOrder) -> dict[str, Any]:
-    """The answer. What the process knows from the save before isn't told again."""
-    snapshot = job.snapshot
-    common = Common(tensors=snapshot.tensors, aliases=snapshot.aliases, key_paths=snapshot.key_paths)
-    plan, told = None, process.told
-    if told is None or told.common != common:
-        plan = plan_of(common)
-        told = Told(common=common, name=name_of(plan))
-    body = encode(Write(order=order, plan=told.name, told=plan))
     # Until there is an answer it may hold either.
-    process.told = None
-    answer = process.ask(kind, body, [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
-    process.told = told
+    process.structure_key = None
+    answer = process.send_request(kind, encode(request), [job.region.fd], timeout_s=_SAVE_TIMEOUT_S)
+    process.structure_key = structure.key
     return answer
 
 
-def _stage(job: SaveJob, process: CompanionProcess, order: SaveOrder) -> bool:
-    """True if all is on the local disk, which is as good as nowhere, but that the region is free."""
-    staged = decode(Staged, _ask_to_write(Kind.STAGE, job, process, order))
+def _stage_share(job: SaveJob, process: CompanionProcess, place: _Place) -> bool:
+    """Write this rank's share to the local disk, which frees the region but makes nothing durable.
+
+    Returns:
+        True if the region isn't needed any more.
+
+    """
+    staged = decode(Staged, _request_write(Kind.STAGE, job, process, place))
     if staged.why_not is not None:
         _log.warning(
             "step %d, and those after it until this is mended, goes to the root without the local tier: %s",
@@ -196,46 +202,50 @@ def _stage(job: SaveJob, process: CompanionProcess, order: SaveOrder) -> bool:
     return staged.held
 
 
-def _decide(
+def _commit_or_void(
     job: SaveJob, process: CompanionProcess | None, place: _Place | None, votes: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Rank 0's part: the commit if all voted for it, else its void."""
+    """Commit the save on rank 0 if all ranks voted for it, else void it."""
     refusals = {rank: decode_error(vote["error"]) for rank, vote in enumerate(votes) if "error" in vote}
     if refusals or process is None or place is None:
-        error = _given_up(job.step, refusals)
+        error = _join_refusals(job.step, refusals)
         if process is not None and place is not None and not process.lost:
-            _void(process, Void(folder=place.folder(job.step), reason=str(error)))
+            _void_folder(process, VoidRequest(folder=place.folder(job.step), reason=str(error)))
         return {"error": encode_error(error)}
     written = [decode(Written, vote["written"]) for vote in votes]
-    body = Commit(
+    body = CommitRequest(
         folder=place.folder(job.step),
         others=tuple(each.manifest for each in written[1:]),
-        duration_millis=job.duration_millis(),
+        duration_millis=job.in_flight.duration_millis(),
         metrics=dict(job.metrics) or None,
     )
-    return {"committed": process.ask(Kind.COMMIT, encode(body), timeout_s=_SAVE_TIMEOUT_S)}
+    return {"committed": process.send_request(Kind.COMMIT, encode(body), timeout_s=_SAVE_TIMEOUT_S)}
 
 
-def _given_up(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
-    """The one error that all ranks raise: of a kind of its own where that decides how the job goes on."""
-    said = "; ".join(f"rank {rank}: {error}" for rank, error in refusals.items())
-    text = f"the save of step {step} was given up: {said}"
+def _join_refusals(step: int, refusals: Mapping[int, Exception]) -> StepkeeperError:
+    """Join the ranks' refusals into the one error that all ranks raise.
+
+    The error's class decides how the job goes on: a lost claim and failures that the next save mends have their
+    own.
+    """
+    reasons = "; ".join(f"rank {rank}: {error}" for rank, error in refusals.items())
+    text = f"the save of step {step} was given up: {reasons}"
     if any(isinstance(error, FencedError) for error in refusals.values()):
         return FencedError(text)
-    if all(_next_save_mends(error) for error in refusals.values()):
+    if all(_is_mended_by_next_save(error) for error in refusals.values()):
         full = any(isinstance(error, DevicesFullError) for error in refusals.values())
         return DevicesFullError(text) if full else CompanionLostError(text)
     return SaveError(text)
 
 
-def _next_save_mends(error: Exception) -> bool:
+def _is_mended_by_next_save(error: Exception) -> bool:
     return isinstance(error, StepkeeperError) and error.next_save_mends
 
 
-def _void(process: CompanionProcess, void: Void) -> None:
-    """The log says that nothing will come of the folder, if it can be told; nothing names it otherwise."""
+def _void_folder(process: CompanionProcess, void: VoidRequest) -> None:
+    """Note in the log that the folder is void. If that fails, nothing in the log names the folder."""
     try:
-        process.ask(Kind.VOID, encode(void), timeout_s=_SAVE_TIMEOUT_S)
+        process.send_request(Kind.VOID, encode(void), timeout_s=_SAVE_TIMEOUT_S)
     except FencedError:
         raise
     except StepkeeperError as error:

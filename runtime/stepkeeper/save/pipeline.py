@@ -1,12 +1,13 @@
-"""Saves: a snapshot in the train thread, and behind it one thread that empties the devices, one for all the rest.
+"""Run the saves of one rank: take snapshots in the train thread, move and persist them in two threads behind it.
 
-So the devices have their room back whatever the save before is waiting for: a store, or another rank.
+One thread moves copies from the devices, so that these get their memory back while the save before still waits for
+a store or for another rank. The other thread does everything else.
 """
 
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,124 +17,48 @@ from typing import Final
 from weakref import WeakMethod
 
 from stepkeeper.companion.messages import Committed
+from stepkeeper.companion.progress import numeric_metrics
 from stepkeeper.companion.supervisor import Companion, Origin
-from stepkeeper.coordination.rank_group import Gang
-from stepkeeper.errors import CompanionLostError, FencedError, GangError, SaveError, StepkeeperError
+from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.errors import CompanionLostError, FencedError, PeerLostError, SaveError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
-from stepkeeper.save.persist import SaveJob, SaveState, persist
-from stepkeeper.save.report import SaveClock, SaveReport
-from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
-from stepkeeper_planners.saving.known_plan import WrittenShare
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.persist import SaveJob, persist_save
+from stepkeeper.save.report import SaveClock, SaveReport, SaveState
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
 
-__all__ = ["InFlight", "SaveEnd", "SaveState", "Saver"]
+__all__ = ["SaveEnd", "SavePipeline"]
 
 _log: Final = logger(__name__)
-_MOST_LOST_IN_A_ROW: Final = 2
-
-
-class InFlight:
-    """A save that was begun, and what has become of it so far."""
-
-    def __init__(self, step: int, clock: SaveClock | None = None) -> None:
-        self.step: Final = step
-        self.state = SaveState.TRANSFERRING
-        self.future: Final[Future[Committed]] = Future()
-        self.released: Final[Future[None]] = Future()
-        """Its memory is another save's to use."""
-
-        self.report: SaveReport | None = None
-        """Where the time went; None until it has ended."""
-
-        self.heard: Callable[[BaseException], None] = lambda _error: None
-        """Told which failure `result` has raised."""
-
-        self.clock: Final = clock or SaveClock()
-        self._began_s = time.monotonic()
-        self._size_bytes = 0
-
-    def moved(self, state: SaveState) -> None:
-        """The save has come as far as `state`."""
-        self.clock.reached(state)
-        self.state = state
-
-    def wrote(self, size_bytes: int) -> None:
-        """This rank's share, of so many bytes, is durable."""
-        self._size_bytes = size_bytes
-
-    def conclude(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
-        """The save has ended, and this is its report."""
-        record = None if committed is None else committed.record
-        self.report = self.clock.report(
-            self.step,
-            size_bytes=self._size_bytes,
-            sequence=None if record is None else record.slot,
-            uri=None if committed is None else committed.uri,
-            total_bytes=None if record is None else record.size_bytes,
-            error=error,
-        )
-        return self.report
-
-    @property
-    def done(self) -> bool:
-        """True once it is committed or failed."""
-        return self.future.done()
-
-    @property
-    def ended(self) -> bool:
-        """True from just before `done`, when its end is being told."""
-        return self.state in (SaveState.COMMITTED, SaveState.FAILED)
-
-    @property
-    def failed(self) -> bool:
-        """True once it is over and no commit came of it."""
-        return self.state is SaveState.FAILED
-
-    def result(self, timeout_s: float | None = None) -> Committed:
-        """The commit, once it is in the log.
-
-        Raises:
-            TimeoutError: it isn't yet.
-            RanksDifferError: the ranks' states differ: nothing was written.
-            StepkeeperError: the save failed. Of a rank alone, no later call raises it again, but where it says that
-                this process has lost the root; of several, the next call does, in all of them.
-
-        """
-        try:
-            return self.future.result(timeout_s)
-        except BaseException as error:
-            self.heard(error)
-            raise
-
-    def duration_millis(self) -> int:
-        """Since its snapshot was begun."""
-        return int((time.monotonic() - self._began_s) * 1000)
+_MAX_LOST_IN_A_ROW: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveEnd:
-    """How a save ended; told before anybody who waits for it goes on."""
+    """The end of a save. `on_end` gets it before any thread that waits for the save goes on."""
 
     step: int
     record: CommitRecord | None
     error: BaseException | None
     idle: bool
-    """No later save was begun."""
+    """True if no later save was started."""
 
     report: SaveReport
 
 
-class Saver:
-    """Saves of one rank, in the order they were begun.
+class SavePipeline:
+    """Run the saves of one rank in the order of their start.
 
-    Host memory is bounded by `max_pending` snapshots: one save more waits until one of them is needed no more.
+    At most `max_pending` snapshots are in host memory. One save more waits until one of them isn't needed any more.
     """
 
     def __init__(
         self,
         companion: Companion,
-        gang: Gang,
+        rank_group: RankGroup,
         *,
         max_pending: int,
         device_budget_bytes: int | None = None,
@@ -141,19 +66,19 @@ class Saver:
         on_end: Callable[[SaveEnd], None],
     ) -> None:
         self._companion = companion
-        self._gang = gang
+        self._rank_group = rank_group
         self._origin = origin
         self._on_end = on_end
-        self._free = [Region() for _ in range(max_pending)]
-        self._snapshots = Snapshots(gang.ranks, device_budget_bytes=device_budget_bytes)
+        self._free_regions = [Region() for _ in range(max_pending)]
+        self._snapshots = SnapshotTaker(rank_group.ranks, device_budget_bytes=device_budget_bytes)
         self._prepared = False
         self._pending: list[InFlight] = []
         self._number = 0
         self._lost_in_a_row = 0
         self._failure: BaseException | None = None
-        self._unmended: BaseException | None = None
-        self._noting = threading.Lock()
-        # Their threads are waited for when the interpreter ends: a save that was begun is finished.
+        self._unrecovered: BaseException | None = None
+        self._failure_lock = threading.Lock()
+        # The interpreter waits for their threads when it ends, so a save that was started is finished.
         self._transfers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-transfer")
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
 
@@ -163,144 +88,145 @@ class Saver:
         newest = self._pending[-1] if self._pending else None
         return None if newest is None or newest.done else newest
 
-    def recall(self, written: WrittenShare | None) -> None:
-        """What was restored is what this rank, among as many, wrote so; None: it wrote nothing of it by a plan."""
-        self._snapshots.recall(written)
-
     def prepare(self, state: Mapping[str, object]) -> None:
-        """Saves of states built like this one compile nothing, and find memory that is there. Done once.
+        """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
 
-        Ranks: all.
+        Ranks: all ranks call this.
         """
         if self._prepared:
             return
         self._prepared = True
         size_bytes = self._snapshots.prepare(state)
-        region = self._free[-1]
+        region = self._free_regions[-1]
         region.reserve(size_bytes)
         self._transfers.submit(region.populate, size_bytes)
 
-    def start(
-        self,
-        step: int,
-        state: Mapping[str, object],
-        timeout_s: float | None = None,
-        metrics: Mapping[str, str] | None = None,
-        clock: SaveClock | None = None,
-        *,
-        is_last: bool = False,
+    def start_save(
+        self, request: SaveRequest, timeout_s: float | None = None, *, clock: SaveClock | None = None
     ) -> InFlight:
-        """A snapshot of `state` is taken and on its way. Waits first while too many saves are pending.
+        """Take a snapshot of the state and start its save. Wait first while too many saves are pending.
 
-        Ranks: all, in the same order.
+        Ranks: all ranks call this, in the same order.
+
+        Args:
+            request: The step and its state.
+            timeout_s: Seconds to wait for earlier saves; None waits without limit.
+            clock: The save's clock, if it runs already.
 
         Raises:
-            TimeoutError: too many still are after `timeout_s`, or the devices are full of their copies: nothing was
-                begun.
+            TimeoutError: Too many saves are still pending after `timeout_s`, or their copies still fill the
+                devices. Nothing was started.
 
         """
-        clock = clock or SaveClock()
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
-        region = self._free_region(timeout_s)
+        clock = clock or SaveClock()
+        # In the train thread, and before this call holds anything that it would have to give back.
+        metrics = numeric_metrics(request.metrics)
+        region = self._await_region(timeout_s)
+        in_flight = InFlight(request.step, clock)
         name = f"save/{self._number}"
         self._number += 1
-        in_flight = InFlight(step, clock)
-        if self._gang.world_size == 1:
-            # Of several ranks one may ask, but all go on alike.
-            in_flight.heard = _weakly(self.heard)
+        if self._rank_group.world_size == 1:
+            # With several ranks, one alone may ask for the result, and still all must go on alike.
+            in_flight.on_raised = _hold_weakly(self.forget_failure)
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot: Snapshot | None = None
         try:
-            snapshot = self._snapshots.take(state, region, timeout_s=left_s)
+            snapshot = self._snapshots.take_snapshot(request.state, region, timeout_s=left_s)
             self._prepared = True
-            clock.released()
-            transferred = self._transfers.submit(_transfer, snapshot, region, clock)
+            clock.mark_released()
+            transfer = self._transfers.submit(_transfer_snapshot, snapshot, region, clock)
         except BaseException as error:
             if snapshot is not None:
-                snapshot.drop()
-            self._free.append(region)
-            self._executor.submit(self._tell_refusal, name, step, f"{type(error).__name__}: {error}")
+                snapshot.drop_copies()
+            self._free_regions.append(region)
+            self._executor.submit(
+                self._announce_refusal, name, request.step, f"{type(error).__name__}: {error}"
+            )
             raise
         job = SaveJob(
             name=name,
-            step=step,
+            in_flight=in_flight,
             origin=self._origin(),
             snapshot=snapshot,
             region=region,
-            transferred=transferred,
-            moved=in_flight.moved,
-            release=partial(self._release, region, in_flight),
-            duration_millis=in_flight.duration_millis,
-            wrote=in_flight.wrote,
-            metrics=metrics or {},
-            is_last=is_last,
+            transfer=transfer,
+            release_region=partial(self._release_region, region, in_flight),
+            metrics=metrics,
+            is_last=request.is_last,
         )
         self._pending.append(in_flight)
-        self._executor.submit(self._run, job, in_flight)
+        self._executor.submit(self._run_save, job)
         return in_flight
 
-    def _free_region(self, timeout_s: float | None) -> Region:
-        """Memory that no save needs any more, waited for. Raises TimeoutError."""
+    def _await_region(self, timeout_s: float | None) -> Region:
+        """Wait for a region that no save needs any more, and take it. Raises TimeoutError."""
         ends_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._free:
+        while not self._free_regions:
             left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
-            oldest = next((each for each in self._pending if not each.released.done()), None)
-            if oldest is not None and wait_for([oldest.released], left_s).not_done:
+            oldest = next((each for each in self._pending if not each.region_released.done()), None)
+            if oldest is not None and wait_for([oldest.region_released], left_s).not_done:
                 raise TimeoutError(
                     f"the save of step {oldest.step} was still in flight after {timeout_s:.1f} s"
                 )
-            self._forget_ended()
-        self._forget_ended()
-        return self._free.pop()
+            self._drop_ended()
+        self._drop_ended()
+        return self._free_regions.pop()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """True if no save is in flight any more."""
+    def wait_until_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until no save is in flight.
+
+        Returns:
+            False if one still is after `timeout_s` seconds.
+
+        """
         return not wait_for([pending.future for pending in self._pending], timeout_s).not_done
 
-    def take_failure(self, *, newest: bool = False) -> BaseException | None:
-        """Why a save in the background failed, if one did since the last call.
+    def pop_failure(self, *, newest: bool = False) -> BaseException | None:
+        """Return the failure of a save in the background since the last call, if there was one, and forget it.
 
-        One lost companion is forgiven as long as a later save makes it good, and so are devices that were full, for
-        fewer copies are made each time; with `newest` neither is.
+        A later save makes good the loss of one companion. It makes good full devices too, because each save copies
+        less there. Such a failure isn't returned unless `newest` says that no later save comes.
         """
-        with self._noting:
-            failure = self._failure or (self._unmended if newest else None)
+        with self._failure_lock:
+            failure = self._failure or (self._unrecovered if newest else None)
             self._failure = None
-            if newest or failure is self._unmended:
-                self._unmended = None
+            if newest or failure is self._unrecovered:
+                self._unrecovered = None
             return failure
 
-    def heard(self, error: BaseException) -> None:
-        """Who was told of it, and went on, isn't told again. That others own the root stays true.
+    def forget_failure(self, error: BaseException) -> None:
+        """Forget the failure: the caller of `result` has seen `error`. The loss of the root or of a rank stays.
 
-        Ranks: all or none.
+        Ranks: all ranks call this, or none.
         """
-        if isinstance(error, FencedError | GangError):
+        if isinstance(error, FencedError | PeerLostError):
             return
-        with self._noting:
+        with self._failure_lock:
             self._failure = None if self._failure is error else self._failure
-            self._unmended = None if self._unmended is error else self._unmended
+            self._unrecovered = None if self._unrecovered is error else self._unrecovered
 
     def close(self) -> None:
-        """Saves in flight have ended, the memory is given back."""
+        """Wait until the saves in flight have ended, and give back the memory."""
         self._executor.shutdown(wait=True)
         self._transfers.shutdown(wait=True)
-        for region in self._free:
+        for region in self._free_regions:
             region.close()
 
-    def _forget_ended(self) -> None:
+    def _drop_ended(self) -> None:
         self._pending = [pending for pending in self._pending if not pending.done]
 
-    def _run(self, job: SaveJob, in_flight: InFlight) -> None:
+    def _run_save(self, job: SaveJob) -> None:
+        in_flight = job.in_flight
         committed: Committed | None = None
         failure: BaseException | None = None
         try:
-            committed = persist(job, self._companion, self._gang)
-        except BaseException as error:  # it goes to whoever asks for the result
+            committed = persist_save(job, self._companion, self._rank_group)
+        except BaseException as error:  # `InFlight.result` raises it
             failure = error
-        self._note(failure)
-        report = in_flight.conclude(committed, failure)
-        in_flight.moved(SaveState.COMMITTED if failure is None else SaveState.FAILED)
+        self._record_outcome(failure)
+        report = in_flight.end_save(committed, failure)
+        in_flight.set_state(SaveState.COMMITTED if failure is None else SaveState.FAILED)
         try:
             self._on_end(
                 SaveEnd(
@@ -311,48 +237,48 @@ class Saver:
                     report=report,
                 )
             )
-        except Exception:  # of whoever is told: the save has ended as it has
+        except Exception:  # an error of the callback doesn't change how the save has ended
             _log.exception(
                 "what step %d's save has come to could not be told",
                 in_flight.step,
                 extra={"step": in_flight.step},
             )
         finally:
-            held = not in_flight.released.done()
+            held = not in_flight.region_released.done()
             if held:
-                self._free.append(job.region)
+                self._free_regions.append(job.region)
             if committed is None:
                 in_flight.future.set_exception(failure)
             else:
                 in_flight.future.set_result(committed)
             if held:
-                in_flight.released.set_result(None)
+                in_flight.region_released.set_result(None)
 
-    def _release(self, region: Region, in_flight: InFlight) -> None:
-        """The save goes on without its snapshot."""
-        self._free.append(region)
-        in_flight.released.set_result(None)
+    def _release_region(self, region: Region, in_flight: InFlight) -> None:
+        """Let other saves use the region: this save goes on without its snapshot."""
+        self._free_regions.append(region)
+        in_flight.region_released.set_result(None)
 
-    def _tell_refusal(self, name: str, step: int, refusal: str) -> None:
-        """The other ranks don't wait for this one's share of a save that it has no snapshot for."""
-        with suppress(SaveError, GangError):  # the train thread has raised the reason
-            check_same_state(name, step, None, self._gang, refusal=refusal)
+    def _announce_refusal(self, name: str, step: int, refusal: str) -> None:
+        """Tell the other ranks that this one has no snapshot for the save, so that they don't wait for its share."""
+        with suppress(SaveError, PeerLostError):  # the train thread has raised the reason
+            check_same_state(name, step, None, self._rank_group, refusal=refusal)
 
-    def _note(self, failure: BaseException | None) -> None:
-        with self._noting:
+    def _record_outcome(self, failure: BaseException | None) -> None:
+        with self._failure_lock:
             if failure is None:
-                self._unmended = None
+                self._unrecovered = None
                 self._lost_in_a_row = 0
                 return
-            self._unmended = failure
+            self._unrecovered = failure
             self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
             mends = isinstance(failure, StepkeeperError) and failure.next_save_mends
-            if not mends or self._lost_in_a_row >= _MOST_LOST_IN_A_ROW:
+            if not mends or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
                 self._failure = failure
 
 
-def _weakly(call: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
-    """Who keeps a save to read its report keeps nothing else of its manager."""
+def _hold_weakly(call: Callable[[BaseException], None]) -> Callable[[BaseException], None]:
+    """Hold the method weakly: a save that the training keeps, for its report, must not keep the manager alive."""
     held = WeakMethod(call)
 
     def ask(error: BaseException) -> None:
@@ -362,12 +288,12 @@ def _weakly(call: Callable[[BaseException], None]) -> Callable[[BaseException], 
     return ask
 
 
-def _transfer(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
+def _transfer_snapshot(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
     try:
-        snapshot.transfer(region)
+        snapshot.move_copies(region)
     except BaseException as error:
-        # What is still on the devices is needed no more, and the error is kept until the save's turn has come.
-        snapshot.drop()
+        # The remaining copies aren't needed. The error is kept until the save's turn, its frames' variables are not.
+        snapshot.drop_copies()
         each: BaseException | None = error
         while each is not None:
             clear_frames(each.__traceback__)
@@ -375,4 +301,4 @@ def _transfer(snapshot: Snapshot, region: Region, clock: SaveClock) -> None:
         if isinstance(error, StepkeeperError) or not isinstance(error, Exception):
             raise
         raise SaveError(f"the copies of the state did not come from the devices: {error}") from error
-    clock.transferred()
+    clock.mark_transferred()

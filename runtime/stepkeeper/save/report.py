@@ -1,56 +1,75 @@
-"""What one save cost, and where the time went."""
+"""Measure what one save costs, and which parts of it take the time."""
 
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
-from stepkeeper.save.persist import SaveState
+__all__ = ["SaveClock", "SaveReport", "SaveState"]
 
-__all__ = ["SaveClock", "SaveReport"]
+
+class SaveState(StrEnum):
+    """A save's progress, in order; a save that fails skips to FAILED."""
+
+    TRANSFERRING = "Transferring"
+    WRITING = "Writing"
+    COMMITTING = "Committing"
+    COMMITTED = "Committed"
+    FAILED = "Failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveReport:
-    """One save of this rank, once it has ended."""
+    """The report of one save on this rank, made once the save has ended.
+
+    Times are in seconds of wall time. `stall_s`, `transfer_s`, `queue_s`, `persist_s` and `commit_s` follow each
+    other and add up to `duration_s`; a part that the save didn't reach is zero.
+    """
 
     step: int
+    """The step that was saved."""
+
     sequence: int | None
-    """Its slot in the log; None: it failed."""
+    """The commit's slot in the log; None if the save failed."""
 
     uri: str | None
+    """URI of the commit's folder; None if the save failed."""
+
     size_bytes: int
-    """What this rank had to write."""
+    """Bytes that this rank wrote."""
 
     total_bytes: int | None
-    """What all ranks wrote; None: it failed."""
+    """Bytes that all ranks wrote together; None if the save failed."""
 
     stall_s: float
-    """How long the train thread waited: for an earlier save, if one was in the way, and for the snapshot."""
+    """Time that the train thread waited: for an earlier save, if one was in the way, and for the snapshot."""
 
     transfer_s: float
-    """From the snapshot until all of it was in host memory."""
+    """Time from the snapshot until all of it was in host memory."""
 
     queue_s: float
-    """Until it was written: the save before had ended by then, and the ranks had compared their states."""
+    """Time from then until the writing began: the save before had to end, and the ranks compared their states."""
 
     persist_s: float
-    """Until this rank's share was durable."""
+    """Time from then until this rank's share was durable."""
 
     commit_s: float
-    """Until the commit was in the log; the slowest rank is waited for."""
+    """Time from then until the commit was in the log; the slowest rank is waited for."""
 
     duration_s: float
-    """From the call to the end."""
+    """Time from the call to the end."""
 
     error: str | None = None
+    """Class and text of the error; None if the save was committed."""
 
     @property
     def committed(self) -> bool:
+        """True if the save is a commit in the log."""
         return self.error is None
 
 
 class SaveClock:
-    """When a save came to which state, by this process's monotonic clock."""
+    """Note when a save reaches each state, by this process's monotonic clock."""
 
     def __init__(self) -> None:
         self.began_s: Final = time.monotonic()
@@ -58,23 +77,23 @@ class SaveClock:
         self._transferred_s: float | None = None
         self._reached_s: dict[SaveState, float] = {}
 
-    def released(self) -> None:
-        """The train thread goes on."""
+    def mark_released(self) -> None:
+        """Note that the train thread goes on."""
         self._stalled_s = time.monotonic()
 
-    def transferred(self) -> None:
-        """All of the snapshot is in host memory."""
+    def mark_transferred(self) -> None:
+        """Note that all of the snapshot is in host memory."""
         self._transferred_s = time.monotonic()
 
-    def reached(self, state: SaveState) -> None:
-        """The save has come as far as `state`."""
+    def mark_state(self, state: SaveState) -> None:
+        """Note that the save has come as far as `state`."""
         self._reached_s[state] = time.monotonic()
 
     @property
     def stall_s(self) -> float:
         return 0.0 if self._stalled_s is None else self._stalled_s - self.began_s
 
-    def report(
+    def build_report(
         self,
         step: int,
         *,
@@ -84,7 +103,7 @@ class SaveClock:
         total_bytes: int | None = None,
         error: BaseException | None = None,
     ) -> SaveReport:
-        """The save has ended just now. A part that it didn't come to took no time."""
+        """Build the report of the save, which has ended just now. A part that it didn't reach took no time."""
         now_s = time.monotonic()
         released_s = self._stalled_s or now_s
         written_s = self._reached_s.get(SaveState.COMMITTING, now_s)

@@ -1,4 +1,4 @@
-"""The saves of this process as its train thread sees them: begun, awaited, failed."""
+"""Start and await the saves of this process, and judge their failures, for the train thread."""
 
 import threading
 import time
@@ -6,156 +6,161 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion, Origin
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.root_check import RootProof
-from stepkeeper.errors import FencedError, GangError, SaveError, StepkeeperError, StorageError
+from stepkeeper.errors import FencedError, PeerLostError, SaveError, StepkeeperError, StorageError
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.foreign_steps import LegacyRecord, Restorable
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable
 from stepkeeper.loggers import logger
 from stepkeeper.policy.save import SaveCost
-from stepkeeper.save.hooks import Events
-from stepkeeper.save.pipeline import InFlight, SaveEnd, Saver
+from stepkeeper.save.hooks import SaveHooks
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.pipeline import SaveEnd, SavePipeline
 from stepkeeper.save.report import SaveClock, SaveReport
+from stepkeeper.save.request import SaveRequest
 from stepkeeper.storage import Store
 from stepkeeper_planners.errors import PlannerError
-from stepkeeper_planners.saving.known_plan import WrittenShare
 
-__all__ = ["Saves"]
+__all__ = ["Saver"]
 
 _log: Final = logger(__name__)
-_NOTICE: Final = "notice/failed"
-_MEET_S: Final = 3600.0
-_REMEMBERED: Final = 8
-"""Saves that the cost of one is estimated from: their median, so that a first one's compilation counts once."""
+_FAILED_KEY: Final = "notice/failed"
+_ANSWER_TIMEOUT_S: Final = 3600.0
+_MAX_REPORTS: Final = 8
+"""The cost of a save is the median of so many saves, so that the compilation of the first one counts once."""
 
 
-class Saves:
-    """What was restored, what is being saved, what was committed."""
+class Saver:
+    """Save this process's states, and remember what was restored and committed."""
 
     def __init__(
         self,
         store: Store,
         companion: Companion,
-        gang: Gang,
+        rank_group: RankGroup,
         progress: Progress,
         *,
         max_pending: int,
         device_budget_bytes: int | None = None,
-        events: Events | None = None,
+        save_hooks: SaveHooks | None = None,
     ) -> None:
-        self._gang = gang
+        self._rank_group = rank_group
         self._progress = progress
-        self._events = events or Events()
-        self._reports: deque[SaveReport] = deque(maxlen=_REMEMBERED)
+        self._save_hooks = save_hooks or SaveHooks()
+        self._reports: deque[SaveReport] = deque(maxlen=_MAX_REPORTS)
         self._cost: SaveCost | None = None
-        self._proof = RootProof(store, gang)
+        self._proof = RootProof(store, rank_group)
         self._companion = companion
         self._restored: Restorable | None = None
         self._origin: Origin | None = None
-        self._committed: CommitRecord | None = None
+        self._own_commit: CommitRecord | None = None
         self._error: str | None = None
-        self._last_begun: InFlight | None = None
-        self._saver = Saver(
+        self._newest_save: InFlight | None = None
+        self._pipeline = SavePipeline(
             companion,
-            gang,
+            rank_group,
             max_pending=max_pending,
             device_budget_bytes=device_budget_bytes,
             origin=lambda: self._origin,
-            on_end=self._ended,
+            on_end=self._on_save_ended,
         )
 
     @property
-    def committed(self) -> CommitRecord | None:
+    def own_commit(self) -> CommitRecord | None:
         """The newest commit of this process."""
-        return self._committed
+        return self._own_commit
 
     @property
-    def newest(self) -> CommitRecord | None:
-        """The newest commit of this process, else the one that it restored."""
+    def newest_commit(self) -> CommitRecord | None:
+        """The newest commit of this process, else the commit that it restored."""
         restored = self._restored if isinstance(self._restored, CommitRecord) else None
-        return self._committed or restored
+        return self._own_commit or restored
 
     @property
     def error(self) -> str | None:
-        """Of the newest save that has ended, if it failed."""
+        """The failure of the newest save that has ended; None if it was committed."""
         return self._error
 
     @property
     def cost(self) -> SaveCost | None:
-        """What a save takes, by those that were committed lately."""
+        """The cost of a save, by the latest commits; None before the first."""
         return self._cost
 
     @property
     def in_flight(self) -> InFlight | None:
         """The newest save, until it has ended."""
-        return self._saver.in_flight
+        return self._pipeline.in_flight
 
     @property
-    def last_begun(self) -> InFlight | None:
+    def newest_save(self) -> InFlight | None:
         """The newest save, ended or not."""
-        return self._last_begun
+        return self._newest_save
 
-    def restored_latest(self, record: Restorable | None, written: WrittenShare | None) -> None:
-        """The root is claimed, and the state is what HEAD means: `record`, of which this rank wrote that."""
+    def mark_latest_restored(self, record: Restorable | None) -> None:
+        """Note that the root is claimed, and that the state was restored from HEAD, which is `record`."""
         self._origin = None
-        self._note_restored(record, written)
+        self._set_restored(record)
 
-    def restored(self, record: Restorable, written: WrittenShare | None, *, whole: bool) -> None:
-        """The state is what `record` holds: the next save goes on from there, wherever HEAD is.
+    def mark_restored(self, record: Restorable, *, whole: bool) -> None:
+        """Note that `record` was restored into the state: the next save goes on from there, wherever HEAD is.
 
-        Of a state that is another commit's for the rest, a part says nothing; no save may be in flight.
+        No save may be in flight.
+
+        Args:
+            record: The commit, or another writer's step.
+            whole: False if only a part of the state was restored. If the rest comes from another commit, the part
+                doesn't change where the next save goes on from.
+
         """
-        if whole or (self._origin is None and self._companion.begun is None):
-            self._origin = Origin(record.base if isinstance(record, LegacyRecord) else record.slot)
-        self._note_restored(record, written)
+        if whole or (self._origin is None and self._companion.claimed_root is None):
+            self._origin = Origin(record.base if isinstance(record, ForeignRecord) else record.slot)
+        self._set_restored(record)
 
-    def _note_restored(self, record: Restorable | None, written: WrittenShare | None) -> None:
+    def _set_restored(self, record: Restorable | None) -> None:
         self._restored = record
-        self._saver.recall(written)
-        if self._last_begun is not None and self._last_begun.done:
+        if self._newest_save is not None and self._newest_save.done:
             # A step that was saved before is another one now.
-            self._last_begun = None
+            self._newest_save = None
 
     def prepare(self, state: Mapping[str, object]) -> None:
-        """Saves of states built like this one compile nothing, and find their memory there. Done once; ranks: all."""
-        self._saver.prepare(state)
+        """Compile what saves of states built like this one need, and populate their memory. Later calls do nothing.
 
-    def begin(
-        self,
-        step: int,
-        state: Mapping[str, object],
-        timeout_s: float | None = None,
-        metrics: Mapping[str, str] | None = None,
-        *,
-        is_last: bool = False,
-    ) -> InFlight:
-        """The snapshot of `state` is taken. Waits first while as many saves are in flight as may be.
+        Ranks: all ranks call this.
+        """
+        self._pipeline.prepare(state)
 
-        `is_last`: no other will be begun.
+    def start_save(self, request: SaveRequest, timeout_s: float | None = None) -> InFlight:
+        """Take the snapshot of the state. Wait first while as many saves are in flight as may be.
+
+        Args:
+            request: The step and its state.
+            timeout_s: Seconds to wait for earlier saves, and for the root; None waits without limit.
 
         Raises:
-            TimeoutError: as many still were after `timeout_s`, or the root gave no answer by then.
-            StorageError: the root isn't one for all ranks, can't hold a log, or gave no answer.
+            TimeoutError: As many saves are still in flight after `timeout_s`, or the root gave no answer by then.
+            StorageError: The root isn't the same for all ranks, can't hold a log, or gave no answer.
 
         """
         clock = SaveClock()
-        left_s = self._prove(timeout_s)
-        begun = self._last_begun = self._saver.start(step, state, left_s, metrics, clock, is_last=is_last)
-        self._progress.saving(step)
-        if begun.ended:
-            self._progress.saving(None)
-        return begun
+        left_s = self._prove_root(timeout_s)
+        save = self._newest_save = self._pipeline.start_save(request, left_s, clock=clock)
+        self._progress.set_in_flight(request.step)
+        if save.ended:
+            self._progress.set_in_flight(None)
+        return save
 
-    def _prove(self, timeout_s: float | None) -> float | None:
-        """The root is proven to be one for all ranks; the answer is what is left of `timeout_s`.
+    def _prove_root(self, timeout_s: float | None) -> float | None:
+        """Prove that all ranks have the same root, and return what is left of `timeout_s`.
 
-        In this thread, for what clients of stores draw of Python's random numbers is the training's to draw. But where
-        there is a limit the training has ended, and a request to a store may take longer than that.
+        Without a limit this happens in the train thread: the clients of stores draw from Python's random numbers,
+        which must stay reproducible for the training. With a limit the training has ended, and another thread makes
+        the requests, which may take longer than that.
         """
         if self._proof.made:
             return timeout_s
@@ -164,7 +169,9 @@ class Saves:
             return None
         ends_s = time.monotonic() + timeout_s
         made: Future[None] = Future()
-        threading.Thread(target=_done, args=(self._proof.make, made), name="proof", daemon=True).start()
+        threading.Thread(
+            target=_call_into_future, args=(self._proof.make, made), name="proof", daemon=True
+        ).start()
         if wait_for([made], timeout_s).not_done:
             raise TimeoutError(
                 f"the root, which was not written to before, or another rank gave no answer for {timeout_s:.1f} s"
@@ -172,35 +179,31 @@ class Saves:
         made.result()
         return max(0.0, ends_s - time.monotonic())
 
-    def save_for_notice(
-        self,
-        step: int,
-        state: Mapping[str, object],
-        timeout_s: float | None,
-        metrics: Mapping[str, str] | None = None,
-    ) -> None:
-        """`step` is in a save that was begun, by this call if by none before; or that isn't possible in time.
+    def save_for_notice(self, request: SaveRequest, timeout_s: float | None) -> None:
+        """Make sure that a save of the step is in flight or committed: start one unless an earlier call has.
 
-        What is committed by then is what the next process resumes.
+        An error that makes it impossible in time is logged. The next process resumes the newest commit.
         """
-        last = self._last_begun
-        if last is None or last.step != step or self._failed_anywhere(last, timeout_s):
+        last, step = self._newest_save, request.step
+        if last is None or last.step != step or self._has_failed_on_any_rank(last, timeout_s):
             try:
-                self.begin(step, state, timeout_s, metrics, is_last=True)
+                self.start_save(replace(request, is_last=True), timeout_s)
             except (StorageError, SaveError, TimeoutError) as error:
                 _log.error("step %d is not saved for the notice: %s", step, error, extra={"step": step})
 
-    def _failed_anywhere(self, last: InFlight, timeout_s: float | None) -> bool:
-        """Whether a rank knows that the save failed; false if they can't be asked. Once; ranks: all.
+    def _has_failed_on_any_rank(self, last: InFlight, timeout_s: float | None) -> bool:
+        """Ask all ranks whether the save failed on one of them; return False if they can't be asked. Called once.
 
-        One may know it before the others do, and a save that only some ranks begin waits for the rest.
+        One rank may know it before the others do, and a save that only some ranks start waits for the rest.
+
+        Ranks: all ranks call this.
         """
-        limit_s = _MEET_S if timeout_s is None else timeout_s
+        limit_s = _ANSWER_TIMEOUT_S if timeout_s is None else timeout_s
         try:
-            by_rank = self._gang.gather(_NOTICE, {"failed": last.failed}, limit_s)
+            by_rank = self._rank_group.gather(_FAILED_KEY, {"failed": last.failed}, limit_s)
             found = {"failed": any(each["failed"] for each in by_rank)} if by_rank else None
-            return bool(self._gang.broadcast(f"{_NOTICE}/any", found, limit_s)["failed"])
-        except GangError as error:
+            return bool(self._rank_group.broadcast(f"{_FAILED_KEY}/any", found, limit_s)["failed"])
+        except PeerLostError as error:
             _log.error(
                 "whether step %d is to be saved again isn't agreed: %s",
                 last.step,
@@ -209,27 +212,29 @@ class Saves:
             )
             return False
 
-    def await_this(self) -> None:
-        """The newest save is committed. Ranks: all.
+    def await_commit(self) -> None:
+        """Wait until the newest save is committed.
+
+        Ranks: all ranks call this.
 
         Raises:
-            StepkeeperError: it failed. No later call raises it again, but where it says that this process has lost the
-                root, or its peers.
+            StepkeeperError: The save failed. Later calls don't raise the failure again, except for the loss of the
+                root or of another rank.
 
         """
-        assert self._last_begun is not None
+        assert self._newest_save is not None
         try:
-            self._last_begun.result()
+            self._newest_save.result()
         except Exception as error:
-            self._saver.heard(error)
+            self._pipeline.forget_failure(error)
             raise
 
-    def await_last(self, timeout_s: float | None) -> None:
-        """The newest save has ended. That it failed, or didn't end in time, is noted and forgiven.
+    def await_save_for_notice(self, timeout_s: float | None) -> None:
+        """Wait until the newest save has ended. Note and forgive its failure, or that it didn't end in time.
 
-        The process is told to go: what is committed already is what the next one resumes. Raises FencedError.
+        The process is about to stop, and the next one resumes the newest commit. Raises FencedError.
         """
-        last = self._last_begun
+        last = self._newest_save
         if last is None:
             return
         try:
@@ -239,74 +244,70 @@ class Saves:
         except (StepkeeperError, PlannerError, TimeoutError) as error:
             _log.exception("the save for the notice failed", extra={"step": last.step})
             self._error = f"the save of step {last.step} for the notice failed: {error!r}"
-            self._progress.failed(self._error)
-        self._saver.take_failure(newest=True)
+            self._progress.set_error(self._error)
+        self._pipeline.pop_failure(newest=True)
 
-    def save_for_exception(self, step: int, state: Mapping[str, object], timeout_s: float) -> None:
-        """`step` is committed, if that was possible in time. Why not is logged: the exception is what counts."""
-        last = self._last_begun
-        if last is not None and last.step == step and not last.failed:
-            return
-        ends_s = time.monotonic() + timeout_s
-        try:
-            begun = self.begin(step, state, timeout_s, is_last=True)
-            begun.result(max(0.0, ends_s - time.monotonic()))
-        except Exception:  # of any kind: another exception is ending the training already
-            _log.exception("step %d is not saved for the exception", step, extra={"step": step})
-
-    def await_and_prove(self) -> None:
-        """No save is in flight, and the root is proven to be one for all ranks. Raises StorageError."""
-        self.wait()
+    def await_saves_and_prove_root(self) -> None:
+        """Wait until no save is in flight, and prove that all ranks have the same root. Raises StorageError."""
+        self.wait_until_idle()
         self._proof.make()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """True if no save is in flight any more."""
-        return self._saver.wait(timeout_s)
+    def wait_until_idle(self, timeout_s: float | None = None) -> bool:
+        """Wait until no save is in flight.
 
-    def raise_failure(self, *, newest: bool = False) -> None:
-        """Nothing, if no save in the background failed since the last call.
-
-        Raises:
-            FencedError: one did because another claim owns the root.
-            GangError: one did because another rank is lost.
-            SaveError: one did for another reason. A lost companion is one only if it was lost twice in a row, or
-                if `newest` says that no later save can make it good; devices that were full only in that case.
+        Returns:
+            False if one still is after `timeout_s` seconds.
 
         """
-        failure = self._saver.take_failure(newest=newest)
-        if isinstance(failure, FencedError | GangError):
+        return self._pipeline.wait_until_idle(timeout_s)
+
+    def raise_failure(self, *, newest: bool = False) -> None:
+        """Raise the failure of a save in the background since the last call, if there was one.
+
+        Args:
+            newest: True if no later save comes that could make a failure good.
+
+        Raises:
+            FencedError: A save failed because another claim owns the root.
+            PeerLostError: A save failed because another rank is lost.
+            SaveError: A save failed for another reason. The loss of a companion counts only if it happened twice in
+                a row, or with `newest`; full devices count only with `newest`.
+
+        """
+        failure = self._pipeline.pop_failure(newest=newest)
+        if isinstance(failure, FencedError | PeerLostError):
             raise failure
         if failure is not None:
             raise SaveError(f"a save in the background failed: {failure}") from failure
 
     def close(self) -> None:
-        """Saves in flight have ended, their memory is given back."""
-        self._saver.close()
+        """Wait until the saves in flight have ended, and give back their memory."""
+        self._pipeline.close()
 
-    def finish_telling(self, timeout_s: float) -> None:
-        """The hooks of all saves that have ended have been called, or had `timeout_s` for it."""
-        self._events.finish(timeout_s)
+    def await_hooks(self, timeout_s: float) -> None:
+        """Wait until the hooks of all ended saves have returned, at most `timeout_s` seconds."""
+        self._save_hooks.await_hooks(timeout_s)
 
-    def _ended(self, end: SaveEnd) -> None:
-        """In the saver's thread."""
+    def _on_save_ended(self, end: SaveEnd) -> None:
+        """Take over the end of a save. Called in the pipeline's thread."""
         if end.record is not None:
-            self._committed = end.record
+            self._own_commit = end.record
             self._reports.append(end.report)
             self._cost = SaveCost(
                 stall_s=median(report.stall_s for report in self._reports),
                 duration_s=median(report.duration_s for report in self._reports),
             )
         self._error = None if end.error is None else f"the save of step {end.step} failed: {end.error}"
-        self._progress.failed(self._error)
+        self._progress.set_error(self._error)
         if end.idle:
-            self._progress.saving(None)
-        self._events.saved(end.report)
+            self._progress.set_in_flight(None)
+        self._save_hooks.report_save(end.report)
 
 
-def _done(act: Callable[[], None], done: Future[None]) -> None:
+def _call_into_future(act: Callable[[], None], done: Future[None]) -> None:
     try:
         act()
-    except BaseException as error:  # it is raised by whoever waits
+    except BaseException as error:  # the waiting thread raises it
         done.set_exception(error)
     else:
         done.set_result(None)

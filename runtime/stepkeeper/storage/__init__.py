@@ -1,4 +1,4 @@
-"""Stores: where a root's objects are. `open_store` turns a URI into one."""
+"""Store a root's objects. `open_store` turns a URI into a store."""
 
 from stepkeeper.storage.base import ObjectStat, Store
 from stepkeeper.storage.open import check_slashes, open_store

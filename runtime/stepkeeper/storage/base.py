@@ -1,4 +1,4 @@
-"""What the log and the checkpoints need of a store, and nothing more."""
+"""Define what the log and the checkpoints need of a store, and nothing more."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -10,8 +10,8 @@ __all__ = [
     "PROBE_PREFIX",
     "Buffer",
     "CopiedStore",
-    "LeavingStore",
     "Leftover",
+    "LeftoverStore",
     "ObjectStat",
     "PagedStore",
     "Store",
@@ -23,12 +23,13 @@ __all__ = [
 Buffer = bytes | memoryview
 
 LOG_PREFIX: Final = ".stepkeeper/log/"
-"""Where the log is, one object for each slot."""
+"""The prefix of the log, which has one object for each slot."""
 
 PROBE_PREFIX: Final = ".stepkeeper/probes/"
-"""Where the objects are that prove something of a store, and are deleted at once.
+"""The prefix of objects that prove something about a store, and are deleted at once.
 
-Their names have the slot that was the log's next one before the proof: after a begin there or later they are over.
+Their names have the slot that was the log's next one before the proof. After a begin there or later they are
+not needed.
 """
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]+")
@@ -36,19 +37,21 @@ _SEGMENT: Final = re.compile(r"[A-Za-z0-9_.=-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStat:
+    """An object in a listing."""
+
     path: str
     size_bytes: int
     crc32c: int | None = None
-    """The server's own checksum of what it holds, where it has one."""
+    """The server's own checksum of what it holds, if it has one."""
 
     time_unix_s: float | None = field(default=None, compare=False)
-    """When it was put, by the store's own clock, where it says so. For people: nothing is ordered by it."""
+    """When it was put, by the store's own clock, if the store says so. For people: nothing is ordered by it."""
 
 
 class Store(Protocol):
-    """A root: objects under '/'-separated relative paths. Every method may be called by many threads at once.
+    """A root: objects under relative paths with '/' between segments. Many threads may call every method at once.
 
-    Every method raises TransientStorageError when asking again may help, and StorageError when it won't.
+    Every method raises TransientStorageError if asking again may help, and StorageError if it won't.
     """
 
     @property
@@ -57,96 +60,98 @@ class Store(Protocol):
         ...
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """True: `data` is the object, durably, and was put by this call. False: an object was there already.
+        """Put an object durably, if there is none.
 
-        False may mean our own bytes, put by an earlier try that got no answer: read them to know.
-        Raises TransientStorageError when it is unknown whether `data` is, or will still become, the object.
+        Returns True if this call has put it, False if an object was there already.
+
+        False may mean our own bytes, put by an earlier try that got no answer: read them to know. Raises
+        TransientStorageError if it is unknown whether `data` is, or will still become, the object.
         """
         ...
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:
-        """The object holds `parts`, joined, durably. Raises ObjectExistsError if other bytes have that name."""
+        """Write `parts`, joined, as the object, durably. Raises ObjectExistsError if other bytes have that name."""
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """The bytes of that range as the store holds them now; fewer, or none, where the object ends before.
+        """Read the bytes of that range as the store holds them now; fewer, or none, if the object ends before.
 
         Raises MissingObjectError.
         """
         ...
 
     def list(self, prefix: str) -> list[ObjectStat]:
-        """Every object whose path starts with `prefix`, sorted by path."""
+        """List every object whose path starts with `prefix`, sorted by path."""
         ...
 
     def delete(self, path: str) -> None:
-        """There is no such object (any more)."""
+        """Delete the object, if it is there."""
         ...
 
     def close(self) -> None:
-        """Connections are closed; the store is used no more."""
+        """Close the connections. The store is used no more."""
         ...
 
 
 @runtime_checkable
 class PagedStore(Store, Protocol):
-    """A store that needn't list what sorts before a name to list what sorts after it."""
+    """A store that can list what sorts after a name without listing what sorts before it."""
 
     def list_page(self, prefix: str, start: str, limit: int) -> Sequence[ObjectStat]:
-        """The first `limit` objects whose path starts with `prefix` and is `start` or sorts after it.
+        """List the first `limit` objects whose path starts with `prefix` and is `start` or sorts after it.
 
-        Fewer: there are no more.
+        If the answer has fewer, there are no more.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """What a put of a process that was killed has left: no object, and listed nowhere."""
+    """The remains of a put whose process was killed. They are no object, and listed nowhere."""
 
     path: str
     target: str
-    """The object that it was to become."""
+    """The path of the object that it was to become."""
 
 
 @runtime_checkable
-class LeavingStore(Store, Protocol):
-    """A store where a put that is cut off leaves something behind."""
+class LeftoverStore(Store, Protocol):
+    """A store in which a put that is cut off leaves something behind."""
 
     def leftovers(self, prefix: str) -> Sequence[Leftover]:
-        """Of puts below `prefix`, a folder, also of puts that are going on."""
+        """List what puts have left below `prefix`, a folder, including what belongs to puts that are going on."""
         ...
 
     def remove_leftover(self, leftover: Leftover) -> None:
-        """It is gone. A put that was going on all the same loses, or raises TransientStorageError."""
+        """Remove a leftover. If its put is going on all the same, it loses, or raises TransientStorageError."""
         ...
 
 
 @runtime_checkable
 class StreamedStore(Store, Protocol):
-    """A store that gives each upload only a part of what the line has: many objects at once are fast, one is not."""
+    """A store that gives each upload only part of the bandwidth: many objects at once are fast, one is not."""
 
     @property
     def streams(self) -> int:
-        """How many uploads at once a writer should keep up."""
+        """The number of uploads that a writer should keep going at once."""
         ...
 
 
 @runtime_checkable
 class CopiedStore(Store, Protocol):
-    """A store that reads from copies where it has them: nothing that is wrong with one says anything of the object."""
+    """A store that reads from copies if it has them. A fault in a copy says nothing about the object."""
 
-    def copied(self, prefix: str) -> Collection[str]:
-        """The paths with this prefix that there are copies of, good or bad."""
+    def list_copied(self, prefix: str) -> Collection[str]:
+        """List the paths with this prefix that there are copies of, good or bad."""
         ...
 
     def distrust(self, path: str) -> bool:
-        """That object is read itself from here on. True: until now a copy of it was read."""
+        """Read the object itself from here on. Returns True if until now a copy of it was read."""
         ...
 
 
 def check_path(path: str) -> str:
-    """`path`, if it stays inside a root on every back end. Raises ValueError."""
+    """Return `path` if it stays inside a root on every back end. Raises ValueError."""
     segments = path.split("/")
     if not all(
         _SEGMENT.fullmatch(s) and s not in (".", "..") and not s.startswith(".tmp-") for s in segments

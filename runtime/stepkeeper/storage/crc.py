@@ -1,4 +1,4 @@
-"""crc32c: of buffers, of a whole from the crcs of its blocks, and of the blocks of a whole."""
+"""Compute crc32c: of buffers, of the blocks of a whole, and of a whole from the crcs of its blocks."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -12,11 +12,11 @@ __all__ = ["block_crcs", "combine_crc32c", "crc32c", "crc32c_of_parts"]
 
 _POLYNOMIAL: Final = 0x82F63B78
 _PIECE_BYTES: Final = 128 * 1024
-"""The library holds the GIL and takes bytes only: small copies, short holds (0.02 ms each)."""
+"""The library holds the GIL and takes bytes only: small copies make short holds (0.02 ms each)."""
 
 
 def crc32c(data: Buffer, start: int = 0) -> int:
-    """The crc32c of `data`, going on from the crc `start`."""
+    """Compute the crc32c of `data`, going on from the crc `start`."""
     if isinstance(data, bytes) and len(data) <= _PIECE_BYTES:
         return int(google_crc32c.extend(start, data))
     view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
@@ -33,7 +33,10 @@ def crc32c_of_parts(parts: Sequence[Buffer]) -> int:
 
 
 def block_crcs(parts: Sequence[Buffer], block_bytes: int) -> tuple[int, ...]:
-    """The crc32c of each `block_bytes` of `parts` joined; the last block may be shorter. None for no bytes."""
+    """Compute the crc32c of each `block_bytes` of `parts` joined.
+
+    The last block may be shorter; no bytes have no blocks.
+    """
     crcs: list[int] = []
     crc, room = 0, block_bytes
     for piece in _pieces(parts, block_bytes):
@@ -47,7 +50,7 @@ def block_crcs(parts: Sequence[Buffer], block_bytes: int) -> tuple[int, ...]:
 
 
 def combine_crc32c(crcs: Sequence[int], block_bytes: int, size_bytes: int) -> int:
-    """The crc32c of a whole of `size_bytes` whose blocks of `block_bytes` have these crcs."""
+    """Compute the crc32c of a whole of `size_bytes` from the crcs of its blocks of `block_bytes`."""
     whole = 0
     for index, crc in enumerate(crcs):
         length = min(block_bytes, size_bytes - index * block_bytes)
@@ -56,7 +59,7 @@ def combine_crc32c(crcs: Sequence[int], block_bytes: int, size_bytes: int) -> in
 
 
 def _pieces(parts: Sequence[Buffer], block_bytes: int) -> Iterator[bytes]:
-    """Small copies of `parts` joined, none of which goes on behind the end of a block."""
+    """Yield small copies of `parts` joined, none of which goes beyond the end of a block."""
     waiting: list[memoryview] = []
     in_block = block_bytes
     room = min(_PIECE_BYTES, in_block)
@@ -76,7 +79,7 @@ def _pieces(parts: Sequence[Buffer], block_bytes: int) -> Iterator[bytes]:
 
 
 Matrix = tuple[int, ...]
-"""32 columns of a linear map over GF(2); bit i of a crc selects column i."""
+"""The 32 columns of a linear map over GF(2); bit i of a crc selects column i."""
 
 
 def _apply(matrix: Matrix, crc: int) -> int:
@@ -94,7 +97,10 @@ def _product(left: Matrix, right: Matrix) -> Matrix:
 
 @lru_cache(maxsize=256)
 def _zeros(length: int) -> Matrix:
-    """The map from the crc of some bytes to the crc of these bytes and `length` zero bytes, less the zeros' own."""
+    """Compute the map from the crc of some bytes to the crc of these bytes followed by `length` zero bytes.
+
+    The crc of the zeros themselves isn't in it.
+    """
     one_bit: Matrix = (_POLYNOMIAL, *(1 << i for i in range(31)))
     power, result = one_bit, tuple(1 << i for i in range(32))
     bits = length * 8

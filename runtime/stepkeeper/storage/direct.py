@@ -1,7 +1,7 @@
-"""Writes past the page cache, where the file system has them.
+"""Write past the page cache, if the file system can.
 
-A large object that goes through the cache is copied into memory that is counted with the pod's, and displaces what
-the training reads; the kernel's work for that takes more of a processor than all of ours.
+A large object that goes through the cache is copied into memory that is counted with the pod's, and displaces
+what the training reads. The kernel's work for that takes more of a processor than all of ours.
 """
 
 import errno
@@ -16,17 +16,23 @@ from stepkeeper.storage.base import Buffer, joined_size_bytes
 __all__ = ["write_past_cache"]
 
 _LEAST_BYTES: Final = 1024 * 1024
-"""Of an object; less costs little either way."""
+"""The least size of an object that is written so; a smaller one costs little either way."""
 
 _AT_ONCE_BYTES: Final = 1024 * 1024
 _BLOCK_BYTES: Final = 4096
-"""Where direct writes begin and end, in the file and in memory; no disk's blocks are larger than a page."""
+"""The multiple at which direct writes begin and end, in the file and in memory.
+
+No disk has larger blocks than a page.
+"""
 
 
 def write_past_cache(descriptor: int, parts: Sequence[Buffer]) -> bool:
-    """True: the new file holds `parts`, joined, not yet durably. False: nothing was written: it is small or can't be.
+    """Write `parts`, joined, into a new file, not yet durably.
 
-    The parts lie anywhere in memory; direct writes don't. They are put together in a buffer that does.
+    Returns False, and writes nothing, if they are few or it can't.
+
+    The parts lie anywhere in memory, but direct writes must not. They are put together in a buffer that is
+    aligned.
     """
     if joined_size_bytes(parts) < _LEAST_BYTES or not _switch(descriptor, on=True):
         return False
@@ -41,7 +47,7 @@ def write_past_cache(descriptor: int, parts: Sequence[Buffer]) -> bool:
 
 
 def _fillings(parts: Sequence[Buffer], buffer: memoryview) -> Iterator[int]:
-    """How many bytes of `buffer` hold what comes next: all of them, up to the last time."""
+    """Fill `buffer` again and again, and yield how many of its bytes are filled: all, but for the last time."""
     filled = 0
     for part in parts:
         rest = memoryview(part)
@@ -58,7 +64,7 @@ def _fillings(parts: Sequence[Buffer], buffer: memoryview) -> Iterator[int]:
 
 
 def _write(descriptor: int, data: memoryview) -> None:
-    """All of it, by the cache from where it can't be otherwise."""
+    """Write all of the data; from where direct writes are refused, through the cache."""
     while data.nbytes:
         try:
             written = os.writev(descriptor, [data])
@@ -78,7 +84,7 @@ def _is_on(descriptor: int) -> bool:
 
 
 def _switch(descriptor: int, *, on: bool) -> bool:
-    """Whether it is as asked for now."""
+    """Switch direct writes on or off. Returns False if that isn't possible."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if on else 0))

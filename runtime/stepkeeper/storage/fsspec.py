@@ -1,4 +1,4 @@
-"""Any store that fsspec has a file system for, once it has proven that of two creates of one name only one wins."""
+"""Use any store that fsspec has a file system for, once it has proven that only one of two creates of a name wins."""
 
 import contextlib
 import errno
@@ -43,7 +43,9 @@ _MISSING: Final = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def open_fsspec(uri: str, *, unsafe_single_writer: bool = False) -> "FsspecStore":
-    """The store at `uri`, with listing caches off. Its options are fsspec's own: configuration files, environment.
+    """Open the store at `uri`, with listing caches off.
+
+    Its options are fsspec's own: configuration files, environment.
 
     Raises BadUriError if there is no such file system, or its package isn't installed.
     """
@@ -56,7 +58,10 @@ def open_fsspec(uri: str, *, unsafe_single_writer: bool = False) -> "FsspecStore
 
 @final
 class FsspecStore:
-    """Before the first put of the process the exclusive create is proven; a reader needs no right to write."""
+    """Store objects in an fsspec file system.
+
+    Before the first put of the process the exclusive create is proven; a reader needs no right to write.
+    """
 
     def __init__(
         self,
@@ -80,7 +85,10 @@ class FsspecStore:
         return self._uri
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """As `Store`'s. Raises NotExclusiveError, and puts nothing, where two puts of one name could both win."""
+        """Put an object if there is none, as `Store` has it.
+
+        Raises NotExclusiveError, and puts nothing, if two puts of one name could both win.
+        """
         where = self._at(path)
         self._prove()
         with self._translated(path):
@@ -109,7 +117,7 @@ class FsspecStore:
                 raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
             except (
                 Exception
-            ):  # a range behind the end has another name in every file system: the size decides
+            ):  # each file system has another error for a range behind the end: the size decides
                 if offset < self._size_bytes(path):
                     raise
                 return b""
@@ -123,7 +131,7 @@ class FsspecStore:
                 found: dict[str, dict[str, Any]] = self._filesystem.find(folder, detail=True)
             except _MISSING:
                 return []
-        # Some name their files as they were asked for, some with or without a slash in front.
+        # Some file systems name files as they were asked for, some with or without a slash in front.
         above = len(self._root.strip("/"))
         stats = [
             ObjectStat(path=name.strip("/")[above:].lstrip("/"), size_bytes=int(info.get("size") or 0))
@@ -138,7 +146,7 @@ class FsspecStore:
             self._filesystem.rm_file(where)
 
     def close(self) -> None:
-        """Fsspec closes its connections itself."""
+        """Do nothing: fsspec closes its connections itself."""
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}"
@@ -154,7 +162,7 @@ class FsspecStore:
         try:
             self._filesystem.pipe_file(where, data, mode=mode)
         except FileNotFoundError:
-            # In a bucket there are no folders to make, and makedirs would make a bucket that isn't there.
+            # A bucket has no folders to make, and makedirs would make a missing bucket.
             if self._filesystem.async_impl:
                 raise
             self._filesystem.makedirs(where.rpartition("/")[0], exist_ok=True)
@@ -168,7 +176,10 @@ class FsspecStore:
             raise MissingObjectError(f"{self._uri}/{path} does not exist") from error
 
     def _check_same(self, path: str, parts: Sequence[Buffer]) -> None:
-        """Nothing, if an earlier try of the same write got through. Raises ObjectExistsError."""
+        """Check that an earlier try of the same write got through.
+
+        Raises ObjectExistsError if other bytes are there.
+        """
         same = self._size_bytes(path) == joined_size_bytes(parts)
         offset = 0
         for part in parts:
@@ -194,7 +205,7 @@ class FsspecStore:
                     for _ in range(_ROUNDS):
                         self._race(f"{PROBE_PREFIX}create-{next_slot:08d}-{secrets.token_hex(16)}")
                 except (NotExclusiveError, MissingObjectError):
-                    # Since somebody has begun at that slot, a collection may have taken the objects of this proof.
+                    # If somebody has begun at that slot, a collection may have deleted the objects of this proof.
                     before, next_slot = next_slot, self._next_slot()
                     if next_slot == before:
                         raise
@@ -203,13 +214,16 @@ class FsspecStore:
                     return
 
     def _next_slot(self) -> int:
-        """Behind the last one of the log that there may be here."""
+        """Find the slot behind the last one of the log that there may be here."""
         listed = self._patience.retry(lambda: self.list(LOG_PREFIX))
         slots = [_SLOT.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in listed]
         return max((int(slot[1]) + 1 for slot in slots if slot), default=0)
 
     def _race(self, path: str) -> None:
-        """Of many creates of `path` at once one has won, and one more after that has lost. Raises NotExclusiveError."""
+        """Check that one of many creates of `path` at once has won, and that a later one has lost.
+
+        Raises NotExclusiveError.
+        """
         start = threading.Barrier(_RACERS)
 
         def race(number: int) -> bool:
@@ -230,7 +244,10 @@ class FsspecStore:
             self._patience.retry(lambda: self.delete(path))
 
     def _proof_put(self, path: str, data: bytes) -> bool:
-        """True: this put won. Asked again without an answer to the first, what is there says whose it is."""
+        """Put once, and tell whether this put won.
+
+        If the first try got no answer, what is there tells whose it is.
+        """
         asked_again = False
 
         def put() -> bool:
@@ -254,7 +271,7 @@ class FsspecStore:
 
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:
-        """Whatever a file system raises leaves as a StorageError that names the object."""
+        """Convert whatever a file system raises into a StorageError that names the object."""
         where = f"{self._uri}/{path}"
         try:
             yield
@@ -273,5 +290,5 @@ class FsspecStore:
         except OSError as error:
             kind = TransientStorageError if error.errno in _TRANSIENT else StorageError
             raise kind(error.errno, f"{where}: {error}") from error
-        except Exception as error:  # a client's own: what it doesn't call an OSError may have been applied
+        except Exception as error:  # a client's own error: the request may have been applied all the same
             raise TransientStorageError(f"{where}: {error!r}") from error

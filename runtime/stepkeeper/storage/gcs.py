@@ -1,4 +1,7 @@
-"""A prefix of a Cloud Storage bucket as a store: generation 0 is the put-if-absent, the server checks every crc32c."""
+"""Use a prefix of a Cloud Storage bucket as a store.
+
+Generation 0 is the put-if-absent; the server checks every crc32c.
+"""
 
 import base64
 import contextlib
@@ -30,7 +33,7 @@ _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
 _CONNECTIONS: Final = 64
 _STREAMS: Final = 16
 _RETRY_S: Final = 30.0
-"""Retries within one call; callers have their own patience beyond it."""
+"""The seconds of retries within one call; callers have their own patience beyond it."""
 
 _TRANSIENT: Final = (
     api_exceptions.TooManyRequests,
@@ -47,7 +50,11 @@ _TRANSIENT: Final = (
 
 @final
 class GcsStore:
-    """Honours STORAGE_EMULATOR_HOST (without credentials); else the application default credentials."""
+    """Store objects in a bucket of Cloud Storage.
+
+    It uses STORAGE_EMULATOR_HOST, without credentials, if that is set; else the application default
+    credentials.
+    """
 
     def __init__(
         self, *, bucket: str, prefix: str, retry_s: float = _RETRY_S, streams: int = _STREAMS
@@ -83,7 +90,7 @@ class GcsStore:
             try:
                 self._upload(path, parts)
             except api_exceptions.PreconditionFailed:
-                # Also the answer to a retry of a request that had gone through: what is there decides.
+                # A retry of a request that had gone through gets this answer too: compare what is there.
                 self._check_same(path, parts)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -138,7 +145,10 @@ class GcsStore:
             self._blob(path).delete(retry=self._retry, timeout=CALL_TIMEOUT_S)
 
     def bucket_settings(self) -> dict[str, Any]:
-        """The bucket's resource as the JSON API says it. Raises StorageError: it takes storage.buckets.get."""
+        """Read the bucket's resource, as in the JSON API.
+
+        It takes storage.buckets.get; raises StorageError without it.
+        """
         with self._translated(""):
             self._bucket.reload(retry=self._retry, timeout=CALL_TIMEOUT_S)
             return dict(self._bucket._properties)  # noqa: SLF001  # the only way to it that knows every field
@@ -150,9 +160,12 @@ class GcsStore:
         return self._bucket.blob(self._prefix + check_path(path))
 
     def _create(self, path: str, data: bytes) -> None:
-        """Raises PreconditionFailed if there is an object, perhaps our own from a try without an answer."""
+        """Create the object.
+
+        Raises PreconditionFailed if there is one, perhaps our own from a try without an answer.
+        """
         blob = self._blob(path)
-        # Sent with the request: the server refuses bytes that don't agree.
+        # The checksum is sent with the request: the server refuses bytes that don't agree with it.
         blob.crc32c = _encoded_crc32c(crc32c(data))
         blob.upload_from_string(
             data,
@@ -174,9 +187,9 @@ class GcsStore:
         upload(place, parts, crc, retry=self._retry, patience=self._patience)
 
     def _ask_for_bucket(self) -> None:
-        """It is there. Raises NotFound if it isn't: of all requests a listing is refused so for no other reason.
+        """Check that the bucket is there. Raises NotFound if it isn't: a listing is refused so for no other reason.
 
-        The text of a 404 isn't asked: it holds the names of bucket and object, which may read like anything.
+        The text of a 404 isn't used: it holds the names of bucket and object, which may read like anything.
         """
         blobs = self._client.list_blobs(
             self._bucket,
@@ -200,7 +213,7 @@ class GcsStore:
 
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:
-        """The client's errors leave as StorageErrors that name the object."""
+        """Convert the client's errors into StorageErrors that name the object."""
         where = f"{self._uri}/{path}"
         try:
             yield
@@ -235,7 +248,7 @@ def _session() -> AuthorizedSession:
 
 
 def _client(session: AuthorizedSession) -> storage.Client:
-    # A bucket's project is never asked for, but the client wants a name.
+    # The client wants the name of a project, which is never used for a bucket.
     return storage.Client(project="unknown", credentials=session.credentials, _http=session)
 
 

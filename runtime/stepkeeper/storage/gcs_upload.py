@@ -1,4 +1,4 @@
-"""Bulk data into a bucket: views of the caller's memory go to the socket, in one request, or in one that is resumed."""
+"""Upload bulk data into a bucket: views of the caller's memory go to the socket, in one request or several."""
 
 import json
 import re
@@ -20,13 +20,13 @@ from stepkeeper.storage.retry import Patience
 __all__ = ["CALL_TIMEOUT_S", "Place", "upload"]
 
 CALL_TIMEOUT_S: Final = (10.0, 60.0)
-"""To connect, and for each piece that is sent; between two pieces of an answer."""
+"""The seconds to connect, and the seconds for each piece that is sent or between two pieces of an answer."""
 
 _RESUMABLE_BYTES: Final = 32 * 1024 * 1024
-"""From here on sending it all again costs more than a second request."""
+"""The size from which on sending it all again costs more than a second request."""
 
 _PIECE_BYTES: Final = 256 * 1024
-"""Given to the socket at once; who sends less than this in the first of the timeouts is stuck."""
+"""The bytes that are given to the socket at once. A sender that takes longer than the timeout for them is stuck."""
 
 _KIND: Final = "application/octet-stream"
 _DONE: Final = (200, 201)
@@ -38,7 +38,7 @@ _is_transient: Final = DEFAULT_RETRY._predicate  # noqa: SLF001  # what the libr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an object is to be, and who may put it there."""
+    """The place that an object is uploaded to, and the session that may put it there."""
 
     session: AuthorizedSession
     endpoint: str
@@ -51,13 +51,20 @@ class Place:
 
 
 def upload(place: Place, parts: Sequence[Buffer], crc32c: str, *, retry: Retry, patience: Patience) -> None:
-    """The object is `parts`, joined. The server has compared them with `crc32c`, in base64.
+    """Upload `parts`, joined, as the object. The server compares them with `crc32c`.
 
-    `retry` is for one request. `patience` is how long an upload that makes no headway is tried again; one that makes
-    some begins anew with it.
+    Args:
+        place: Where the object is put.
+        parts: The object's bytes.
+        crc32c: Their checksum, in base64.
+        retry: Retries of one request.
+        patience: How long an upload that makes no headway is tried again. One that makes some begins anew
+            with it.
 
-    Raises PreconditionFailed if there is an object already, perhaps our own from a try without an answer, NotFound if
-    there is no bucket.
+    Raises:
+        PreconditionFailed: There is an object already, perhaps our own from a try without an answer.
+        NotFound: There is no bucket.
+
     """
     body = _Body([memoryview(part).cast("B") for part in parts if joined_size_bytes([part])])
     resource = {"name": place.name, "crc32c": crc32c, "contentType": _KIND}
@@ -68,7 +75,7 @@ def upload(place: Place, parts: Sequence[Buffer], crc32c: str, *, retry: Retry, 
 
 
 class _Body:
-    """What requests sends as it is: pieces of the parts, from an offset on. Asked again, it begins again."""
+    """The body that requests sends as it is: pieces of the parts, from an offset on. Asked again, it begins again."""
 
     def __init__(self, parts: Sequence[memoryview], start: int = 0) -> None:
         self._parts = parts
@@ -105,7 +112,7 @@ def _upload_at_once(place: Place, body: _Body, resource: Mapping[str, str]) -> N
 def _upload_resumably(
     place: Place, body: _Body, resource: Mapping[str, str], retry: Retry, patience: Patience
 ) -> None:
-    """All in one request; after a failure the rest in another, from where the server says that it has come to."""
+    """Upload all in one request; after a failure the rest in another one, from where the server has come to."""
     session: str | None = None
     offset = furthest = 0
     pauses_s = patience.pauses_s()
@@ -126,7 +133,7 @@ def _upload_resumably(
         if came_to is None:
             session = None
         else:
-            # It may have gone back, too: what it has is what it says it has.
+            # The server may have lost bytes, too: go on from what it says it has.
             offset = came_to
             if came_to > furthest:
                 furthest, pauses_s = came_to, patience.pauses_s()
@@ -138,7 +145,7 @@ def _upload_resumably(
 
 
 def _begun(place: Place, size_bytes: int, resource: Mapping[str, str]) -> str:
-    """The URL of an upload that has begun."""
+    """Begin a resumable upload, and return its URL."""
     headers = {"Content-Type": "application/json; charset=UTF-8"}
     headers |= {"X-Upload-Content-Length": str(size_bytes), "X-Upload-Content-Type": _KIND}
     answer = _checked(_sent(place, "POST", place.url("resumable"), json.dumps(resource).encode(), headers))
@@ -151,7 +158,7 @@ def _asked_how_far(place: Place, session: str, size_bytes: int) -> int | None:
 
 
 def _came_to(answer: requests.Response, size_bytes: int) -> int | None:
-    """How many bytes the server has; None if it has forgotten the upload. Raises what else it says."""
+    """Return how many bytes the server has; None if it has forgotten the upload. Raises what else it answers."""
     if answer.status_code in _GONE:
         return None
     if answer.status_code != _RESUME:
@@ -174,7 +181,7 @@ def _sent(
         data=body,
         headers=dict(headers),
         timeout=CALL_TIMEOUT_S,
-        # None of the answers that an upload may get sends it elsewhere; 308 means something else here.
+        # No answer to an upload redirects it; 308 means something else here.
         allow_redirects=False,
     )
     return answer

@@ -1,4 +1,4 @@
-"""A store in this process's memory, with a hook before and after each operation: for tests and `memory://`."""
+"""Store objects in this process's memory, with a hook before and after each operation: for tests and `memory://`."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,12 +14,12 @@ __all__ = ["FaultHook", "MemoryBucket", "MemoryStore", "Operation"]
 Operation = Literal["put_if_absent", "write", "read", "list", "delete"]
 
 FaultHook = Callable[[Literal["before", "after"], Operation, str], None]
-"""Called around each operation; what it raises before, was not applied; what it raises after, was."""
+"""Called around each operation. What it raises before, was not applied; what it raises after, was."""
 
 
 @final
 class MemoryBucket:
-    """The objects. Shared by the stores of several imagined processes."""
+    """The objects. Stores of several imagined processes share them."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -30,12 +30,14 @@ _BUCKETS: Final[dict[str, MemoryBucket]] = {}
 
 
 def named_bucket(name: str) -> MemoryBucket:
-    """The bucket of `memory://name`, one per process."""
+    """Return the bucket of `memory://name`; there is one per process."""
     return _BUCKETS.setdefault(name, MemoryBucket())
 
 
 @final
 class MemoryStore:
+    """A store in memory."""
+
     def __init__(
         self, bucket: MemoryBucket | None = None, *, name: str = "", hook: FaultHook | None = None
     ) -> None:
@@ -90,7 +92,7 @@ class MemoryStore:
         self._fault("after", "delete", path)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _fault(self, moment: Literal["before", "after"], operation: Operation, path: str) -> None:
         if self.hook is not None:

@@ -1,4 +1,4 @@
-"""Which mount a folder is on, from the text of /proc/self/mountinfo."""
+"""Find the mount that a folder is on, from the text of /proc/self/mountinfo."""
 
 import re
 from dataclasses import dataclass
@@ -17,10 +17,12 @@ _NO_BUCKETS: Final = frozenset({"gcsfuse", "fuse", "none"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
+    """One mount of this process."""
+
     number: int
     parent: int
     root: str
-    """Which folder of the file system is mounted: not '/' for a bind mount, as a volume's subPath makes."""
+    """The folder of the file system that is mounted: not '/' for a bind mount, as a volume's subPath makes one."""
 
     mount_point: str
     fstype: str
@@ -28,7 +30,7 @@ class Mount:
 
 
 def read_mountinfo() -> str:
-    """What this process has mounted; nothing on a system that doesn't say."""
+    """Read what this process has mounted; nothing on a system that doesn't say."""
     try:
         return _MOUNTINFO.read_text(errors="surrogateescape")
     except OSError:
@@ -36,7 +38,7 @@ def read_mountinfo() -> str:
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    """The mounts, in the order in which they were made. Lines that aren't mounts are left out."""
+    """Parse the mounts, in the order in which they were made. Lines that aren't mounts are left out."""
     mounts = []
     for line in text.splitlines():
         before, separator, after = line.partition(" - ")
@@ -57,7 +59,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
 
 
 def mount_of(text: str, path: PurePosixPath) -> Mount | None:
-    """The mount that `path`, absolute and without links, is on; as the kernel finds it, from '/' down.
+    """Find the mount that `path`, absolute and without links, is on; as the kernel finds it, from '/' down.
 
     A mount over a folder hides what was mounted below that folder before.
     """
@@ -85,15 +87,19 @@ def mount_of(text: str, path: PurePosixPath) -> Mount | None:
 
 
 def is_mount_point(text: str, path: PurePosixPath) -> bool:
-    """Whether something is mounted at `path`, absolute and without links; also a folder of the file system above it."""
+    """Tell whether something is mounted at `path`, absolute and without links.
+
+    A folder of the file system above it that is mounted there counts too.
+    """
     mount = mount_of(text, path)
     return mount is not None and mount.mount_point == str(path)
 
 
 def gcsfuse_uri(text: str, path: PurePosixPath) -> str | None:
-    """The gs:// URI of a folder that Cloud Storage FUSE has mounted, as far as the mount tells; None for any other.
+    """Find the gs:// URI of a folder that Cloud Storage FUSE has mounted; None for any other folder.
 
-    GKE's driver mounts by itself, without a subtype: its mounts are told by their source, the bucket's bare name.
+    It is as exact as the mount tells. GKE's driver mounts by itself, without a subtype: its mounts are
+    recognised by their source, the bucket's bare name.
     """
     mount = mount_of(text, path)
     if mount is None:
@@ -111,5 +117,5 @@ def gcsfuse_uri(text: str, path: PurePosixPath) -> str | None:
 
 
 def _unescaped(field: str) -> str:
-    """The kernel writes space, tab, newline, '#' and the backslash as three octal digits."""
+    """Decode the kernel's octal digits for space, tab, newline, '#' and the backslash."""
     return _OCTAL.sub(lambda found: chr(int(found[1], 8)), field)

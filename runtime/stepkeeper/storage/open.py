@@ -1,4 +1,4 @@
-"""From a URI to a store."""
+"""Open the store that a URI names."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -18,7 +18,7 @@ _LOST_SLASH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")
 
 
 def check_slashes(path: str) -> None:
-    """Nothing, if `path` isn't what pathlib makes of a URI: it would be taken for a folder. Raises BadUriError."""
+    """Check that `path` isn't what pathlib makes of a URI; it would be taken for a folder. Raises BadUriError."""
     if _LOST_SLASH.match(path):
         scheme, _, rest = path.partition(":")
         whole = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
@@ -26,12 +26,19 @@ def check_slashes(path: str) -> None:
 
 
 def open_store(uri: str, *, unsafe_single_writer: bool = False) -> Store:
-    """A store whose root is `uri`: file:///…, gs://bucket/prefix, memory://name, or what fsspec has a file system for.
+    """Open the store whose root is `uri`. Nothing is read or written yet.
 
-    Nothing is read or written yet. fsspec's stores prove before their first put that of two creates of one name only
-    one wins; `unsafe_single_writer` leaves that out, where nothing else will ever write there.
+    Args:
+        uri: file:///…, gs://bucket/prefix, memory://name, or what fsspec has a file system for.
+        unsafe_single_writer: Leave out the proof, made before the first put, that only one of two creates of
+            a name wins. fsspec's stores make it. True promises that nothing else will ever write there.
 
-    Raises BadUriError saying what to write instead.
+    Returns:
+        A store that many threads may use at once.
+
+    Raises:
+        BadUriError: No store has this URI; the message says what to write instead.
+
     """
     parts = urlsplit(uri)
     if parts.query or parts.fragment:
@@ -104,7 +111,7 @@ def _open_fsspec(uri: str, parts: SplitResult, *, unsafe_single_writer: bool) ->
     if ".." in parts.path.split("/") or "//" in parts.path:
         raise BadUriError(f"{uri!r}: leave out '..' and '//'")
     try:
-        # An extra, as is the file system's own package.
+        # fsspec is an extra, as is the file system's own package.
         from stepkeeper.storage.fsspec import open_fsspec
     except ImportError as error:
         raise BadUriError(

@@ -1,7 +1,6 @@
-"""A folder as a store: `link` is the put-if-absent, and nothing counts before files and folders are fsynced."""
+"""Use a folder as a store: `link` is the put-if-absent, and nothing counts before files and folders are fsynced."""
 
 import contextlib
-import ctypes
 import errno
 import os
 import re
@@ -12,28 +11,31 @@ from typing import Final, final
 
 from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
 from stepkeeper.storage.base import Buffer, Leftover, ObjectStat, check_path, joined_size_bytes
-from stepkeeper.storage.direct import write_past_cache
+from stepkeeper.storage.posix_files import (
+    NO_LINK,
+    TEMPORARY,
+    make_folder_beside_deletions,
+    read_range,
+    rename_no_replace,
+    sync_above,
+    sync_folder,
+    walk,
+    write_all,
+)
 
 __all__ = ["PosixStore"]
 
 _TRANSIENT: Final = frozenset({errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT})
-_NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
-_TEMPORARY: Final = ".tmp-"
 _TEMPORARY_OF: Final = re.compile(r"\.tmp-(.+)-[0-9a-f]{32}")
-_SILLY_RENAMED: Final = ".nfs"
-"""What an NFS client makes of a file that is deleted while somebody reads it."""
-
-_AT_FDCWD: Final = -100
-_RENAME_NOREPLACE: Final = 1
-_MAX_PARTS: Final = 512
-"""Buffers in one writev; IOV_MAX is 1024 on Linux."""
 
 
 @final
 class PosixStore:
+    """Store objects as files in a folder."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
-        """Absolute. It need not exist before the first write."""
+        """The folder, absolute. It need not exist before the first write."""
 
         self._above_synced = False
 
@@ -43,13 +45,13 @@ class PosixStore:
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = self._root / check_path(path)
-        temporary = target.with_name(f"{_TEMPORARY}{target.name}-{secrets.token_hex(16)}")
+        temporary = target.with_name(f"{TEMPORARY}{target.name}-{secrets.token_hex(16)}")
         with self._translated(target):
             self._write_new(temporary, [data])
             try:
                 won = self._link(temporary, target)
             except FileNotFoundError as error:
-                # A collection that knew the slot to be taken; else put again, under another temporary name.
+                # A collection that knew the slot to be taken has removed it; otherwise the caller puts again.
                 if not target.exists():
                     raise TransientStorageError(
                         f"{temporary} was taken away before it became {target}"
@@ -58,10 +60,10 @@ class PosixStore:
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-        # What fails from here on may have been applied: it is an unknown outcome, whatever its number says.
+        # The put may have been applied from here on: every failure is an unknown outcome, whatever its number.
         with self._translated(target, always=TransientStorageError):
             temporary.unlink(missing_ok=True)
-            # Also where another was first: what the caller acts on next must outlive a power cut.
+            # Also if another put was first: what the caller acts on next must outlive a power cut.
             self._sync_folders(target.parent)
         return won
 
@@ -79,14 +81,14 @@ class PosixStore:
         with self._translated(target):
             try:
                 with target.open("rb", buffering=0) as file:
-                    return _read_range(file.fileno(), offset, length)
+                    return read_range(file.fileno(), offset, length)
             except (FileNotFoundError, NotADirectoryError):
                 raise MissingObjectError(f"{target} does not exist") from None
 
     def list(self, prefix: str) -> list[ObjectStat]:
         folder = prefix.rpartition("/")[0]
         with self._translated(self._root / folder):
-            found = _walk(self._root / folder, f"{folder}/" if folder else "")
+            found = walk(self._root / folder, f"{folder}/" if folder else "")
             return sorted(
                 (stat for stat in found if stat.path.startswith(prefix)), key=lambda stat: stat.path
             )
@@ -123,15 +125,15 @@ class PosixStore:
             (self._root / check_path(folder) / name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _folders(self, folder: Path) -> tuple[Path, ...]:
-        """`folder` and the folders above it, up to the root."""
+        """List `folder` and the folders above it, up to the root."""
         above = (folder, *folder.parents)
         return above[: above.index(self._root) + 1]
 
     def _write_new(self, target: Path, parts: Sequence[Buffer]) -> None:
-        """Raises FileExistsError. Leaves nothing behind where it fails."""
+        """Write a new file durably. Raises FileExistsError. Leaves nothing behind if it fails."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         while True:
             try:
@@ -139,10 +141,10 @@ class PosixStore:
                 break
             except FileNotFoundError:
                 # The folder is new, or a deletion took it away just now because it was empty.
-                _make_folder_beside_deletions(target.parent)
+                make_folder_beside_deletions(target.parent)
         try:
             try:
-                _write_all(descriptor, parts)
+                write_all(descriptor, parts)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -151,42 +153,45 @@ class PosixStore:
             raise
 
     def _link(self, temporary: Path, target: Path) -> bool:
-        """True: `temporary` has the name `target`, and perhaps its old one. False: that was taken."""
+        """Give `temporary` the name `target`, and perhaps leave its old one. Returns False if that name was taken."""
         try:
             os.link(temporary, target)
         except FileExistsError:
             return False
         except OSError as error:
-            if error.errno not in _NO_LINK:
+            if error.errno not in NO_LINK:
                 raise
             # vfat, exFAT and many a FUSE have no hard links.
-            return _rename_no_replace(temporary, target)
+            return rename_no_replace(temporary, target)
         return True
 
     def _check_same(self, target: Path, parts: Sequence[Buffer]) -> None:
-        """Nothing, if an earlier try of the same write got through. Raises ObjectExistsError."""
+        """Check that an earlier try of the same write got through.
+
+        Raises ObjectExistsError if other bytes are there.
+        """
         with target.open("rb", buffering=0) as file:
             same = os.fstat(file.fileno()).st_size == joined_size_bytes(parts)
             offset = 0
             for part in parts:
                 size_bytes = joined_size_bytes([part])
-                same = same and _read_range(file.fileno(), offset, size_bytes) == bytes(part)
+                same = same and read_range(file.fileno(), offset, size_bytes) == bytes(part)
                 offset += size_bytes
             os.fsync(file.fileno())
         if not same:
             raise ObjectExistsError(f"{target} exists with other bytes; it was not overwritten")
 
     def _sync_folders(self, folder: Path) -> None:
-        """The entries of every folder from `folder` to the root, and the root's own, outlive a power cut."""
+        """Make the entries of every folder from `folder` to the root, and the root's own, outlive a power cut."""
         for each in (*self._folders(folder), self._root.parent):
-            _sync_folder(each)
+            sync_folder(each)
         if not self._above_synced:
-            _sync_above(self._root.parent)
+            sync_above(self._root.parent)
             self._above_synced = True
 
     @contextlib.contextmanager
     def _translated(self, target: Path, always: type[StorageError] | None = None) -> Iterator[None]:
-        """OSErrors leave as StorageErrors that name `target`: as `always`, or as their number says."""
+        """Convert OSErrors into StorageErrors that name `target`: into `always`, or into what their number says."""
         try:
             yield
         except StorageError:
@@ -194,113 +199,3 @@ class PosixStore:
         except OSError as error:
             kind = TransientStorageError if error.errno in _TRANSIENT else StorageError
             raise (always or kind)(error.errno, f"{target}: {error.strerror or error}") from error
-
-
-def _make_folder_beside_deletions(folder: Path) -> None:
-    try:
-        _make_folder(folder)
-    except FileNotFoundError as error:
-        raise TransientStorageError(
-            f"{folder}: a deletion took a folder above it away, which was empty yet"
-        ) from error
-
-
-def _make_folder(folder: Path) -> None:
-    """The folder is there, and so are those above it, durably where they are new."""
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
-
-
-def _sync_above(folder: Path) -> None:
-    """So are the entries of the folders above, up to the file system's root: who made them may have been killed."""
-    device = folder.stat().st_dev
-    for each in folder.parents:
-        if each.stat().st_dev != device:
-            return
-        try:
-            _sync_folder(each)
-        except PermissionError:
-            # What this user may not even list was there before.
-            return
-
-
-def _rename_no_replace(temporary: Path, target: Path) -> bool:
-    """True: `temporary` is called `target` now. False: that name was taken. Raises StorageError if there is no way."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        number = errno.ENOSYS
-    else:
-        names = (os.fsencode(temporary), os.fsencode(target))
-        if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) == 0:
-            return True
-        number = ctypes.get_errno()
-    if number == errno.EEXIST:
-        return False
-    if number not in (errno.EINVAL, errno.ENOSYS, *_NO_LINK):
-        raise OSError(number, os.strerror(number))
-    raise StorageError(
-        number,
-        f"{target.parent} can neither link files nor rename them without replacing ({os.strerror(number)}): there is "
-        "no way to write the log so that of two writers only one wins; put the root on another file system",
-    )
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
-    if write_past_cache(descriptor, parts):
-        return
-    waiting = [memoryview(part).cast("B") for part in parts if joined_size_bytes([part])]
-    first = 0
-    while first < len(waiting):
-        written = os.writev(descriptor, waiting[first : first + _MAX_PARTS])
-        while first < len(waiting) and written >= waiting[first].nbytes:
-            written -= waiting[first].nbytes
-            first += 1
-        if written:
-            waiting[first] = waiting[first][written:]
-
-
-def _read_range(descriptor: int, offset: int, length: int | None) -> bytes:
-    rest = os.fstat(descriptor).st_size - offset
-    rest = max(rest if length is None else min(rest, length), 0)
-    pieces: list[bytes] = []
-    while rest:
-        piece = os.pread(descriptor, rest, offset)
-        if not piece:
-            break
-        pieces.append(piece)
-        offset += len(piece)
-        rest -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectStat]:
-    try:
-        entries = list(os.scandir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except PermissionError:
-        # A volume's lost+found and the like, met on the way, hold nothing of ours; what was asked for may.
-        if below:
-            return
-        raise
-    for entry in entries:
-        if entry.name.startswith((_TEMPORARY, _SILLY_RENAMED)):
-            continue
-        if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", below=True)
-        else:
-            with contextlib.suppress(FileNotFoundError):
-                stat = entry.stat()
-                yield ObjectStat(path=prefix + entry.name, size_bytes=stat.st_size, time_unix_s=stat.st_mtime)

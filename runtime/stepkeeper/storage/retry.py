@@ -1,4 +1,4 @@
-"""Asking a store again, with pauses that grow."""
+"""Ask a store again after pauses that grow."""
 
 import random
 import time
@@ -15,15 +15,15 @@ T = TypeVar("T")
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 8.0
 _TRIES_S: Final = 60.0
-"""What all tries together may take beyond the pauses."""
+"""The seconds that all tries together may take beyond the pauses."""
 
 _JITTER: Final = random.Random()  # noqa: S311  # no secret
-"""Its own: a training that draws from the module's numbers must not draw others because a store was asked."""
+"""A generator of our own: a training that draws from the module's must not draw others because a store was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long no answer is waited out. Equal jitter, so that many ranks don't come back at once.
+    """A limit to how long an answer is waited for. The jitter is equal, so that many ranks don't come back at once.
 
     Tries that take long by themselves (requests that get stuck) are given up a minute later.
     """
@@ -32,7 +32,7 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
 
     def pauses_s(self) -> Iterator[float]:
-        """Pauses to sleep between tries, about `total_s` in all; empty if `total_s` is 0."""
+        """Yield the pauses to sleep between tries, about `total_s` in all; none if `total_s` is 0."""
         begun_s = time.monotonic()
         slept_s, pause_s = 0.0, _FIRST_PAUSE_S
         while slept_s < self.total_s and time.monotonic() < begun_s + self.total_s + _TRIES_S:
@@ -42,7 +42,10 @@ class Patience:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def retry(self, operation: Callable[[], T]) -> T:
-        """What `operation` returns. Raises TransientStorageError once patience is at an end, all else at once."""
+        """Call `operation`, again after each TransientStorageError, and return what it returns.
+
+        Raises TransientStorageError once patience is at an end, and every other error at once.
+        """
         for pause_s in self.pauses_s():
             try:
                 return operation()

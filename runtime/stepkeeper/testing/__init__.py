@@ -1,1 +1,1 @@
-"""For tests of one's own: a suite for stores (needs pytest), a bucket's emulator, a pod's identity, checkpoints."""
+"""Help users write tests: a suite for stores (needs pytest), a bucket's emulator, a pod's identity, checkpoints."""

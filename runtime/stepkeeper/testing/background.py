@@ -1,31 +1,36 @@
-"""What a companion does beside its requests, done in the thread of a test."""
+"""Run a companion's background tasks in the thread of a test."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from stepkeeper.companion.background import Job, Work
+from stepkeeper.companion.background import BackgroundTask, BlockingCall
 
 __all__ = ["done", "jobs"]
 
 
-def done(work: Work) -> None:
-    """All of it is done."""
-    for _ in jobs(work):
+def done(task: BackgroundTask) -> None:
+    """Run all of `task`."""
+    for _ in jobs(task):
         pass
 
 
-def jobs(work: Work) -> Iterator[None]:
-    """One more job of `work` is done each time that it is asked for."""
-    ask: Callable[[], Job] = partial(next, work)
+def jobs(task: BackgroundTask) -> Iterator[None]:
+    """Run `task` one blocking call at a time.
+
+    Yields:
+        None after each blocking call, whose result or error the task gets when it is resumed.
+
+    """
+    resume: Callable[[], BlockingCall] = partial(next, task)
     while True:
         try:
-            job = ask()
+            call = resume()
         except StopIteration:
             return
         try:
-            result = job()
-        except Exception as error:  # the work's to judge
-            ask = partial(work.throw, error)
+            result = call()
+        except Exception as error:  # the task's to judge
+            resume = partial(task.throw, error)
         else:
-            ask = partial(work.send, result)
+            resume = partial(task.send, result)
         yield

@@ -1,4 +1,4 @@
-"""fake-gcs-server as a process with one empty bucket."""
+"""Run fake-gcs-server as a process with one empty bucket."""
 
 import json
 import socket
@@ -18,9 +18,18 @@ _START_TIMEOUT_S: Final = 20.0
 
 @contextmanager
 def fake_gcs_server(program: str, folder: Path) -> Iterator[str]:
-    """`program` serves a bucket named BUCKET, kept in memory, at the yielded address; its log is in `folder`.
+    """Serve a bucket named BUCKET, kept in memory.
 
-    Give the address to clients as STORAGE_EMULATOR_HOST. Raises RuntimeError with the log's end if it doesn't start.
+    Args:
+        program: Path of the fake-gcs-server executable.
+        folder: A folder for the server's log.
+
+    Yields:
+        The server's address. Give it to clients as STORAGE_EMULATOR_HOST.
+
+    Raises:
+        RuntimeError: The server doesn't start; the message has the end of its log.
+
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

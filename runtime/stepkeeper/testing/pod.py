@@ -1,11 +1,11 @@
-"""The pod that a test pretends to be in."""
+"""Make the identity of a pod for tests."""
 
 import dataclasses
 from typing import Any, Final
 
 from stepkeeper.contract import Identity
 
-__all__ = ["pod_identity"]
+__all__ = ["pod_environ", "pod_identity"]
 
 _IDENTITY: Final = Identity(
     namespace="default",
@@ -26,5 +26,18 @@ _IDENTITY: Final = Identity(
 
 
 def pod_identity(**fields: Any) -> Identity:
-    """The identity of the only host of the first start of default/lm, with `fields` changed."""
+    """Return the identity of the only host of the first start of default/lm, with `fields` changed.
+
+    Args:
+        **fields: Fields of `stepkeeper.contract.Identity`.
+
+    """
     return dataclasses.replace(_IDENTITY, **fields)
+
+
+def pod_environ(identity: Identity) -> dict[str, str]:
+    """Return the environment variables that the operator sets in the container of that identity."""
+    return {
+        identity.variable(each.name): str(getattr(identity, each.name))
+        for each in dataclasses.fields(identity)
+    }

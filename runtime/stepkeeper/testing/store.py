@@ -1,4 +1,4 @@
-"""What every store has to do, as a pytest class: subclass it and define two fixtures."""
+"""Check what every store has to do, by a pytest class: subclass it and define two fixtures."""
 
 import secrets
 import threading
@@ -18,10 +18,14 @@ _MIB = 1024 * 1024
 
 
 class StoreContract:
-    """The fixture `store` is an empty root for each test, `another` is a second client of the same root."""
+    """Check a store against the rules that a root needs.
+
+    Subclasses define two fixtures: `store`, an empty root for each test, and `another`, a second client of the same
+    root.
+    """
 
     large_bytes = 20 * _MIB
-    """Enough for a store's way of sending large objects."""
+    """Size of an object that is large enough for a store's way of sending large objects."""
 
     def test_a_put_is_read_back(self, store: Store, another: Store) -> None:
         assert store.put_if_absent("a/b/c.json", b"first")

@@ -1,11 +1,11 @@
-"""A local disk between a trainer and a slow root: a save's first hop, and copies of commits to read back.
+"""Keep a local disk between a trainer and a slow root: saves are staged there, and copies of commits are read back.
 
-Only a root decides what is committed. Whatever is here may be missing, half written or wrong: it is verified, or read
-at the root.
+Only a root decides what is committed. Whatever is on the disk may be missing, half written or wrong: it is
+verified, or read at the root.
 """
 
 from stepkeeper.tier.cached_store import NearStore
 from stepkeeper.tier.disk import LocalTier, TierPlace
-from stepkeeper.tier.staging import FirstHop
+from stepkeeper.tier.staging import LocalStaging
 
-__all__ = ["FirstHop", "LocalTier", "NearStore", "TierPlace"]
+__all__ = ["LocalStaging", "LocalTier", "NearStore", "TierPlace"]

@@ -1,4 +1,4 @@
-"""A root that is read from a local disk where that has a copy. Whoever reads has to verify."""
+"""Read a root from a local disk where that has a copy. Whoever reads has to verify."""
 
 import threading
 from collections.abc import Collection, Sequence
@@ -10,14 +10,17 @@ __all__ = ["NearStore"]
 
 
 class NearStore:
-    """What is there, and whether it is, only the root says. It is never asked for what the local disk can give."""
+    """A root with copies on a local disk.
+
+    Only the root tells what is there. It isn't asked for bytes that the local disk can give.
+    """
 
     def __init__(self, root: Store, tier: LocalTier) -> None:
         self._root = root
         self._tier = tier
         self._lock = threading.Lock()
         self._given: set[str] = set()
-        """Objects of which something came from the local disk."""
+        """Objects of which some bytes came from the local disk."""
 
         self._distrusted: set[str] = set()
         self._used: set[str] = set()
@@ -27,8 +30,8 @@ class NearStore:
     def uri(self) -> str:
         return self._root.uri
 
-    def take_n_bytes(self) -> int:
-        """How many bytes were given from the local disk since this was last asked."""
+    def take_read_bytes(self) -> int:
+        """Count the bytes that were read from the local disk since the last call."""
         with self._lock:
             n_bytes, self._n_bytes = self._n_bytes, 0
         return n_bytes
@@ -50,15 +53,18 @@ class NearStore:
             is_first = folder not in self._used
             self._used.add(folder)
         if is_first:
-            self._tier.used(folder)
+            self._tier.mark_used(folder)
         return data
 
-    def copied(self, prefix: str) -> Collection[str]:
-        """The objects with this prefix that are read from the local disk."""
-        return self._tier.held(prefix) - self._distrusted
+    def list_copied(self, prefix: str) -> Collection[str]:
+        """List the objects with this prefix that are read from the local disk."""
+        return self._tier.list_held(prefix) - self._distrusted
 
     def distrust(self, path: str) -> bool:
-        """That object is read at the root from here on, and its copy is gone. True: it was read from that until now."""
+        """Read the object at the root from here on, and drop its copy.
+
+        Returns True if the copy was read until now.
+        """
         with self._lock:
             was_given = path in self._given and path not in self._distrusted
             self._distrusted.add(path)

@@ -1,4 +1,4 @@
-"""One root's folder on a local disk. Nothing in it is durable, and nobody may depend on its being there."""
+"""Keep one root's copies in a folder on a local disk. Nothing in it is durable, and nobody may depend on it."""
 
 import errno
 import hashlib
@@ -26,38 +26,41 @@ _TEMPORARY: Final = ".tmp-"
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9]+")
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _SPARED: Final = 20
-"""This part of the file system is left free: what else is on the host needs its disk too."""
+"""The part of the file system that is left free, as a divisor: what else is on the host needs its disk too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPlace:
-    """Where a process keeps its tier."""
+    """The place where a process keeps its tier."""
 
     folder: str
-    """For any number of roots, jobs and processes of this host."""
+    """A folder for any number of roots, jobs and processes of this host."""
 
     most_bytes: int | None = None
-    """Of one process's objects of one root. None: as much as the disk has."""
+    """The most bytes of one process's objects of one root. None: as much as the disk has."""
 
 
 @final
 class LocalTier:
-    """Holds copies of a root's bulk objects, under their paths. Many threads and processes at once.
+    """Hold copies of a root's bulk objects under their paths. Many threads and processes may use it at once.
 
-    Names never come back in a root (each save has a nonce of its own), so a copy can be of its object only, or bad.
+    Names never come back in a root (each save has a nonce of its own), so a copy is of its object, or bad.
     """
 
     def __init__(self, place: TierPlace, uri: str) -> None:
-        """`uri` is the root's: copies of another one's are elsewhere. Nothing is read or written yet."""
+        """Keep copies of the root with this URI; those of other roots are elsewhere.
+
+        Nothing is read or written yet.
+        """
         self._place = place
         self._folder = Path(place.folder) / _name_of(uri)
         self._files = PosixStore(self._folder)
         self._is_ours = False
 
     def make_room(self, folder: str, rank: int, size_bytes: int) -> None:
-        """The share of `rank` in the save in `folder` has room. Of other saves the one used last is here at most.
+        """Make room for the share of `rank` in the save in `folder`. Of other saves at most the last used one stays.
 
-        Raises OSError: it has none, or the disk is no place for it.
+        Raises OSError if there is no room, or the disk is no place for it.
         """
         self._make_folder()
         others = [each for each in self._saves() if each != folder]
@@ -73,12 +76,12 @@ class LocalTier:
             )
 
     def put(self, path: str, parts: Sequence[Buffer]) -> None:
-        """A copy is there as a whole, as far as this process can tell. Raises OSError; then none is."""
+        """Put a whole copy, as far as this process can tell. Raises OSError; then there is none."""
         target = self._folder / check_path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f"{_TEMPORARY}{target.name}-{secrets.token_hex(16)}")
         try:
-            # Not fsynced: after a power cut its checksums tell.
+            # Not fsynced: after a power cut checksums tell whether it is whole.
             with temporary.open("xb") as file:
                 if not write_past_cache(file.fileno(), parts):
                     for part in parts:
@@ -90,7 +93,7 @@ class LocalTier:
             raise
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | None:
-        """What the copy holds of that range, to be verified; None if there is no copy, or it can't be read."""
+        """Read that range of a copy, to be verified; None if there is no copy, or it can't be read."""
         if not self._may_be_read():
             return None
         try:
@@ -101,8 +104,8 @@ class LocalTier:
             self.forget(path)
             return None
 
-    def held(self, prefix: str) -> set[str]:
-        """The objects with this prefix that there are copies of."""
+    def list_held(self, prefix: str) -> set[str]:
+        """List the objects with this prefix that there are copies of."""
         if not self._may_be_read():
             return set()
         try:
@@ -110,8 +113,8 @@ class LocalTier:
         except StorageError:
             return set()
 
-    def mapped(self, path: str) -> memoryview:
-        """All of a copy that this process has put, to be verified. Raises OSError."""
+    def map_copy(self, path: str) -> memoryview:
+        """Map all of a copy that this process has put, to be verified. Raises OSError."""
         with (self._folder / check_path(path)).open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             return memoryview(
@@ -119,12 +122,12 @@ class LocalTier:
             )
 
     def forget(self, path: str) -> None:
-        """There is no copy of that object any more, if that is possible."""
+        """Delete the copy of that object, if possible."""
         with suppress(StorageError):
             self._files.delete(path)
 
     def drop(self, folder: str) -> None:
-        """Nothing of the save in `folder` is here any more, if that is possible; nor of puts that were killed there."""
+        """Delete all copies of the save in `folder`, if possible, and what killed puts have left there."""
         where = self._folder / folder
         with suppress(OSError):
             for file in list(where.iterdir()):
@@ -133,15 +136,16 @@ class LocalTier:
             where.rmdir()
             where.parent.rmdir()
 
-    def used(self, folder: str) -> None:
-        """Others go before the save in `folder`."""
+    def mark_used(self, folder: str) -> None:
+        """Mark the save in `folder` as used: others are dropped before it."""
         with suppress(OSError, StopIteration):
             os.utime(next((self._folder / folder).iterdir()))
 
     def _saves(self) -> list[str]:
-        """The folders of saves, that used last first.
+        """List the folders of saves, the last used one first.
 
-        By their files: what another process is dropping changes its folder, and would be the newest by that.
+        Their files tell the time: a process that is dropping files changes the folder, which would be the
+        newest then.
         """
         found: list[tuple[int, str]] = []
         for path in (each for step in _entries(self._folder) for each in _entries(step)):
@@ -160,9 +164,9 @@ class LocalTier:
         return min(free_bytes, self._place.most_bytes - sum(each.size_bytes for each in held))
 
     def _make_folder(self) -> None:
-        """Raises OSError: it can't be made, or isn't this user's alone."""
+        """Make the folder. Raises OSError if it can't be made, or isn't this user's alone."""
         for folder, mode in ((self._folder.parent, 0o777), (self._folder, 0o700)):
-            # Not those above: where the disk isn't mounted they would be made on another one.
+            # Folders above are not made: if the disk isn't mounted, they would be made on another one.
             folder.mkdir(mode, exist_ok=True)
         if not self._may_be_read():
             raise PermissionError(
@@ -171,7 +175,7 @@ class LocalTier:
             )
 
     def _may_be_read(self) -> bool:
-        """Whether nobody else can have put there what this process would take for its own."""
+        """Tell whether nobody else can have put there what this process would take for its own."""
         if not self._is_ours:
             with suppress(OSError):
                 found = self._folder.lstat()
@@ -184,7 +188,7 @@ class LocalTier:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in it; nothing if it is gone, or none."""
+    """List what is in a folder; nothing if it is gone, or is no folder."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -192,7 +196,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _changed_nanos(file: Path) -> int:
-    """0 if it is gone."""
+    """Return when a file was changed; 0 if it is gone."""
     try:
         return file.stat().st_mtime_ns
     except FileNotFoundError:
@@ -200,6 +204,6 @@ def _changed_nanos(file: Path) -> int:
 
 
 def _name_of(uri: str) -> str:
-    """A folder's name for that root: its URI's end for people, a digest for the rest."""
+    """Make a folder's name for a root: the end of its URI for people, and a digest."""
     readable = _NO_NAME.sub("-", uri).strip("-")[-40:].strip("-")
     return f"{readable}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}"

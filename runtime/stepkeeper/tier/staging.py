@@ -1,12 +1,15 @@
 # mypy: disable-error-code="explicit-override"
 # typing has override from Python 3.12 on.
-"""A save by way of a local disk: first there, whole, then from there to the root. Only the root makes it durable."""
+"""Stage saves on a local disk: first all of a save goes there, then from there to the root.
 
-from collections.abc import Mapping, Sequence
+Only the root is durable.
+"""
+
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, final
 
-from stepkeeper.checkpoint import Recurring, SaveOrder, write_checkpoint
+from stepkeeper.checkpoint import SaveOrder, StructureCache, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.errors import SaveError
@@ -16,7 +19,7 @@ from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper.tier.cached_store import NearStore
 from stepkeeper.tier.disk import LocalTier
 
-__all__ = ["FirstHop"]
+__all__ = ["LocalStaging"]
 
 _STREAMS: Final = 8
 _AT_ONCE: Final = Patience(total_s=0.0)
@@ -24,8 +27,8 @@ _AT_ONCE: Final = Patience(total_s=0.0)
 
 
 @final
-class FirstHop:
-    """Of one rank's saves."""
+class LocalStaging:
+    """Stage the saves of one rank."""
 
     def __init__(self, root: Store, tier: LocalTier, *, patience: Patience = DEFAULT_PATIENCE) -> None:
         self._root = root
@@ -34,42 +37,35 @@ class FirstHop:
         self._unfinished: str | None = None
         """The folder of a save that was staged and isn't at the root."""
 
-    def stage(
-        self,
-        order: SaveOrder,
-        data: memoryview,
-        *,
-        aliases: Mapping[str, str] | None = None,
-        recurring: Recurring | None = None,
-    ) -> Manifest:
-        """All that is ordered is on the local disk, so that `data` is needed no more. Nothing is durable.
+    def stage(self, order: SaveOrder, data: memoryview, *, cache: StructureCache | None = None) -> Manifest:
+        """Write all that is ordered to the local disk, so that `data` is needed no more. Nothing is durable.
 
-        Raises OSError: it isn't, and nothing of it is left there.
+        Raises OSError if that fails; then nothing of it is left there.
         """
         size_bytes = sum(size_in_bytes(each.dtype, each.sizes) for each in order.tensors)
         size_bytes += sum(each.length_bytes for each in order.values)
         if self._unfinished is not None:
-            # It came to nothing. What was committed before is worth more.
+            # That save came to nothing. Copies of what was committed before it are worth more.
             self._tier.drop(self._unfinished)
         self._unfinished = order.folder
         self._tier.make_room(order.folder, order.rank, size_bytes)
-        staging = _StreamedStaging if isinstance(self._root, StreamedStore) else _Staging
+        staging = _StreamedStagingStore if isinstance(self._root, StreamedStore) else _StagingStore
         store = staging(self._root, self._tier)
         try:
-            return write_checkpoint(
-                store, order, data, aliases=aliases, recurring=recurring, patience=_AT_ONCE
-            )
+            return write_checkpoint(store, order, data, cache=cache, patience=_AT_ONCE)
         except BaseException:
             for path in store.staged:
                 self._tier.forget(path)
             raise
 
     def upload(self, manifest: Manifest) -> None:
-        """What was staged is durable at the root, and so is the manifest, but rank 0's: that comes last.
+        """Upload what was staged, durably, and the manifest; but not rank 0's, which comes last.
 
-        It can be tried again. Raises:
-            SaveError: the disk doesn't hold what was put there.
-            StorageError: the root gave no answer, or refused.
+        It can be tried again.
+
+        Raises:
+            SaveError: The disk doesn't hold what was put there.
+            StorageError: The root gave no answer, or refused.
 
         """
         streams = self._root.streams if isinstance(self._root, StreamedStore) else _STREAMS
@@ -89,7 +85,7 @@ class FirstHop:
     def _upload(self, folder: str, record: ObjectRecord) -> None:
         path = f"{folder}/{record.path}"
         try:
-            data = self._tier.mapped(path)
+            data = self._tier.map_copy(path)
         except OSError as error:
             raise SaveError(f"{path} can't be read back from the local disk: {error}") from error
         if data.nbytes != record.size_bytes or block_crcs([data], BLOCK_BYTES) != record.blocks:
@@ -97,8 +93,8 @@ class FirstHop:
         self._patience.retry(lambda: self._root.write(path, [data]))
 
 
-class _Staging(NearStore):
-    """The root, but what is written goes to the local disk; manifests, which prove what is there, to neither."""
+class _StagingStore(NearStore):
+    """The root, but what is written goes to the local disk. Manifests, which prove what is there, go to neither."""
 
     def __init__(self, root: Store, tier: LocalTier) -> None:
         super().__init__(root, tier)
@@ -110,8 +106,8 @@ class _Staging(NearStore):
             self._tier.put(path, parts)
 
 
-class _StreamedStaging(_Staging):
-    """Objects are as many and as large as the root wants them."""
+class _StreamedStagingStore(_StagingStore):
+    """A staging store whose objects are as many and as large as the root wants them."""
 
     @property
     def streams(self) -> int:

@@ -1,22 +1,31 @@
-"""Keep count of how often the training was disrupted, hour by hour as it goes on."""
+"""Count how often the training was disrupted, and in how long a time."""
 
 import time
 
-from stepkeeper.log.restarts import Past
+from stepkeeper.log.restarts import RestartHistory
 from stepkeeper.policy.save import Disruptions
 
-__all__ = ["Experience"]
+__all__ = ["DisruptionHistory"]
 
 
-class Experience:
-    """What is known of disruptions as a training goes on: each hour without one counts."""
+class DisruptionHistory:
+    """Know the disruptions of a training while it goes on: each hour without one counts."""
 
     def __init__(self) -> None:
         self._claim: int | None = None
         self._since_s = 0.0
 
-    def by_now(self, claim: int, past: Past) -> Disruptions:
-        """`past` was what is known when `claim` was made. Nothing, where restarts are known and times are not."""
+    def count_until_now(self, claim: int, past: RestartHistory) -> Disruptions:
+        """Add the time since `claim` was made to the past that was read at that claim.
+
+        Args:
+            claim: Log slot of this process's claim.
+            past: Restarts before it, and over how many seconds.
+
+        Returns:
+            The disruptions so far; zero if restarts are known but their times are not.
+
+        """
         if claim != self._claim:
             self._claim, self._since_s = claim, time.monotonic()
         if past.over_s is None:

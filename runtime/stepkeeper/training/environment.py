@@ -1,14 +1,13 @@
-"""Where a process finds out who it is and what is asked of it, when an operator made its container."""
+"""Read who this process is and what the operator asks of it, in a container that the operator made."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import torch.distributed as dist
 
 from stepkeeper.companion.endpoint import ReportTarget
-from stepkeeper.companion.messages import Open
+from stepkeeper.companion.messages import OpenRequest
 from stepkeeper.contract import (
     CA_FILE_NAME,
     LOCAL_TIER_FOLDER,
@@ -20,19 +19,27 @@ from stepkeeper.contract import (
     Identity,
     Settings,
 )
-from stepkeeper.coordination.rank_group import Gang, world_size_of
+from stepkeeper.coordination.rank_group import RankGroup, world_size_of
 from stepkeeper.errors import NotInPodError, ProcessGroupError
 from stepkeeper.policy.keep import Keep, KeepPolicy
 from stepkeeper.storage import check_slashes
 from stepkeeper.storage.mounts import is_mount_point, read_mountinfo
 from stepkeeper.tier import TierPlace
 
-__all__ = ["Environment", "Places", "attempt_of", "check_ranks", "opening_of", "read_environment", "uri_of"]
+__all__ = [
+    "Environment",
+    "PodPaths",
+    "attempt_name",
+    "build_open_request",
+    "check_world_size",
+    "read_environment",
+    "root_uri",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """The files that a pod has; tests put them elsewhere."""
+class PodPaths:
+    """Paths of the files and folders that the operator gives a pod; tests put them elsewhere."""
 
     settings_folder: Path = Path(SETTINGS_FOLDER)
     notice_file: Path = Path(NOTICE_FILE)
@@ -43,22 +50,22 @@ class Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What the operator told this process."""
+    """The identity and the settings that the operator gave this process."""
 
     identity: Identity
     settings: Settings
-    places: Places
+    places: PodPaths
 
     @property
     def local_tier(self) -> Path | None:
-        """Where the job's template has mounted a volume for it; None: it hasn't."""
+        """Folder of the volume that the job's template mounts for the local tier; None if it mounts none."""
         folder = self.places.local_tier_folder
-        # An image may have such a folder of its own, on the node's system disk.
+        # An image may have such a folder too, on the node's system disk.
         return folder if is_mount_point(read_mountinfo(), PurePosixPath(folder.resolve())) else None
 
     @property
     def report_target(self) -> ReportTarget | None:
-        """Where this job's reports go; None if nobody wants any."""
+        """Address and credentials for this job's reports; None if nobody wants any."""
         endpoint = self.settings.endpoint
         if endpoint is None:
             return None
@@ -69,17 +76,19 @@ class Environment:
         )
 
 
-def read_environment(environ: Mapping[str, str] | None = None, places: Places | None = None) -> Environment:
-    """What this container was told.
+def read_environment(places: PodPaths | None = None) -> Environment:
+    """Read what the operator told this container.
+
+    Args:
+        places: Paths of the pod's files; by default those of a real pod.
 
     Raises:
-        NotInPodError: no operator made this container.
-        ContractError: a variable or the settings are not as the operator writes them.
+        NotInPodError: No operator made this container.
+        ContractError: A variable or the settings are not as the operator writes them.
 
     """
-    environ = os.environ if environ is None else environ
-    places = places or Places()
-    if not Identity.present(environ):
+    places = places or PodPaths()
+    if not Identity.present(os.environ):
         raise NotInPodError(
             f"{Identity.variable('job_uid')} is not set: this process is in no container of a "
             "CheckpointedTrainingJob. Without the operator, write "
@@ -93,14 +102,16 @@ def read_environment(environ: Mapping[str, str] | None = None, places: Places | 
             f"the job's settings can't be read from {path}: {error}. The operator mounts them from a ConfigMap; "
             "a template must not mount anything over that folder"
         ) from error
-    return Environment(identity=Identity.from_env(environ), settings=Settings.from_json(text), places=places)
+    return Environment(
+        identity=Identity.from_env(os.environ), settings=Settings.from_json(text), places=places
+    )
 
 
-def check_ranks(environment: Environment, group: dist.ProcessGroup | None) -> None:
-    """Nothing, if the hosts of the job can talk to each other.
+def check_world_size(environment: Environment, group: dist.ProcessGroup | None) -> None:
+    """Check that the hosts of the job can talk to each other: the process group has at least one rank for each host.
 
     Raises:
-        ProcessGroupError: each of them would take itself for the whole job, and fence the others.
+        ProcessGroupError: The group is smaller. Each host would take itself for the whole job and fence the others.
 
     """
     n_hosts, n_ranks = environment.identity.n_hosts, world_size_of(group)
@@ -111,28 +122,38 @@ def check_ranks(environment: Environment, group: dist.ProcessGroup | None) -> No
         )
 
 
-def attempt_of(environment: Environment | None) -> str | None:
-    """What the operator calls this start of the job."""
+def attempt_name(environment: Environment | None) -> str | None:
+    """Return the operator's name for this start of the job; None outside an operator's pod."""
     return None if environment is None else environment.identity.attempt
 
 
-def opening_of(
+def build_open_request(
     environment: Environment | None,
-    gang: Gang,
+    rank_group: RankGroup,
     uri: str,
     keep: KeepPolicy | None,
     *,
     tier: TierPlace | None = None,
     unsafe_single_writer: bool = False,
-) -> Open:
-    """What a companion process is told first; without an operator nobody wants reports."""
+) -> OpenRequest:
+    """Build the first message to a companion process. Without an operator it asks for no reports.
+
+    Args:
+        environment: What the operator told this process, if there is an operator.
+        rank_group: The ranks that save together.
+        uri: The root.
+        keep: The policy that selects which commits stay; None deletes nothing.
+        tier: The local disk that saves go through, if any.
+        unsafe_single_writer: The user promises that a store without exclusive creates has a single writer.
+
+    """
     endpoint = None if environment is None else environment.settings.endpoint
-    return Open(
-        rank=gang.rank,
-        world_size=gang.world_size,
+    return OpenRequest(
+        rank=rank_group.rank,
+        world_size=rank_group.world_size,
         uri=uri,
         identity=None if environment is None else environment.identity,
-        keep=None if keep is None else Keep.of(keep),
+        keep=None if keep is None else Keep.from_policy(keep),
         tier=tier,
         unsafe_single_writer=unsafe_single_writer,
         report_target=None if environment is None else environment.report_target,
@@ -140,8 +161,13 @@ def opening_of(
     )
 
 
-def uri_of(path: str) -> str:
-    """A folder's path as a URI, a URI as it is. Raises BadUriError for what pathlib makes of a URI."""
+def root_uri(path: str) -> str:
+    """Return the URI of a root: a folder's path as a file:// URI, and a URI unchanged.
+
+    Raises:
+        BadUriError: The path is what pathlib makes of a URI ("gs:/bucket").
+
+    """
     if "://" in path:
         return path
     check_slashes(path)

@@ -1,4 +1,4 @@
-"""Notices: what asks this process to save and stop. Level-triggered: once there, a notice stays."""
+"""Collect notices, which ask this process to save and stop. Notices are level-triggered: once there, a notice stays."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from stepkeeper.loggers import logger
-from stepkeeper.training.signals import watch
+from stepkeeper.training.signals import signal_watcher
 
 __all__ = ["Notice", "NoticeWatcher"]
 
@@ -17,62 +17,79 @@ _log: Final = logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
+    """A request to save and stop: where it came from, and when."""
+
     source: str
-    """sigterm, file, directive, call or peer."""
+    """Name of the source: sigterm, file, directive, call or peer."""
 
     monotonic_s: float
-    """When it came, by time.monotonic()."""
+    """Time at which it came, by time.monotonic()."""
 
 
 class NoticeWatcher:
-    """Collects notices from SIGTERM, a trigger file and calls; the first one counts.
+    """Collect notices from SIGTERM, a trigger file and calls; the first one counts.
 
-    `on_tick` runs five times a second in the thread that all watchers of the process share. What it or `on_notice`
-    raises is logged: the next SIGTERM would be for nobody else.
+    `on_tick` runs five times a second, in the thread that all watchers of the process share. Errors that `on_tick`
+    or `on_notice` raise are logged and don't end the thread: otherwise nobody would see the next SIGTERM.
     """
 
     def __init__(
         self, trigger: Path | None, on_tick: Callable[[], None], on_notice: Callable[[Notice], None]
     ) -> None:
-        """Nothing is watched yet."""
-        self.hears_signals = False
+        """Create the watcher; it watches nothing before `start`.
+
+        Args:
+            trigger: A file whose existence is a notice; None for no such file.
+            on_tick: Called five times a second while watching.
+            on_notice: Called once, with the first notice, in the thread where it came up.
+
+        """
+        self.wants_sigterm = False
         self._trigger = trigger
         self._on_tick = on_tick
         self._on_notice = on_notice
         self._notice: Notice | None = None
-        self._terminated_s: float | None = None
-        """When SIGTERM came that is, or would have been, the notice: what it came behind may have been another one."""
+        self._sigterm_s: float | None = None
+        """Time of the SIGTERM that is this watcher's notice, or would be if another notice hadn't come first."""
 
         self._lock = threading.Lock()
         self._complaint = ""
-        self._looking = threading.RLock()
+        self._checking = threading.RLock()
         self._started = self._closed = False
-        # What came before is no notice here, also where the thread has yet to read of it.
-        watch.settle()
+        # A signal that came before is no notice here, also if the thread hasn't read of it yet.
+        signal_watcher.process_pending_signals()
         self._made_s = time.monotonic()
 
     @property
     def notice(self) -> Notice | None:
+        """The notice, if one has come."""
         return self._notice
 
     @property
-    def is_deaf(self) -> bool:
-        """SIGTERM is to be a notice here, and nobody has taken it: no call has come in the main thread."""
-        return self.hears_signals and not self._closed and not watch.has_signals
+    def misses_sigterm(self) -> bool:
+        """True if SIGTERM should be a notice here but nobody handles it: no call has come in the main thread yet."""
+        return self.wants_sigterm and not self._closed and not signal_watcher.handles_sigterm
 
     def start(self, *, signals: bool) -> None:
-        """Notices are collected from now on; SIGTERM's too if `signals` and this is the main thread.
+        """Start to collect notices; SIGTERM too if `signals` is set and this is the main thread.
 
-        Called again, in the main thread, it makes up for a call in another one.
+        A later call, in the main thread, makes up for a first call in another thread.
 
-        A SIGTERM that came before, while another watcher kept it from ending the process, is a notice here too; and
-        whenever it came, where another watcher has ended with it as its notice: the process is to end all the same.
+        A SIGTERM that came earlier, while another watcher kept it from ending the process, is a notice here too. If
+        another watcher has closed with SIGTERM as its notice, that SIGTERM is a notice here whenever it came: the
+        process is to end all the same.
         """
-        self.hears_signals, self._started = signals, True
-        watch.join(self)
+        self.wants_sigterm, self._started = signals, True
+        signal_watcher.add_listener(self)
 
-    def give(self, source: str, came_s: float | None = None) -> None:
-        """There is a notice, from `source` if it is the first. It came now, or at `came_s` by time.monotonic()."""
+    def record_notice(self, source: str, came_s: float | None = None) -> None:
+        """Record a notice from `source`, unless there is one already.
+
+        Args:
+            source: sigterm, file, directive, call or peer.
+            came_s: Time at which it came, by time.monotonic(); None means now.
+
+        """
         with self._lock:
             if self._notice is not None:
                 return
@@ -80,40 +97,45 @@ class NoticeWatcher:
             notice = self._notice
         self._on_notice(notice)
 
-    def settled(self) -> Notice | None:
-        """The notice, if there is one by now: a signal that came before this call counts."""
+    def read_notice(self) -> Notice | None:
+        """Return the notice, if there is one by now: a signal that came before this call counts."""
         if self._started:
-            watch.settle()
+            signal_watcher.process_pending_signals()
         return self._notice
 
     def close(self) -> None:
-        """Nothing is called any more. Signals go where they went before, unless there is a notice."""
+        """Stop watching: nothing is called any more. Signals go where they went before, unless there is a notice."""
         if not self._started:
             return
-        watch.settle()
-        with self._looking:
+        signal_watcher.process_pending_signals()
+        with self._checking:
             self._closed = True
-        watch.part(self, keeps_signals=self._notice is not None, heeded_s=self._terminated_s)
+        signal_watcher.remove_listener(self, keep_handler=self._notice is not None, handled_s=self._sigterm_s)
 
-    def look(self, terminated_s: float | None, *, heeded: bool) -> None:
-        with self._looking:
+    def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
+        """Look for a notice and call `on_tick`. Called five times a second by the process's signal watcher."""
+        with self._checking:
             if not self._closed:
-                self._guarded(lambda: self._look(terminated_s, heeded))
-                self._guarded(self._on_tick)
+                self._run_guarded(lambda: self._check_sources(sigterm_s, was_handled))
+                self._run_guarded(self._on_tick)
 
-    def disown(self) -> None:
+    def forget_after_fork(self) -> None:
+        """Close this copy of the watcher, in a forked child.
+
+        The lock is made anew: the parent's may be held by a thread that the child doesn't have.
+        """
         self._closed = True
-        self._looking = threading.RLock()
+        self._checking = threading.RLock()
 
-    def _look(self, terminated_s: float | None, heeded: bool) -> None:
-        if self.hears_signals and terminated_s is not None and (terminated_s >= self._made_s or heeded):
-            if self._terminated_s is None:
-                self._terminated_s = terminated_s
-            self.give("sigterm", terminated_s)
+    def _check_sources(self, sigterm_s: float | None, was_handled: bool) -> None:
+        if self.wants_sigterm and sigterm_s is not None and (sigterm_s >= self._made_s or was_handled):
+            if self._sigterm_s is None:
+                self._sigterm_s = sigterm_s
+            self.record_notice("sigterm", sigterm_s)
         if self._trigger is not None and self._notice is None and self._trigger.exists():
-            self.give("file")
+            self.record_notice("file")
 
-    def _guarded(self, act: Callable[[], None]) -> None:
+    def _run_guarded(self, act: Callable[[], None]) -> None:
         try:
             act()
         except Exception as error:

@@ -1,37 +1,59 @@
-"""What is to be done after a step: nothing, a save, or a save and the end. The same answer in all ranks."""
+"""Decide after each step whether to save it and whether to stop. All ranks come to the same decision."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
 from stepkeeper.policy.save import Disruptions, Moment, SaveCost, SavePolicy
 
-__all__ = ["Decisions", "Seen"]
+__all__ = ["SaveConditions", "SaveDecider"]
 
 _SAVE: Final = "save"
 _POLICY: Final = "policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What rank 0 alone knows of the saves; another rank may see it otherwise at the same step."""
+class SaveConditions:
+    """The state of the saves in rank 0. It may differ between ranks at the same step, so rank 0 alone decides by it."""
 
     saving: bool = False
+    """True if a save is in flight."""
+
     cost: SaveCost | None = None
+    """Cost of a recent save; None before the first commit."""
+
     disruptions: Disruptions = field(default_factory=Disruptions)
+    """Disruptions of the training so far."""
 
 
-class Decisions:
-    """The policy's word, and the wishes that came up in any rank. Asked by the train thread."""
+class SaveDecider:
+    """Decide by the save policy, and by the requests to save or stop that came up in any rank.
 
-    def __init__(self, policy: SavePolicy, gang: Gang, see: Callable[[], Seen] = Seen) -> None:
+    A request is made from any thread; all ranks then carry it out at the same step. The train thread asks for the
+    decisions, after each step.
+    """
+
+    def __init__(
+        self,
+        policy: SavePolicy,
+        rank_group: RankGroup,
+        read_conditions: Callable[[], SaveConditions] = SaveConditions,
+    ) -> None:
+        """Start with no request.
+
+        Args:
+            policy: The policy that decides which steps are saved.
+            rank_group: The ranks that save together.
+            read_conditions: Returns the state of the saves; called in rank 0, by the train thread.
+
+        """
         self._policy = policy
-        self._gang = gang
-        self._see = see
-        self._agreement = StepAgreement(gang)
+        self._rank_group = rank_group
+        self._read_conditions = read_conditions
+        self._agreement = StepAgreement(rank_group)
         self._asked_for: str | None = None
         self._asked_step: int | None = None
         self._stop_step: int | None = None
@@ -40,71 +62,101 @@ class Decisions:
 
     @property
     def stop_step(self) -> int | None:
-        """The step that all ranks stop at, once they have come to it."""
+        """The step at which all ranks stop; None until they have reached it."""
         return self._stop_step
 
     def start(self) -> None:
-        """Wishes of other ranks are heard from now on."""
+        """Listen to the requests of other ranks from now on."""
         self._agreement.start()
 
-    def wish_stop(self) -> None:
-        """All ranks will stop at one step. From any thread."""
+    def request_stop(self) -> None:
+        """Make all ranks stop at one step. Any thread may call this."""
         if self._stop_step is None:
             self._agreement.wish(STOP)
 
-    def wish_save(self, request: str) -> None:
-        """All ranks will save one step for `request`, once however often it is asked. From any thread."""
+    def request_save(self, request: str) -> None:
+        """Make all ranks save one step for a request. Any thread may call this.
+
+        Args:
+            request: Identifies the request: one that is repeated is carried out once.
+
+        """
         if request != self._asked_for:
             self._asked_for = request
             self._agreement.wish(f"{_SAVE}/{request}")
 
-    def stops(self, step: int) -> bool:
-        """True if all ranks agreed to stop at `step` or before. Raises GangError if a rank is lost."""
+    def should_stop_at(self, step: int) -> bool:
+        """Return True if all ranks agreed to stop at `step` or at an earlier step.
+
+        Args:
+            step: The step that was just finished.
+
+        Raises:
+            PeerLostError: A rank is lost.
+
+        Ranks:
+            All ranks call this after each step.
+
+        """
         # At the stop step itself nothing new can come up, and the other ranks may be gone already.
         if step != self._stop_step:
-            for wish in self._agreement.passed(step):
+            for wish in self._agreement.pass_step(step):
                 if wish == STOP:
                     self._stop_step = step if self._stop_step is None else self._stop_step
                 elif not self._is_past(wish):
                     self._asked_step = step
         return self._stop_step is not None
 
-    def due(self, step: int, *, stopping: bool = False) -> bool:
-        """True if `step` is to be saved; `stopping`: as the one that all ranks stop at. Ask `stops` first.
+    def is_save_due(self, step: int, *, stopping: bool = False) -> bool:
+        """Return True if `step` is to be saved. Call `should_stop_at` for the same step first.
 
-        Asked again for the same step, the answer is the same until `save_begun`.
+        A repeated call for the same step returns the same until `on_save_started` is called.
+
+        Args:
+            step: The step that was just finished.
+            stopping: True if all ranks agreed to stop at this step, and it isn't being saved yet.
+
+        Ranks:
+            All ranks call this after each step.
+
         """
         # Without clocks and saves in flight, every rank comes to the same answer by itself.
         if step == self._asked_step or self._policy.due(Moment(step=step, stopping=stopping)):
             return True
-        if self._gang.rank != 0 or not self._policy.due(self._moment(step)):
+        if self._rank_group.rank != 0 or not self._policy.due(self._moment(step)):
             return False
-        if self._gang.world_size == 1:
+        if self._rank_group.world_size == 1:
             return True
         # These differ between ranks: rank 0's count, and all save at a step that they agree on.
-        self._agreement.wish(self._policys_wish)
+        self._agreement.wish(self._policy_request)
         return False
 
-    def save_begun(self) -> None:
-        """The policy's clock starts anew, and what was asked for is done. Ranks: all, at the same steps."""
+    def on_save_started(self) -> None:
+        """Restart the policy's clock, and take the request to save as carried out.
+
+        Ranks:
+            All ranks call this at the same steps.
+
+        """
         self._asked_step = None
         self._n_begun += 1
         self._last_save_s = time.monotonic()
 
     @property
-    def _policys_wish(self) -> str:
-        """It names the saves that it comes after."""
+    def _policy_request(self) -> str:
+        """The policy's request: its name tells after how many saves it was made."""
         return f"{_POLICY}/{self._n_begun}"
 
     def _is_past(self, wish: str) -> bool:
-        """True of what the policy wished before the last save: its clock started anew with that one.
+        """Return True if the policy made `wish` before the last save, which restarted the policy's clock.
 
-        All ranks come to the same answer: a wish is due at the same step in all, and before it all began as many saves.
+        All ranks return the same: a wish is due at the same step in all of them, and all have started the same number
+        of saves before that step.
         """
-        return wish.startswith(f"{_POLICY}/") and wish != self._policys_wish
+        return wish.startswith(f"{_POLICY}/") and wish != self._policy_request
 
     def _moment(self, step: int) -> Moment:
-        seen = self._see()
+        seen = self._read_conditions()
         return Moment(
             step=step,
             since_save_s=time.monotonic() - self._last_save_s,
@@ -114,5 +166,5 @@ class Decisions:
         )
 
     def close(self) -> None:
-        """No wish is heard any more."""
+        """Stop listening to requests."""
         self._agreement.close()

@@ -1,4 +1,4 @@
-"""How a process leaves its manager: because training is done, because it was told to stop, or by an exception."""
+"""End a manager in order: because training is done, because the process was told to stop, or by an exception."""
 
 import sys
 import time
@@ -9,82 +9,123 @@ from typing import Final
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import ExitCode, ReportPhase
-from stepkeeper.coordination.rank_group import Gang
-from stepkeeper.errors import ClosedError, FencedError, GangError, StepkeeperError
-from stepkeeper.save.saver import Saves
-from stepkeeper.training.step_controller import Stepping
-from stepkeeper.training.termination import exit_code_of, traceback_of
+from stepkeeper.coordination.rank_group import RankGroup
+from stepkeeper.errors import ClosedError, FencedError, PeerLostError, StepkeeperError
+from stepkeeper.save.saver import Saver
+from stepkeeper.training.step_controller import StepController
+from stepkeeper.training.termination import format_traceback, process_exit_code
 
-__all__ = ["Leaving"]
+__all__ = ["Shutdown"]
 
 _MEET_S: Final = 3600.0
 _READ_S: Final = 5.0
-"""The other ranks have so long to hear what rank 0 said last."""
+"""Seconds that the other ranks have to read rank 0's last message."""
 
 _HOOKS_S: Final = 60.0
-"""Of the last saves, where training is done."""
+"""Seconds that the hooks of the last saves may take when training is done."""
 
 
-class Leaving:
-    """The end of a manager, which comes once."""
+class Shutdown:
+    """End a manager, once, and with it the process where that was asked for."""
 
     def __init__(
-        self, stepping: Stepping, saves: Saves, progress: Progress, companion: Companion, gang: Gang
+        self,
+        controller: StepController,
+        saver: Saver,
+        progress: Progress,
+        companion: Companion,
+        rank_group: RankGroup,
     ) -> None:
-        self._stepping = stepping
-        self._saves = saves
+        self._controller = controller
+        self._saver = saver
         self._progress = progress
         self._companion = companion
-        self._gang = gang
+        self._rank_group = rank_group
         self.closed = False
 
     def check_open(self) -> None:
-        """Raises ClosedError, or nothing."""
+        """Check that the manager isn't closed.
+
+        Raises:
+            ClosedError: It is closed.
+
+        """
         if self.closed:
             raise ClosedError("this manager is closed; construct another one")
 
     def raise_failure(self, *, newest: bool = False) -> None:
-        """Nothing, if the manager is open and no save failed in the background since the last call."""
+        """Raise the error of a save that failed in the background since the last call, if there is one.
+
+        Args:
+            newest: True if no later save can make the failure good.
+
+        Raises:
+            ClosedError: The manager is closed.
+            FencedError: A save failed because another claim owns the root.
+            PeerLostError: A save failed because another rank is lost.
+            SaveError: A save failed for another reason.
+
+        """
         self.check_open()
-        with self.fenced_said():
-            self._saves.raise_failure(newest=newest)
+        with self.record_fencing():
+            self._saver.raise_failure(newest=newest)
 
     @contextmanager
-    def fenced_said(self) -> Iterator[None]:
-        """A FencedError from within is the last word already, whatever the program makes of it."""
+    def record_fencing(self) -> Iterator[None]:
+        """Write the termination message for a FencedError raised within, whatever the program does with the error."""
         try:
             yield
         except FencedError as error:
-            self._stepping.ending.last_word(ExitCode.FENCED, self._saves.newest, str(error))
+            self._controller.process_exit.write_termination_message(
+                ExitCode.FENCED, self._saver.newest_commit, str(error)
+            )
             raise
 
     def exit_if_stopped(self) -> None:
-        """Nothing; or the end of this process with code 75, if it was to stop and has."""
-        if self._stepping.stopped:
+        """End this process with exit code 75 if it was told to stop and has saved for that; else do nothing."""
+        if self._controller.stopped:
             self._end(ExitCode.SAVED, None)
             sys.exit(ExitCode.SAVED)
 
     def close(self) -> None:
-        """Training is done: saves in flight are committed, all ranks have come here, the operator was told."""
+        """Finish the training: commit the saves in flight, wait for all ranks, and report to the operator.
+
+        Raises:
+            StepkeeperError: A save in the background failed.
+            PeerLostError: A rank did not come.
+
+        Ranks:
+            All ranks call this.
+
+        """
         if self.closed:
             return
-        self._saves.wait()
-        # They may still ask the manager.
-        left_s = self._stepping.ending.left_s()
-        self._saves.finish_telling(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
+        self._saver.wait_until_idle()
+        # Hooks may still call the manager.
+        left_s = self._controller.process_exit.grace_left_s()
+        self._saver.await_hooks(_HOOKS_S if left_s is None else min(_HOOKS_S, left_s))
         self.raise_failure(newest=True)
-        if self._gang.world_size > 1:
-            met = self._gang.gather("done", {}, _MEET_S)
-            self._gang.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
-        self._progress.moved(ReportPhase.DONE)
+        if self._rank_group.world_size > 1:
+            met = self._rank_group.gather("done", {}, _MEET_S)
+            self._rank_group.broadcast("all-done", {"ranks": len(met)} if met else None, _MEET_S)
+        self._progress.set_phase(ReportPhase.DONE)
         self._end(ExitCode.DONE, None)
 
-    def leave(self, error: BaseException | None) -> None:
-        """The manager's block is left with `error`, or without one: the process ends as that says."""
+    def leave_block(self, error: BaseException | None) -> None:
+        """End the manager, and the process if need be, when the manager's block is left.
+
+        Args:
+            error: The exception that leaves the block, if any.
+
+        Raises:
+            SystemExit: The process was told to stop and has, or another claim owns the root, or a rank is lost.
+            StepkeeperError: A save in the background failed.
+
+        """
         if self.closed:
             return
         failure = error
-        if error is None or exit_code_of(error) == ExitCode.DONE:
+        if error is None or process_exit_code(error) == ExitCode.DONE:
             try:
                 self._leave_in_order(chosen=error is not None)
             except StepkeeperError as late:
@@ -93,47 +134,55 @@ class Leaving:
                 return
         assert failure is not None
         self._end_with(failure)
-        if isinstance(failure, FencedError | GangError):
+        if isinstance(failure, FencedError | PeerLostError):
             # Their codes mean something; Python's own for an exception is 1.
             sys.excepthook(type(failure), failure, failure.__traceback__)
-            raise SystemExit(exit_code_of(failure)) from failure
+            raise SystemExit(process_exit_code(failure)) from failure
         if failure is not error:
             raise failure
 
     def _leave_in_order(self, *, chosen: bool) -> None:
-        """Training is done; or not, where ranks agreed to stop, or where exit code 0 was `chosen` after a notice."""
-        stepping = self._stepping
-        if stepping.agreed_to_stop or (chosen and stepping.notices.settled() is not None):
-            self._saves.await_last(stepping.ending.left_s())
-            stepping.stopped = True
+        """Exit with code 75 if ranks agreed to stop; else finish the training.
+
+        Args:
+            chosen: True if the program asked for exit code 0. After a notice that means a stop, not that training is
+                done.
+
+        """
+        controller = self._controller
+        if controller.agreed_to_stop or (chosen and controller.notices.read_notice() is not None):
+            self._saver.await_save_for_notice(controller.process_exit.grace_left_s())
+            controller.stopped = True
         self.exit_if_stopped()
         self.close()
 
     def _end_with(self, error: BaseException) -> None:
-        """The process is about to end with `error`: a save in flight is given a little time, peers none."""
-        text = traceback_of(error)
-        if not isinstance(error, GangError):
-            self._saves.wait(self._stepping.ending.save_s(alone=self._gang.world_size == 1))
-        if not isinstance(error, StepkeeperError | SystemExit):
-            self._stepping.save_for_exception(self._stepping.ending.save_s(alone=True))
+        """End the manager because of `error`: give a save in flight a little time, and other ranks none."""
+        text = format_traceback(error)
+        if not isinstance(error, PeerLostError):
+            self._saver.wait_until_idle(
+                self._controller.process_exit.save_timeout_s(alone=self._rank_group.world_size == 1)
+            )
         if text is not None:
-            self._progress.failed(text)
-        self._end(exit_code_of(error), text)
+            self._progress.set_error(text)
+        self._end(process_exit_code(error), text)
 
     def _end(self, code: int, error: str | None) -> None:
-        """The last word is written, the last report sent, everything of ours that runs has ended."""
+        """Write the termination message, send the last report, and end everything of this manager that runs."""
         if self.closed:
             return
         self.closed = True
-        stepping = self._stepping
-        stepping.ending.last_word(code, self._saves.newest, error or self._saves.error)
-        self._gang.abort()
-        stepping.close()
-        self._progress.flush()
-        ends_s = time.monotonic() + stepping.ending.closing_s()
+        controller = self._controller
+        controller.process_exit.write_termination_message(
+            code, self._saver.newest_commit, error or self._saver.error
+        )
+        self._rank_group.abort()
+        controller.close()
+        self._progress.send_latest_step()
+        ends_s = time.monotonic() + controller.process_exit.closing_timeout_s()
         self._companion.close(ends_s - time.monotonic())
-        self._saves.close()
+        self._saver.close()
         if code != ExitCode.PEER_LOST:
-            self._gang.leave(min(_READ_S, ends_s - time.monotonic()))
+            self._rank_group.leave(min(_READ_S, ends_s - time.monotonic()))
         if code != ExitCode.DONE:
-            self._saves.finish_telling(ends_s - time.monotonic())
+            self._saver.await_hooks(ends_s - time.monotonic())

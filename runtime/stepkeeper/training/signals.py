@@ -1,8 +1,8 @@
-"""What all managers of a process share: one thread that looks for notices, and one hold on SIGTERM.
+"""Share one thread that looks for notices, and one SIGTERM handler, between all managers of a process.
 
-Managers are held weakly: who drops one without closing it has nothing left of it here, however many there were. Python
-runs signal handlers between two bytecodes of the main thread, so a main thread inside a long compilation or collective
-delays them. The wakeup file descriptor is written by the signal itself, and the thread reads it.
+Managers are held weakly: a manager that is dropped without being closed leaves nothing behind here. Python runs
+signal handlers between two bytecodes of the main thread, so a long compilation or collective in the main thread
+delays them. The signal itself writes to the wakeup file descriptor, which the thread reads.
 """
 
 import contextlib
@@ -11,190 +11,183 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
-from types import FrameType
 from typing import Final, Protocol
 from weakref import ref
 
 from stepkeeper.loggers import logger
+from stepkeeper.training.sigterm_handler import SigtermHandler
 
-__all__ = ["Listener", "Watch", "watch"]
+__all__ = ["NoticeListener", "SignalWatcher", "signal_watcher"]
 
 _log: Final = logger(__name__)
 _TICK_MILLIS: Final = 200
 _SETTLE_S: Final = 1.0
 
-_Handler = Callable[[int, FrameType | None], object] | int | None
 
+class NoticeListener(Protocol):
+    """An object that the signal watcher calls, from `add_listener` to `remove_listener` or until nobody holds it."""
 
-class Listener(Protocol):
-    """Whom the watch works for, from `join` to `part`, or until nobody else has it any more."""
+    wants_sigterm: bool
+    """True if SIGTERM is its notice and must not end the process meanwhile."""
 
-    hears_signals: bool
-    """SIGTERM is its notice, and doesn't end the process meanwhile."""
+    def check_notices(self, sigterm_s: float | None, *, was_handled: bool) -> None:
+        """Look for notices. Called five times a second, in the signal watcher's thread.
 
-    def look(self, terminated_s: float | None, *, heeded: bool) -> None:
-        """Called five times a second, in the watch's thread. SIGTERM came at `terminated_s`, if it did.
+        Args:
+            sigterm_s: Time of the SIGTERM by time.monotonic(); None if none came.
+            was_handled: True if another listener has closed with that SIGTERM as its notice; otherwise `sigterm_s`
+                is the time of the last SIGTERM.
 
-        `heeded`: another listener has ended with it as its notice. If not, this is when it came last.
         """
         ...
 
-    def disown(self) -> None:
-        """It is the parent's: this is a forked child."""
+    def forget_after_fork(self) -> None:
+        """Drop all state that belongs to the parent process. Called in a forked child."""
         ...
 
 
-class _Grip:
-    """A handler for SIGTERM, and the one that was there before."""
+class SignalWatcher:
+    """Watch for SIGTERM on behalf of all listeners of the process; `signal_watcher` is the only one.
 
-    def __init__(self, watch: "Watch") -> None:
-        self._watch = watch
-        self.stays = False
-        """It is never let go: a process that was told to stop is not to die of being told again while it ends."""
-
-        self.before: Final[_Handler] = signal.getsignal(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, self)
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._watch.told() or self.stays:
-            if callable(self.before):
-                try:
-                    self.before(number, frame)
-                except SystemExit as error:
-                    # The end is ours to choose: at a step that all ranks save. The thread logs it, a handler must not.
-                    self._watch.left = error
-        elif callable(self.before):
-            self.before(number, frame)
-        elif self.before != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    def let_go(self) -> None:
-        # Somebody who installed a handler after us keeps it; by way of that, this one is as if it weren't there.
-        before = self.before or signal.SIG_DFL
-        if signal.getsignal(signal.SIGTERM) is self:
-            signal.signal(signal.SIGTERM, before)
-
-
-class Watch:
-    """One for the process: `watch`. What handlers read of it is replaced as a whole: they may take no lock."""
+    State that signal handlers read is replaced as a whole, because handlers may take no lock.
+    """
 
     def __init__(self) -> None:
-        self.left: SystemExit | None = None
-        """What the handler that was there before raised."""
+        self._exit_requested: SystemExit | None = None
+        """SystemExit that the previous SIGTERM handler raised."""
 
-        self._terminated_s: float | None = None
-        """When its byte was read, or its handler ran: long afterwards, if the main thread was in a long compilation."""
+        self._sigterm_s: float | None = None
+        """Time at which the signal's byte was read, or its handler ran. The handler runs late if the main thread was
+        in a long compilation."""
 
-        self._heeded_s: float | None = None
-        self._listeners: tuple[ref[Listener], ...] = ()
+        self._handled_s: float | None = None
+        """Time of the SIGTERM that came with the notice of a listener that has closed since."""
+
+        self._listeners: tuple[ref[NoticeListener], ...] = ()
         self._lock = threading.RLock()
         self._round = threading.Condition()
         self._n_rounds = 0
         self._thread: threading.Thread | None = None
         self._read_fd = self._write_fd = -1
-        self._grip: _Grip | None = None
+        self._handler: SigtermHandler | None = None
         self._wakeup_before = -1
 
     @property
-    def has_signals(self) -> bool:
-        """SIGTERM is taken: it is a notice of those who hear signals."""
-        return self._grip is not None
+    def handles_sigterm(self) -> bool:
+        """True if SIGTERM goes to the listeners that want it."""
+        return self._handler is not None
 
     @property
-    def stays(self) -> bool:
-        """SIGTERM has been heeded, and will be for as long as this process lives."""
-        grip = self._grip
-        return grip is not None and grip.stays
+    def is_permanent(self) -> bool:
+        """True if a listener closed with a notice: this process handles SIGTERM for as long as it lives."""
+        handler = self._handler
+        return handler is not None and handler.is_permanent
 
-    def join(self, listener: Listener) -> None:
-        """`listener` is looked after. SIGTERM is taken if it hears signals, and this is the main thread."""
+    def add_listener(self, listener: NoticeListener) -> None:
+        """Call `listener` from now on. Take SIGTERM if the listener wants it and this is the main thread."""
         with self._lock:
-            others = (each for each in self._living() if each() is not listener)
+            others = (each for each in self._living_listeners() if each() is not listener)
             self._listeners = (*others, ref(listener))
             if self._thread is None:
                 self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
                 self._thread = threading.Thread(target=self._run, name="notices", daemon=True)
                 self._thread.start()
-            if listener.hears_signals and threading.current_thread() is threading.main_thread():
-                self._take_signals()
-        # The thread may wait for nothing but signals.
-        self._poke()
+            if listener.wants_sigterm and threading.current_thread() is threading.main_thread():
+                self._take_sigterm()
+        # Without listeners the thread waits for signals only, without a timeout.
+        self._wake_thread()
 
-    def part(self, listener: Listener, *, keeps_signals: bool, heeded_s: float | None) -> None:
-        """`listener` is looked after no more. Behind the last one the thread ends, and signals go where they went.
+    def remove_listener(
+        self, listener: NoticeListener, *, keep_handler: bool, handled_s: float | None
+    ) -> None:
+        """Stop calling `listener`. After the last listener the thread ends, and signals go where they went before.
 
-        Unless one `keeps_signals`. Those to come are told that SIGTERM came at `heeded_s`, if it had.
+        Args:
+            listener: The listener to remove.
+            keep_handler: True if the listener had a notice: SIGTERM, if it is handled, stays so while the process
+                lives.
+            handled_s: Time of the SIGTERM that came with that notice, which later listeners are told; None if none
+                came.
+
         """
         with self._lock:
-            self._listeners = tuple(each for each in self._living() if each() is not listener)
-            if self._grip is not None and keeps_signals:
-                # In this order: the thread reads them in the other one.
-                self._heeded_s = heeded_s if self._heeded_s is None else self._heeded_s
-                self._grip.stays = True
+            self._listeners = tuple(each for each in self._living_listeners() if each() is not listener)
+            if self._handler is not None and keep_handler:
+                # In this order, because the thread reads them in the opposite one.
+                self._handled_s = handled_s if self._handled_s is None else self._handled_s
+                self._handler.is_permanent = True
             is_last = not self._listeners
-            if is_last and not self.stays and threading.current_thread() is threading.main_thread():
-                self._let_go()
-            ending = self._thread if is_last and self._grip is None else None
-        self._poke()
-        if ending is not None and ending is not threading.current_thread():
-            # Not for ever: another thread may have found it a new listener.
-            ending.join(_SETTLE_S)
+            if is_last and not self.is_permanent and threading.current_thread() is threading.main_thread():
+                self._release_sigterm()
+            ended_thread = self._thread if is_last and self._handler is None else None
+        self._wake_thread()
+        if ended_thread is not None and ended_thread is not threading.current_thread():
+            # Not for ever: another thread may have added a listener meanwhile.
+            ended_thread.join(_SETTLE_S)
 
-    def told(self) -> bool:
-        """In a handler: SIGTERM has come. False if it is nobody's notice."""
-        self._terminated_s = time.monotonic()
+    def record_sigterm(self) -> bool:
+        """Note, inside a signal handler, that SIGTERM has come. Return False if no listener wants it."""
+        self._sigterm_s = time.monotonic()
         found = [each() for each in self._listeners]
         # The wakeup byte has told the thread, unless somebody took the wakeup descriptor away, as asyncio's loop does
         # when it ends.
-        self._poke()
-        return any(each is not None and each.hears_signals for each in found)
+        self._wake_thread()
+        return any(each is not None and each.wants_sigterm for each in found)
 
-    def settle(self) -> None:
-        """A signal that came before this call was heard."""
-        # The round that ends first may have looked before the signal came; the next one has not.
+    def record_exit(self, error: SystemExit) -> None:
+        """Note, inside a signal handler, that the previous handler asked to exit: the thread logs it."""
+        self._exit_requested = error
+
+    def process_pending_signals(self) -> None:
+        """Wait until the listeners have seen every signal that came before this call, for two seconds at most."""
+        # The first round to end may have looked before the signal came; the second has looked after it.
         self._await_round()
         self._await_round()
 
     def after_fork_in_child(self) -> None:
-        """The child has none of it: no thread, no hold on signals, and no end of the pipe that it shares."""
-        self._let_go()
-        for each in self._living():
+        """Release everything in a forked child.
+
+        The child has no thread and no SIGTERM handler, and must not use the pipe that it shares with its parent.
+        """
+        self._release_sigterm()
+        for each in self._living_listeners():
             if (listener := each()) is not None:
-                listener.disown()
+                listener.forget_after_fork()
         for fd in (self._read_fd, self._write_fd):
             if fd >= 0:
                 os.close(fd)
         self._lock, self._round = threading.RLock(), threading.Condition()
         self._read_fd = self._write_fd = -1
         self._thread, self._listeners = None, ()
-        self._terminated_s = self._heeded_s = None
+        self._sigterm_s = self._handled_s = None
 
     def _await_round(self) -> None:
         if self._thread is None or self._thread is threading.current_thread():
             return
         with self._round:
             wanted = self._n_rounds + 1
-            self._poke()
+            self._wake_thread()
             self._round.wait_for(lambda: self._n_rounds >= wanted, _SETTLE_S)
 
-    def _living(self) -> tuple[ref[Listener], ...]:
+    def _living_listeners(self) -> tuple[ref[NoticeListener], ...]:
         return tuple(each for each in self._listeners if each() is not None)
 
-    def _take_signals(self) -> None:
-        if self._grip is None or signal.getsignal(signal.SIGTERM) is not self._grip:
-            self._grip = _Grip(self)
+    def _take_sigterm(self) -> None:
+        if self._handler is None or signal.getsignal(signal.SIGTERM) is not self._handler:
+            self._handler = SigtermHandler(self.record_sigterm, self.record_exit)
         before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         if before != self._write_fd:
             self._wakeup_before = before
 
-    def _let_go(self) -> None:
-        """Called by the main thread, also of a forked child."""
-        grip, self._grip = self._grip, None
-        if grip is None:
+    def _release_sigterm(self) -> None:
+        """Uninstall the handler and restore the wakeup descriptor.
+
+        The main thread calls this, also that of a forked child.
+        """
+        handler, self._handler = self._handler, None
+        if handler is None:
             return
-        grip.let_go()
+        handler.uninstall()
         current = signal.set_wakeup_fd(-1)
         if current == self._write_fd:
             current = self._wakeup_before
@@ -202,7 +195,7 @@ class Watch:
         with contextlib.suppress(OSError, ValueError):  # whoever had it has closed it
             signal.set_wakeup_fd(current, warn_on_full_buffer=False)
 
-    def _poke(self) -> None:
+    def _wake_thread(self) -> None:
         with contextlib.suppress(OSError):  # full: it is awake already; closed: there is no thread to wake
             os.write(self._write_fd, b"\0")
 
@@ -212,13 +205,13 @@ class Watch:
         while True:
             if poll.poll(_TICK_MILLIS if self._listeners else None):
                 self._read_wakeups()
-            self._look()
+            self._notify_listeners()
             with self._round:
                 self._n_rounds += 1
                 self._round.notify_all()
             with self._lock:
-                self._listeners = self._living()
-                if not self._listeners and self._grip is None:
+                self._listeners = self._living_listeners()
+                if not self._listeners and self._handler is None:
                     ours = self._read_fd, self._write_fd
                     self._read_fd = self._write_fd = -1
                     self._thread = None
@@ -226,18 +219,18 @@ class Watch:
                     os.close(ours[1])
                     return
 
-    def _look(self) -> None:
-        """A function of its own: while the thread waits, it holds no listener."""
-        left, self.left = self.left, None
+    def _notify_listeners(self) -> None:
+        """Call the listeners. This is a function of its own so that the thread holds no listener while it waits."""
+        left, self._exit_requested = self._exit_requested, None
         if left is not None:
             _log.warning(
                 "the SIGTERM handler that was there before wants exit code %s: stop follows", left.code
             )
-        heeded = self.stays
-        came_s = self._terminated_s if not heeded or self._heeded_s is None else self._heeded_s
+        was_handled = self.is_permanent
+        came_s = self._sigterm_s if not was_handled or self._handled_s is None else self._handled_s
         for each in self._listeners:
             if (listener := each()) is not None:
-                listener.look(came_s, heeded=heeded)
+                listener.check_notices(came_s, was_handled=was_handled)
 
     def _read_wakeups(self) -> None:
         signals = os.read(self._read_fd, 4096).replace(b"\0", b"")
@@ -245,18 +238,19 @@ class Watch:
             with contextlib.suppress(OSError):  # full, or closed by whoever had it
                 os.write(self._wakeup_before, signals)
         if signal.SIGTERM in signals:
-            self._terminated_s = time.monotonic()
+            self._sigterm_s = time.monotonic()
 
 
-watch: Final = Watch()
+signal_watcher: Final = SignalWatcher()
 _forking = threading.local()
 
 
 def _before_fork() -> None:
-    """SIGTERM waits while this thread forks.
+    """Block SIGTERM while this thread forks.
 
-    A forked data-loader worker that is terminated must die of it. Were it hit before it had let go, it would survive,
-    and the byte in the pipe that it shares with its parent would look like a notice there.
+    A forked data-loader worker that is terminated must die of it. If the signal came before the worker had released
+    SIGTERM, the worker would survive, and the byte in the pipe that it shares with its parent would look like a
+    notice there.
     """
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
@@ -266,7 +260,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    watch.after_fork_in_child()
+    signal_watcher.after_fork_in_child()
     _after_fork()
 
 

@@ -1,191 +1,194 @@
-"""What happens after each step: nothing, a save, or one last save and the stop of all ranks."""
+"""Carry out what is to be done after each step: nothing, a save, or one last save and the stop of all ranks."""
 
 import faulthandler
 import operator
 import threading
-from collections.abc import Mapping
 from typing import Final, SupportsIndex
 
-from stepkeeper.companion.progress import Progress, numbers_in
+from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive, ExitCode, ReportPhase
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.loggers import logger
-from stepkeeper.policy.save import AnyOf, Disruptions, OnException, OnPreemption, SavePolicy, parts_of
-from stepkeeper.save.pipeline import InFlight
-from stepkeeper.save.saver import Saves
-from stepkeeper.training.disruptions import Experience
+from stepkeeper.policy.save import AnyOf, Disruptions, OnPreemption, SavePolicy, parts_of
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
+from stepkeeper.training.disruptions import DisruptionHistory
 from stepkeeper.training.environment import Environment
 from stepkeeper.training.preemption import Notice, NoticeWatcher
-from stepkeeper.training.save_decision import Decisions, Seen
-from stepkeeper.training.termination import Ending
-from stepkeeper.unbroken import LastState
+from stepkeeper.training.save_decision import SaveConditions, SaveDecider
+from stepkeeper.training.termination import ProcessExit
 
-__all__ = ["Stepping", "checked_step"]
+__all__ = ["StepController", "validate_step"]
 
 _log: Final = logger(__name__)
 
 
-def checked_step(step: SupportsIndex) -> int:
-    """The step as a number that logs and reports hold, whatever library it is of. Raises TypeError, ValueError."""
+def validate_step(step: SupportsIndex) -> int:
+    """Convert a step of any library's integer type to an int.
+
+    Raises:
+        TypeError: `step` is no whole number.
+        ValueError: `step` is negative.
+
+    """
     number = operator.index(step)
     if number < 0:
         raise ValueError(f"a step is a number of at least 0, not {number}")
     return number
 
 
-class Stepping:
-    """The policy, the notices and the operator's wishes, as the train loop meets them."""
+class StepController:
+    """Bring together the save policy, notices and the operator's directives for the train loop."""
 
     def __init__(
         self,
         policy: SavePolicy,
-        gang: Gang,
-        saves: Saves,
+        rank_group: RankGroup,
+        saver: Saver,
         *,
         progress: Progress,
         companion: Companion,
         environment: Environment | None,
         saves_on_notice: bool,
     ) -> None:
-        """Raises ValueError where `policy` saves on preemption, and `saves_on_notice` says not to."""
-        parts = tuple(parts_of(policy))
-        if OnPreemption() in parts and not saves_on_notice:
+        """Construct the controller; it listens to nothing before `start`.
+
+        Args:
+            policy: The policy that decides which steps are saved.
+            rank_group: The ranks that save together.
+            saver: Makes the saves.
+            progress: Told of each step, for reports.
+            companion: The companion, which knows of earlier disruptions once it has claimed the root.
+            environment: What the operator told this process; None without an operator.
+            saves_on_notice: True if a notice makes all ranks save one step and stop.
+
+        Raises:
+            ValueError: `policy` saves on preemption, but `saves_on_notice` is False.
+
+        """
+        if OnPreemption() in parts_of(policy) and not saves_on_notice:
             raise ValueError("OnPreemption() and chkpt_on_preemption=False contradict each other")
-        self._saves = saves
+        self._saver = saver
         self._progress = progress
-        self._gang = gang
         self._companion = companion
         self.saves_on_notice: Final = saves_on_notice
         self.stopped = False
         self._started = self._closed = False
-        self._last: LastState | None = LastState() if OnException() in parts else None
-        self._experience = Experience()
+        self._disruption_history = DisruptionHistory()
         policy = AnyOf((policy, OnPreemption())) if saves_on_notice else policy
-        self.decisions: Final = Decisions(policy, gang, self._seen)
+        self.decider: Final = SaveDecider(policy, rank_group, self._read_conditions)
         trigger = None if environment is None else environment.places.notice_file
-        self.notices: Final = NoticeWatcher(trigger, progress.flush, self._noticed)
-        self.ending: Final = Ending(environment, companion, progress, self.notices)
+        self.notices: Final = NoticeWatcher(trigger, progress.send_latest_step, self._on_notice)
+        self.process_exit: Final = ProcessExit(environment, companion, progress, self.notices)
 
     def start(self) -> None:
-        """This process trains: notices and the wishes of other ranks are heard from now on. Ranks: all.
+        """Start to listen to notices and to the requests of other ranks, because this process trains.
 
-        A manager that only looks at a root has no thread, and leaves SIGTERM to others.
+        Called again, it makes up for SIGTERM if the first call came in another thread than the main one. A manager
+        that only looks at a root never calls this: it has no thread, and leaves SIGTERM to others.
+
+        Ranks:
+            All ranks call this.
+
         """
         if self._closed:
             return
         if not self._started:
             self._started = True
-            self.decisions.start()
+            self.decider.start()
             self.notices.start(signals=self.saves_on_notice)
-            if self.notices.is_deaf:
+            if self.notices.misses_sigterm:
                 _log.warning(
                     "SIGTERM ends this process without a save: only the main thread can take it, and the training "
                     "began in another one. The first call there that trains on takes it"
                 )
-        elif self.notices.is_deaf and threading.current_thread() is threading.main_thread():
+        elif self.notices.misses_sigterm and threading.current_thread() is threading.main_thread():
             self.notices.start(signals=self.saves_on_notice)
 
     @property
     def agreed_to_stop(self) -> bool:
-        """All ranks agreed on a step to stop at, and this one has come to it."""
-        return self.saves_on_notice and self.decisions.stop_step is not None
+        """True if all ranks agreed on a step to stop at, and this rank has reached it."""
+        return self.saves_on_notice and self.decider.stop_step is not None
 
-    def reached(self, step: int) -> bool:
-        """True from the step on that all ranks agreed to stop at. Whether that is heeded or not, it is heard."""
-        self.start()
-        return self.decisions.stops(step)
+    def should_stop_at(self, step: int) -> bool:
+        """Return True from the step on that all ranks agreed to stop at.
 
-    def finished(self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None) -> None:
-        """`step` is done, and `state` is what came of it."""
+        Requests are agreed on here even if the caller doesn't stop.
+
+        Ranks:
+            All ranks call this after each step.
+
+        """
         self.start()
-        self._progress.finished(step, metrics)
+        return self.decider.should_stop_at(step)
+
+    def on_step_finished(self, request: SaveRequest) -> None:
+        """Record a finished step for reports, and prepare to save its state."""
+        self.start()
+        self._progress.record_step(request.step, request.metrics)
         # What a save needs compiled is compiled now: the first one may be a notice's.
-        self._saves.prepare(state)
-        if self._last is not None and self._gang.world_size == 1:
-            self._last.finished(step, state)
+        self._saver.prepare(request.state)
 
-    def due(self, step: int) -> bool:
-        """True if the policy, or somebody's wish, has `step` saved. Ask `reached` first."""
-        return self.decisions.due(step)
+    def is_save_due(self, step: int) -> bool:
+        """Return True if the policy or a request asks to save `step`. Call `should_stop_at` for the same step first."""
+        return self.decider.is_save_due(step)
 
     def should_save(self, step: int) -> bool:
-        """True if `step` is one to save: by the policy, or because all ranks agreed to stop at it."""
-        stopping = self.reached(step)
-        last = self._saves.last_begun
-        saved = last is not None and last.step >= (self.decisions.stop_step or 0)
-        return self.decisions.due(step, stopping=stopping and not saved)
+        """Return True if the policy, a request or the agreed stop asks to save `step`."""
+        stopping = self.should_stop_at(step)
+        last = self._saver.newest_save
+        saved = last is not None and last.step >= (self.decider.stop_step or 0)
+        return self.decider.is_save_due(step, stopping=stopping and not saved)
 
-    def begin_save(
-        self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None
-    ) -> InFlight:
-        """`step` is being saved, and the policy's clock starts anew."""
-        self.decisions.save_begun()
-        return self._saves.begin(step, state, metrics=numbers_in(metrics))
-
-    def save_for_exception(self, timeout_s: float) -> None:
-        """The last finished step is committed, where the policy has that, it can be done, and the state is unbroken.
-
-        Other ranks can't be asked: they don't know of the exception, and may wait for this one in a collective.
-        """
-        if self._last is None:
-            return
-        if self._gang.world_size > 1:
-            _log.warning("nothing is saved for the exception: all ranks would have to save together")
-            return
-        intact = self._last.intact()
-        self._last.close()
-        if intact is None:
-            _log.warning("nothing is saved for the exception: the state is no step's as a whole")
-        else:
-            self._saves.save_for_exception(*intact, timeout_s)
+    def start_save(self, request: SaveRequest) -> InFlight:
+        """Start a save and restart the policy's clock."""
+        self.decider.on_save_started()
+        return self._saver.start_save(request)
 
     def close(self) -> None:
-        """Nothing is heard or watched any more."""
+        """Stop listening to notices and requests."""
         self._closed = True
-        self.decisions.close()
+        self.decider.close()
         self.notices.close()
-        if self._last is not None:
-            self._last.close()
 
-    def stop(
-        self, step: int, state: Mapping[str, object], metrics: Mapping[str, object] | None = None
-    ) -> None:
-        """The one save of a notice, within what the grace period leaves; once."""
+    def save_and_stop(self, request: SaveRequest) -> None:
+        """Save the step because of a notice, within what is left of the grace period. A second call does nothing."""
         if self.stopped:
             return
-        self.notices.give("peer")
-        self._progress.moved(ReportPhase.SAVING)
-        if self.ending.saves_first:
-            self._saves.save_for_notice(step, state, self.ending.left_s(), numbers_in(metrics))
-        self._saves.await_last(self.ending.left_s())
+        self.notices.record_notice("peer")
+        self._progress.set_phase(ReportPhase.SAVING)
+        if self.process_exit.saves_before_stop:
+            self._saver.save_for_notice(request, self.process_exit.grace_left_s())
+        self._saver.await_save_for_notice(self.process_exit.grace_left_s())
         self.stopped = True
 
-    def follow(self, directive: Directive) -> None:
-        """What the operator asks for is under way. Called in the thread that listens to the companion."""
+    def follow_directive(self, directive: Directive) -> None:
+        """Start what the operator asks for. Runs in the thread that listens to the companion."""
         if directive.stop:
-            self.notices.give("directive")
+            self.notices.record_notice("directive")
         if directive.checkpoint_now is not None:
-            self.decisions.wish_save(directive.checkpoint_now)
+            self.decider.request_save(directive.checkpoint_now)
         if directive.dump_stacks:
             faulthandler.dump_traceback(2)  # sys.stderr may be something without a file
 
-    def _seen(self) -> Seen:
-        """What the policy of rank 0 goes by."""
-        begun = self._companion.begun
-        past = None if begun is None else begun.past
-        return Seen(
-            saving=self._saves.in_flight is not None,
-            cost=self._saves.cost,
+    def _read_conditions(self) -> SaveConditions:
+        """Return the state of the saves, by which rank 0's policy decides."""
+        claimed = self._companion.claimed_root
+        past = None if claimed is None else claimed.past
+        return SaveConditions(
+            saving=self._saver.in_flight is not None,
+            cost=self._saver.cost,
             disruptions=Disruptions()
-            if begun is None or past is None
-            else self._experience.by_now(begun.claim.slot, past),
+            if claimed is None or past is None
+            else self._disruption_history.count_until_now(claimed.claim.slot, past),
         )
 
-    def _noticed(self, notice: Notice) -> None:
-        """In the thread where the notice came up."""
+    def _on_notice(self, notice: Notice) -> None:
+        """Request the stop of all ranks. Runs in the thread where the notice came up."""
         _log.warning("notice (%s): all ranks save one step and stop", notice.source)
-        self.decisions.wish_stop()
+        self.decider.request_stop()
         # Should the process be killed before it has stopped, this says why.
-        self.ending.last_word(ExitCode.SAVED, self._saves.newest, None)
-        self._progress.noticed(notice.source)
+        self.process_exit.write_termination_message(ExitCode.SAVED, self._saver.newest_commit, None)
+        self._progress.record_notice(notice.source)

@@ -19,7 +19,7 @@ CLUSTER_FAULTS = ("kill-operator", "stop-operator", "start-operator", "restart-a
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command was carried out; the exit status is returned."""
+    """Carry out the command and return the exit status."""
     arguments = _parser().parse_args(argv)
     # A terminal that goes away or a supervisor that loses patience must end like Ctrl-C: with nothing left. Ctrl-C
     # itself is ignored, unless a program says otherwise, in what a shell script starts in the background.

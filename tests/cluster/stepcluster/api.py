@@ -1,4 +1,4 @@
-"""What tests, the demo and benchmarks work with: a cluster as one object."""
+"""Give tests, the demo and benchmarks a cluster as one object."""
 
 import contextlib
 import os
@@ -29,7 +29,12 @@ class Cluster:
 
     @classmethod
     def attach(cls, name: str = "dev") -> "Cluster":
-        """The running cluster of this name. Raises NoClusterError if there is none."""
+        """Return the running cluster of this name.
+
+        Raises:
+            NoClusterError: None of this name is running.
+
+        """
         return cls(Parts.attach(name))
 
     @property
@@ -38,7 +43,7 @@ class Cluster:
 
     @property
     def folder(self) -> Path:
-        """Where logs, certificates and the nodes' data are."""
+        """The folder of logs, certificates and the nodes' data."""
         return self._parts.layout.folder
 
     @property
@@ -70,12 +75,12 @@ class Cluster:
 
     @property
     def audit_log(self) -> Path:
-        """What was asked of the API server: one JSON object in a line for each request, when it ended."""
+        """The audit log of the API server: one JSON object in a line for each request, when it ended."""
         return self._parts.layout.audit_log
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a shell needs to work with the cluster."""
+        """Return the environment variables that a shell needs to work with the cluster."""
         return {
             "KUBECONFIG": str(self.kubeconfig),
             "STORAGE_EMULATOR_HOST": self.gcs_host_url,
@@ -85,11 +90,21 @@ class Cluster:
     def kubectl(
         self, *arguments: str | Path, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
     ) -> str:
-        """What kubectl printed. Raises CommandError, with its words, if it failed."""
+        """Run kubectl and return its output.
+
+        Raises:
+            CommandError: It failed; the message holds its output.
+
+        """
         return run([*self._parts.kubectl, *arguments], stdin=stdin, timeout_s=timeout_s)
 
     def helm(self, *arguments: str | Path, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """What helm printed. Raises CommandError, with its words, if it failed."""
+        """Run helm and return its output.
+
+        Raises:
+            CommandError: It failed; the message holds its output.
+
+        """
         own = {
             f"HELM_{kind}_HOME": str(self.folder / "helm" / kind.lower())
             for kind in ("CACHE", "CONFIG", "DATA")
@@ -102,35 +117,35 @@ class Cluster:
         self._parts.wait_established(crd)
 
     def load_image(self, archive: Path, *, nodes: Sequence[str] | None = None) -> None:
-        """The image of an OCI archive is on the nodes (by default all), also after one of them comes back as new."""
+        """Import the image of an OCI archive on the nodes, by default all. A node that comes back as new has it too."""
         for node in nodes if nodes is not None else self.nodes:
             self._parts.runner.import_image(self._parts.node(node).name, archive)
 
     def load_shell_image(self) -> str:
-        """An image with busybox is on all nodes; its name."""
+        """Import an image with busybox on all nodes, and return its name."""
         self.load_image(images.shell())
         return images.SHELL_IMAGE
 
     def load_operator_image(self, wheel: Path | None = None, tag: str = "dev") -> str:
-        """The operator's image, of this tree or of a wheel, is on the system node; its name."""
+        """Import the operator's image, of this tree or of a wheel, on the system node, and return its name."""
         name, archive = images.operator(wheel, tag)
         self.load_image(archive, nodes=["system"])
         return name
 
     def load_trainer_image(self, app: Path, wheel: Path | None = None, tag: str = "dev") -> str:
-        """An image with the wheel and the folder `app`, in /app, is on the TPU nodes; its name."""
+        """Import an image with the wheel, and with `app` at /app, on the TPU nodes, and return its name."""
         name, archive = images.trainer(app, wheel, tag)
         self.load_image(archive, nodes=self.tpu_nodes)
         return name
 
     def down(self) -> None:
-        """Nothing of the cluster is left on the machine."""
+        """End the cluster; nothing of it is left on the machine."""
         lifecycle.stop(self.name)
 
 
 @contextlib.contextmanager
 def cluster_up(name: str = "dev", *, n_tpu_nodes: int = 2, keep: bool = False) -> Iterator[Cluster]:
-    """A new cluster, taken down at the end of the block, also on Ctrl-C, unless `keep`.
+    """Start a cluster and take it down at the end of the block, also on Ctrl-C, unless `keep` is set.
 
     Raises:
         UnsupportedMachineError: This isn't Linux, or not root.
@@ -148,6 +163,6 @@ def cluster_up(name: str = "dev", *, n_tpu_nodes: int = 2, keep: bool = False) -
 
 
 def start(name: str, *, n_tpu_nodes: int = 2) -> Cluster:
-    """A new cluster whose pods find this Python's packages, torch among them, at TORCH_HOST_PATH."""
+    """Start a cluster whose pods find this Python's packages, torch among them, at TORCH_HOST_PATH."""
     torch_folder = Path(sysconfig.get_path("purelib"))
     return Cluster(lifecycle.start(name, n_tpu_nodes=n_tpu_nodes, torch_folder=torch_folder))

@@ -35,7 +35,7 @@ class Binaries:
     folder: Path
 
     def __getitem__(self, program: str) -> str:
-        """The path of a program, for an argument vector."""
+        """Return the path of a program, for an argument vector."""
         return str(self.folder / program)
 
     @property
@@ -48,12 +48,12 @@ class Binaries:
 
 
 def cache_root() -> Path:
-    """Where builds are kept: $XDG_CACHE_HOME/stepkeeper, by default ~/.cache/stepkeeper."""
+    """Return the folder that keeps builds: $XDG_CACHE_HOME/stepkeeper, by default ~/.cache/stepkeeper."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepkeeper"
 
 
 def build_flags(go_mod: str) -> tuple[str, ...]:
-    """Flags of `go build`: without the version in them the API server calls itself v0.0.0 and version checks fail."""
+    """Return the flags of `go build`. Without the version in them the API server calls itself v0.0.0."""
     found = re.search(r"^\s*k8s\.io/kubernetes (v(\d+)\.(\d+)\.\d+)$", go_mod, re.MULTILINE)
     if found is None:
         raise BuildError(f"{SOURCE / 'go.mod'} pins no k8s.io/kubernetes: restore the file")
@@ -63,7 +63,7 @@ def build_flags(go_mod: str) -> tuple[str, ...]:
 
 
 def content_key(source: Path, flags: Sequence[str], packages: Sequence[str] = PACKAGES) -> str:
-    """A name for what a build of `source` gives: a digest over its files, the flags and the packages."""
+    """Name the result of a build of `source`: a digest over its files, the flags and the packages."""
     digest = hashlib.sha256(repr((tuple(flags), tuple(packages))).encode())
     for path in sorted(source.rglob("*")):
         if path.is_file():
@@ -74,13 +74,13 @@ def content_key(source: Path, flags: Sequence[str], packages: Sequence[str] = PA
 
 
 def find() -> Binaries | None:
-    """The programs of this tree's sources, if they have been built."""
+    """Find the programs of this tree's sources, if they have been built."""
     folder = cache_root() / "binaries" / content_key(SOURCE, _flags())
     return Binaries(folder=folder) if folder.is_dir() else None
 
 
 def ensure() -> Binaries:
-    """Every program is built.
+    """Build every program that isn't built yet.
 
     Raises:
         BuildError: Go is missing or too old and could not be had, or the build failed.
@@ -107,7 +107,7 @@ def _flags() -> tuple[str, ...]:
 
 
 def _clear_abandoned(folder: Path) -> None:
-    """What killed builds left is gone; a build that another process is at stays."""
+    """Remove what killed builds left, but not the build of a process that still runs."""
     for partial in folder.glob(".building-*"):
         if not Path("/proc", partial.name.rpartition("-")[2]).exists():
             shutil.rmtree(partial, ignore_errors=True)
@@ -144,7 +144,7 @@ def _find_go() -> str:
 
 
 def _go_build(argv: Sequence[str], environment: dict[str, str], n_packages: int) -> None:
-    """`go build -v` has ended well; its lines, one for each compiled package, became a sign of life."""
+    """Run `go build -v`; its lines, one for each compiled package, are shown as a sign of life."""
     started = said = time.monotonic()
     others: list[str] = []
     n_compiled = 0

@@ -35,7 +35,7 @@ class Authority:
     def issue(
         self, file_name: str, common_name: str, *, organisation: str = "", hosts: Sequence[str] = ()
     ) -> None:
-        """`<file_name>.crt` and `.key` are in the folder, good for clients and, with hosts, for servers."""
+        """Write `<file_name>.crt` and `.key` to the folder, good for clients and, with hosts, for servers."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if organisation:
@@ -54,7 +54,7 @@ class Authority:
 
 
 def create_authority(folder: Path, cluster: str) -> Authority:
-    """A new authority, its certificate and a key for service account tokens are in `folder`."""
+    """Create an authority, and write its certificate and a key for service account tokens to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -71,7 +71,7 @@ def create_authority(folder: Path, cluster: str) -> Authority:
 
 
 def issue_all(authority: Authority, layout: Layout, nodes: Sequence[str]) -> None:
-    """Every certificate of the cluster is in the authority's folder, and the kubeconfigs beside them."""
+    """Write every certificate of the cluster to the authority's folder, and the kubeconfigs beside them."""
     servers = [str(layout.address), str(layout.api_service_address), "localhost", "127.0.0.1"]
     services = ["kubernetes", "kubernetes.default", "kubernetes.default.svc"]
     authority.issue("kube-apiserver", "kube-apiserver", hosts=[*services, *servers])
@@ -96,7 +96,7 @@ def issue_all(authority: Authority, layout: Layout, nodes: Sequence[str]) -> Non
 
 
 def write_kubeconfig(layout: Layout, folder: Path, user: str) -> str:
-    """The text of a kubeconfig with everything in it, so that it works wherever it is copied to."""
+    """Return the text of a kubeconfig with everything in it, so that it works wherever it is copied to."""
 
     def embedded(file_name: str) -> str:
         return base64.b64encode((folder / file_name).read_bytes()).decode()

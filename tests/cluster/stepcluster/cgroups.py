@@ -8,14 +8,14 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def hierarchies(root: Path = ROOT) -> tuple[Path, ...]:
-    """The folders below which groups can be made: one with version 2, one for each controller with version 1."""
+    """Return the folders below which groups can be made: one with version 2, one for each controller with version 1."""
     if (root / "cgroup.controllers").exists():
         return (root,)
     return tuple(sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink()))
 
 
 def create(name: str) -> None:
-    """The group is there in every hierarchy, and may use what its parent may."""
+    """Create the group in every hierarchy; it may use what its parent may."""
     for parent in hierarchies():
         group = parent / name
         group.mkdir(exist_ok=True)
@@ -30,7 +30,7 @@ def create(name: str) -> None:
 
 
 def groups(name: str) -> list[Path]:
-    """All folders of the group, those inside it before itself."""
+    """Return all folders of the group, those inside it before itself."""
     found: list[Path] = []
     for parent in hierarchies():
         for folder, _, _ in os.walk(parent / name, topdown=False):
@@ -53,7 +53,7 @@ def members(folder: Path) -> set[int]:
 
 
 def remove(name: str) -> list[Path]:
-    """The group is gone from every hierarchy; folders that something still runs in are returned."""
+    """Remove the group from every hierarchy, and return the folders that something still runs in."""
     left = []
     for folder in groups(name):
         try:
@@ -66,12 +66,12 @@ def remove(name: str) -> list[Path]:
 
 
 def find(name: str, container_id: str) -> list[Path]:
-    """The folders of a container below a node's group, in all hierarchies."""
+    """Return the folders of a container below a node's group, in all hierarchies."""
     return [folder for folder in groups(name) if folder.name == container_id]
 
 
 def existing(prefix: str, root: Path = ROOT) -> Sequence[str]:
-    """Names of the top groups that begin so."""
+    """Return the names of the top groups that begin so."""
     return sorted(
         {path.name for parent in hierarchies(root) for path in parent.glob(f"{prefix}*") if path.is_dir()}
     )

@@ -15,7 +15,7 @@ GRACE_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What a cluster left on the machine besides processes."""
+    """The groups and mounts that a cluster left on the machine; processes are found apart."""
 
     groups: tuple[str, ...]
     mounts: tuple[Path, ...]
@@ -25,7 +25,7 @@ class Leftovers:
 def plan(
     *, cluster: str, others: Iterable[str], groups: Iterable[str], mounts: Iterable[Path], folder: Path
 ) -> Leftovers:
-    """What is this cluster's, out of all groups and mount points of the machine.
+    """Select this cluster's leftovers from all groups and mount points of the machine.
 
     Cluster `a` must not take groups of cluster `a-b` for its own: its own are those that no longer name claims.
     """
@@ -41,12 +41,12 @@ def plan(
 
 
 def mount_points(mountinfo: str) -> list[Path]:
-    """The mount points in the text of /proc/self/mountinfo."""
+    """Return the mount points in the text of /proc/self/mountinfo."""
     return [Path(line.split()[4].encode().decode("unicode_escape")) for line in mountinfo.splitlines()]
 
 
 def clean(layout: Layout, others: Iterable[str]) -> None:
-    """Nothing of the cluster is left, no process, interface, group, mount or file, but its empty folder.
+    """Remove everything of the cluster, every process, interface, group, mount and file, but its empty folder.
 
     Raises:
         StartError: A process or a group would not go away; it is named.

@@ -47,7 +47,7 @@ class Container:
 
 
 def find(parts: Parts, pod: str, *, namespace: str = "default", container: str = "") -> Container:
-    """The running container of that name in the pod, or its first.
+    """Return the running container of that name in the pod, by default its first.
 
     Raises:
         FaultError: It isn't running.
@@ -57,7 +57,7 @@ def find(parts: Parts, pod: str, *, namespace: str = "default", container: str =
 
 
 def locate(parts: Parts, pod: Mapping[str, Any], container: str) -> Container:
-    """The container of a pod that was read from the API server."""
+    """Return the container of a pod that was read from the API server."""
     name = pod["metadata"]["name"]
     statuses: Sequence[Mapping[str, Any]] = pod["status"].get("containerStatuses") or []
     for status in statuses:
@@ -72,7 +72,7 @@ def locate(parts: Parts, pod: Mapping[str, Any], container: str) -> Container:
 
 
 def choose(processes: Mapping[int, str], numbers: Mapping[int, int], pattern: str) -> int:
-    """The process whose command line has `pattern` in it; without one, the container's first.
+    """Choose the process whose command line has `pattern` in it; without a pattern, the container's first.
 
     Raises:
         FaultError: There is none, or more than one.
@@ -87,7 +87,7 @@ def choose(processes: Mapping[int, str], numbers: Mapping[int, int], pattern: st
 
 
 def send(target: Container, number: signal.Signals, *, process: str = "") -> int:
-    """The signal was sent to one process of the container, whose id is returned.
+    """Send the signal to one process of the container, and return the process's id.
 
     Raises:
         FaultError: No process, or more than one, matches.
@@ -101,7 +101,7 @@ def send(target: Container, number: signal.Signals, *, process: str = "") -> int
 
 
 def exhaust_memory(target: Container) -> None:
-    """The kernel has killed a process of the container for want of memory; the limit is again what it was.
+    """Make the kernel kill a process of the container for want of memory, then restore the limit.
 
     Raises:
         FaultError: It didn't.
@@ -135,7 +135,7 @@ class _Version:
     limit: str
     events: str
     held: Sequence[str]
-    """What can't be taken back from processes without killing them."""
+    """Memory that can't be taken back from processes without killing them."""
 
 
 _VERSIONS = (
@@ -153,7 +153,7 @@ def _memory_group(groups: Iterable[Path]) -> tuple[Path, _Version]:
 
 
 def _number(file: Path, key: str) -> int:
-    """A value in a file of lines `key value`; 0 if it or the file is missing."""
+    """Read a value from a file of lines `key value`; 0 if it or the file is missing."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (FileNotFoundError, OSError):

@@ -31,7 +31,7 @@ AUDIT_POLICY = {
 
 
 def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """etcd and the API server answer; controller manager and scheduler are started.
+    """Start etcd and the API server, wait until they answer, and start controller manager and scheduler.
 
     Raises:
         StartError: One of them doesn't answer in time.
@@ -50,7 +50,7 @@ def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
 
 
 def start_api_server(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """The API server says that it is ready.
+    """Start the API server and wait until it is ready.
 
     Raises:
         StartError: It doesn't in time.
@@ -60,7 +60,7 @@ def start_api_server(launcher: Launcher, binaries: Binaries, layout: Layout) -> 
 
 
 def api_is_ready(layout: Layout) -> bool:
-    """Whether the API server answers /readyz with 200."""
+    """Return True if the API server answers /readyz with 200."""
     trust = ssl.create_default_context(cafile=str(layout.certificates / "ca.crt"))
     trust.load_cert_chain(layout.certificates / "admin.crt", layout.certificates / "admin.key")
     try:
@@ -131,7 +131,7 @@ def scheduler_arguments(layout: Layout) -> list[str]:
 
 
 def proxy_arguments(layout: Layout) -> list[str]:
-    """One proxy for all nodes: they share the cluster's network namespace."""
+    """Return the arguments of the one proxy for all nodes: they share the cluster's network namespace."""
     config = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",

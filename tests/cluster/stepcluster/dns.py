@@ -21,7 +21,7 @@ COREFILE = """\
 
 
 def manifests(layout: Layout) -> list[Mapping[str, object]]:
-    """Everything to apply."""
+    """Return the manifests to apply."""
     return [
         _account(),
         _role(),

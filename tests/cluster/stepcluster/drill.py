@@ -39,7 +39,7 @@ class Pods:
 def plan(
     seed: int, nodes: Sequence[str], *, n_faults: int = 1, within_s: float = 60.0, with_pods: bool = False
 ) -> list[Planned]:
-    """Which faults come when; the same arguments give the same plan."""
+    """Plan which faults come when. The same arguments give the same plan."""
     chance = random.Random(seed)
     kinds = [*NODE_KINDS, *CLUSTER_KINDS, *(POD_KINDS if with_pods else ())]
     times = sorted(round(chance.uniform(0, within_s), 1) for _ in range(n_faults))
@@ -55,7 +55,7 @@ def _one(chance: random.Random, after_s: float, kind: str, nodes: Sequence[str])
 def carry_out(
     faults: Faults, planned: Sequence[Planned], *, back_after_s: float, pods: Pods | None = None
 ) -> None:
-    """Every fault of the plan has happened, every node is back, and every pod that was stopped goes on.
+    """Bring about every fault of the plan, then bring back every node and let every stopped pod go on.
 
     Raises:
         FaultError: A fault's target was not there when its time came.

@@ -1,4 +1,4 @@
-"""What goes wrong on a real cluster, brought about on this one."""
+"""Bring about, on this cluster, the faults of real ones."""
 
 import json
 import os
@@ -25,9 +25,9 @@ class Faults:
     def spot_preemption(
         self, node: str, *, back_after_s: float | None = None, delete_node: bool = True
     ) -> None:
-        """The cloud has taken the node back: its pods were told, had 15 s, and it is off, and gone from the API server.
+        """Take the node back as a cloud does: notify its pods, wait 15 s, switch it off, remove it from the API server.
 
-        With `back_after_s` a new machine of the same name is Ready that many seconds later.
+        If `back_after_s` is given, a new machine of the same name is Ready that many seconds later.
         """
         known = self.parts.node(node)
         os.kill(self.parts.runner.namespaces(node).pid, signal.SIGUSR1)
@@ -40,11 +40,11 @@ class Faults:
             self.power_on(known.name, fresh=True)
 
     def power_cut(self, node: str) -> None:
-        """Everything on the node ended in one moment; nobody was told."""
+        """End everything on the node in one moment, without notice."""
         self.parts.runner.power_off(self.parts.node(node).name)
 
     def power_on(self, node: str, *, fresh: bool = False) -> None:
-        """The node is Ready again: with its disk as it was or, `fresh`, as a new machine."""
+        """Switch the node on and wait until it is Ready: with its disk as it was or, if `fresh`, as a new machine."""
         known = self.parts.node(node)
         runner = self.parts.runner
         if runner.is_on(node):
@@ -56,7 +56,7 @@ class Faults:
         self.parts.wait_ready(known)
 
     def power_on_all(self) -> None:
-        """Every node is Ready: one that was off is a new machine."""
+        """Make every node Ready: one that was off comes back as a new machine."""
         for name in (node.name for node in self.parts.record.nodes):
             if not self.parts.runner.is_on(name):
                 self.power_on(name, fresh=True)
@@ -70,16 +70,16 @@ class Faults:
         container: str = "",
         process: str = "",
     ) -> int:
-        """One process of a container got the signal: the first, or the one with `process` in its command line."""
+        """Send the signal to one process of a container: the first, or the one with `process` in its command line."""
         target = containers.find(self.parts, pod, namespace=namespace, container=container)
         return containers.send(target, number, process=process)
 
     def out_of_memory(self, pod: str, *, namespace: str = "default", container: str = "") -> None:
-        """The kernel killed the container's largest process for want of memory."""
+        """Make the kernel kill the container's largest process for want of memory."""
         containers.exhaust_memory(containers.find(self.parts, pod, namespace=namespace, container=container))
 
     def evict(self, pod: str, *, namespace: str = "default") -> None:
-        """The Eviction API took the request to end the pod."""
+        """Ask the Eviction API to end the pod."""
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -89,7 +89,7 @@ class Faults:
         run([*self.parts.kubectl, "create", "--raw", path, "-f", "-"], stdin=json.dumps(eviction))
 
     def drain(self, node: str, *, timeout_s: float = 90.0) -> None:
-        """No new pod comes to the node, and those that were there are gone; `uncordon` opens it again."""
+        """Keep new pods from the node and evict those that are there; `uncordon` opens it again."""
         name = self.parts.node(node).name
         options = ["--ignore-daemonsets", "--delete-emptydir-data", "--force", f"--timeout={timeout_s:.0f}s"]
         self._kubectl("drain", name, *options, timeout_s=timeout_s + 10)
@@ -99,7 +99,7 @@ class Faults:
         self._kubectl("uncordon", self.parts.node(node).name)
 
     def kill_operator(self) -> None:
-        """The operator's process was killed; its kubelet starts another."""
+        """Kill the operator's process; its kubelet starts another."""
         options = ["--selector", OPERATOR_SELECTOR, "--field-selector=status.phase=Running", "-o", "json"]
         pods = json.loads(self._kubectl("get", "pods", "--all-namespaces", *options))["items"]
         if not pods:
@@ -108,7 +108,7 @@ class Faults:
             containers.send(containers.locate(self.parts, pod, ""), signal.SIGKILL)
 
     def stop_operator(self) -> None:
-        """No operator runs until `start_operator`."""
+        """Stop the operator until `start_operator`."""
         namespace, deployment = self._operator()
         self._kubectl("-n", namespace, "scale", deployment, "--replicas=0")
         self._kubectl(
@@ -116,19 +116,19 @@ class Faults:
         )
 
     def start_operator(self) -> None:
-        """The operator that was stopped is available again."""
+        """Start the stopped operator again and wait until it is available."""
         namespace, deployment = self._operator()
         self._kubectl("-n", namespace, "scale", deployment, "--replicas=1")
         self._kubectl("-n", namespace, "wait", deployment, "--for=condition=Available", "--timeout=60s")
 
     def restart_api_server(self, *, down_for_s: float = 0.0) -> None:
-        """The API server was killed and, `down_for_s` later, is ready again."""
+        """Kill the API server, start it again `down_for_s` later, and wait until it is ready."""
         self.parts.launcher.kill("kube-apiserver")
         time.sleep(down_for_s)
         controlplane.start_api_server(self.parts.launcher, self.parts.binaries, self.parts.layout)
 
     def _operator(self) -> tuple[str, str]:
-        """Namespace and name of the operator's Deployment."""
+        """Return namespace and name of the operator's Deployment."""
         found = self._kubectl("get", "deployments", "--all-namespaces", "-l", OPERATOR_SELECTOR, "-o", "json")
         items = json.loads(found)["items"]
         if len(items) != 1:

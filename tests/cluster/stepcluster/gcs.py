@@ -12,7 +12,7 @@ BUCKET = "checkpoints"
 
 
 def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """The storage answers, by HTTP, at one URL for pods and the machine alike, and has one bucket.
+    """Start the storage, with one bucket. It answers by HTTP at one URL for pods and the machine alike.
 
     Raises:
         StartError: It doesn't in time.

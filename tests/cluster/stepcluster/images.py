@@ -26,7 +26,7 @@ LAYOUT = 1
 
 
 def pause(binaries: Binaries) -> Path:
-    """The archive of the image that holds a pod's namespaces."""
+    """Return the archive of the image that holds a pod's namespaces."""
     layer = _layer(
         "pause", [binaries.folder.name], lambda _: [Entry(path="pause", source=Path(binaries["pause"]))]
     )
@@ -34,7 +34,7 @@ def pause(binaries: Binaries) -> Path:
 
 
 def coredns(binaries: Binaries) -> Path:
-    """The archive of CoreDNS's image."""
+    """Return the archive of CoreDNS's image."""
     layer = _layer(
         "coredns", [binaries.folder.name], lambda _: [Entry(path="coredns", source=Path(binaries["coredns"]))]
     )
@@ -42,14 +42,14 @@ def coredns(binaries: Binaries) -> Path:
 
 
 def shell() -> Path:
-    """The archive of an image with busybox."""
+    """Return the archive of an image with busybox."""
     return _image(
         SHELL_IMAGE, [_shell_layer()], Settings(environment={"PATH": SYSTEM_PATH}, command=["/bin/sh"])
     )
 
 
 def build_wheel() -> Path:
-    """The wheel of this tree, built if its sources have changed."""
+    """Return the wheel of this tree; build it if the sources have changed."""
     folder = cache_root() / "wheels" / _key(_content(ROOT / name for name in WHEEL_SOURCES))
     found = list(folder.glob("*.whl"))
     if found:
@@ -154,7 +154,7 @@ def _installed(what: Path, target: str) -> Callable[[Path], Iterable[Entry]]:
 
 
 def _with_bytecode(entries: Iterable[Entry], workspace: Path) -> list[Entry]:
-    """The entries, and bytecode for all modules among them: an image's file system can't take it later."""
+    """Add bytecode for all modules among the entries: an image's file system can't take it later."""
     found = list(entries)
     copies = workspace / "modules"
     for entry in found:
@@ -171,7 +171,7 @@ def _with_bytecode(entries: Iterable[Entry], workspace: Path) -> list[Entry]:
 
 
 def _layer(name: str, of: Iterable[str], entries: Callable[[Path], Iterable[Entry]]) -> Layer:
-    """The layer with this content, from the cache or made now."""
+    """Return the layer with this content, from the cache or made now."""
     path = _images_folder() / f"layer-{name}-{_key(chr(0).join([str(LAYOUT), *of]))}.tar"
     if not path.exists():
         with _workspace() as workspace:
@@ -182,7 +182,7 @@ def _layer(name: str, of: Iterable[str], entries: Callable[[Path], Iterable[Entr
 
 
 def _image(name: str, layers: list[Layer], settings: Settings) -> Path:
-    """The archive of the image, whose own name tells its content."""
+    """Return the archive of the image; its file name is a digest of the content."""
     key = _key(repr((name, settings, [layer.digest for layer in layers])))
     short_name = name.rpartition("/")[2].replace(":", "-")
     path = _images_folder() / f"{short_name}-{key}.tar"
@@ -193,7 +193,7 @@ def _image(name: str, layers: list[Layer], settings: Settings) -> Path:
 
 
 def _forget_older(name: str) -> None:
-    """Of the archives of one image only the newest few are kept: each change of the tree makes one."""
+    """Delete all but the newest few archives of one image: each change of the tree makes one."""
     archives = sorted(_images_folder().glob(f"{name}-*.tar"), key=lambda path: path.stat().st_mtime)
     for path in archives[:-KEPT_ARCHIVES]:
         path.unlink(missing_ok=True)
@@ -210,7 +210,7 @@ def _workspace() -> tempfile.TemporaryDirectory[str]:
 
 
 def _content(paths: Iterable[Path]) -> str:
-    """A digest of files and folders, caches of Python apart."""
+    """Compute a digest of files and folders, without Python's caches."""
     digest = hashlib.sha256()
     for top in paths:
         for path in [top] if top.is_file() else sorted(top.rglob("*")):

@@ -15,7 +15,7 @@ POD_WEBHOOKS = {"mpod.kb.io", "vpod.kb.io"}
 
 
 def manifests(binaries: Binaries, layout: Layout) -> list[Mapping[str, object]]:
-    """The CRD and the webhook configurations of the pinned version, the latter pointing at our process."""
+    """Return the CRD and the webhook configurations of the pinned version. The webhooks point at our process."""
     authority = base64.b64encode((layout.certificates / "ca.crt").read_bytes()).decode()
     found: list[Mapping[str, object]] = [yaml.safe_load(binaries.jobset_crd.read_text(encoding="utf-8"))]
     for document in yaml.safe_load_all(binaries.jobset_webhooks.read_text(encoding="utf-8")):
@@ -33,7 +33,7 @@ def manifests(binaries: Binaries, layout: Layout) -> list[Mapping[str, object]]:
 
 
 def start(launcher: Launcher, binaries: Binaries, layout: Layout) -> None:
-    """The controller is started."""
+    """Start the controller."""
     folder = layout.certificates / "jobset-webhook"
     folder.mkdir(exist_ok=True)
     for name in ("crt", "key"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from stepcluster.errors import ClusterError
 
 NAME_PATTERN = re.compile(r"[a-z][-a-z0-9]{0,19}")
-"""What a cluster may be called: it becomes part of folder and cgroup names."""
+"""Pattern of a cluster's name, which becomes part of folder and cgroup names."""
 
 FIRST_BLOCK = 128
 N_BLOCKS = 64
@@ -29,7 +29,7 @@ PROXY_METRICS_PORT = 10249
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where everything of one cluster is. Ports are fixed: a cluster has a network namespace of its own."""
+    """The paths, addresses and ports of one cluster. Ports are fixed: a cluster has a network namespace of its own."""
 
     name: str
     block: int
@@ -63,7 +63,7 @@ class Layout:
         return self.service_network[10]
 
     def pod_network(self, node_number: int) -> IPv4Network:
-        """The /24 of a node's pods. Block 0 holds the cable, the upper half holds the services."""
+        """Return the /24 of a node's pods. Block 0 holds the cable, the upper half holds the services."""
         if not 0 <= node_number < 127:
             raise ClusterError(f"a cluster has at most 127 nodes, there is no number {node_number}")
         return IPv4Network(f"10.{self.block}.{node_number + 1}.0/24")
@@ -104,7 +104,7 @@ class Layout:
 
 
 def check_name(name: str) -> str:
-    """The name can be a cluster's.
+    """Check that the name can be a cluster's, and return it.
 
     Raises:
         ClusterError: It can't.
@@ -117,7 +117,7 @@ def check_name(name: str) -> str:
 
 
 def choose_block(routed: Iterable[IPv4Network]) -> int:
-    """The first block that overlaps with none of `routed`.
+    """Choose the first block that overlaps with none of `routed`.
 
     Raises:
         ClusterError: All are taken.
@@ -133,7 +133,7 @@ def choose_block(routed: Iterable[IPv4Network]) -> int:
 
 
 def parse_routes(proc_net_route: str) -> tuple[IPv4Network, ...]:
-    """The destinations in the text of /proc/net/route."""
+    """Return the destinations in the text of /proc/net/route."""
     networks = []
     for line in proc_net_route.splitlines()[1:]:
         fields = line.split()

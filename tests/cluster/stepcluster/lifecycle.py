@@ -30,9 +30,9 @@ READY_TIMEOUT_S = 90.0
 
 
 def start(name: str, *, n_tpu_nodes: int = 2, torch_folder: Path | None = None) -> Parts:
-    """The cluster is up: nodes Ready, names resolve, JobSets run, storage answers.
+    """Start a cluster, and wait until its nodes are Ready, names resolve, JobSets run and the storage answers.
 
-    If it can't be, or on Ctrl-C, nothing of it is left. A crashed one of this name is cleaned up first.
+    If that fails, or on Ctrl-C, nothing of it is left. A crashed cluster of this name is cleaned up first.
 
     Raises:
         UnsupportedMachineError: This isn't Linux, or not root.
@@ -59,7 +59,7 @@ def start(name: str, *, n_tpu_nodes: int = 2, torch_folder: Path | None = None) 
 
 
 def stop(name: str) -> None:
-    """Nothing of the cluster is left on the machine, whether it ran or had crashed.
+    """Remove everything of the cluster from the machine, whether it runs or has crashed.
 
     Raises:
         NoClusterError: There is no such cluster.
@@ -119,7 +119,7 @@ def _start(
 def _prepare(
     name: str, programs: binaries.Binaries, nodes: tuple[Node, ...], torch_folder: Path | None
 ) -> Parts:
-    """A cluster with namespaces, addresses and certificates, and nothing that runs in it."""
+    """Make a cluster with namespaces, addresses and certificates, in which nothing runs yet."""
     folder = state.cluster_folder(name)
     spaces = processes.start_namespaces(folder, folder / "logs" / "namespaces.log")
     with state.lock(state.state_root()):
@@ -150,7 +150,7 @@ def _apply(parts: Parts, manifests: Iterable[Mapping[str, object]]) -> None:
 
 
 def _wait_serving(parts: Parts) -> None:
-    """Names resolve, JobSet's webhooks answer and pods can be made."""
+    """Wait until names resolve, JobSet's webhooks answer and pods can be made."""
 
     def jobset_answers() -> bool:
         try:
@@ -180,6 +180,6 @@ def _probe_jobset() -> Mapping[str, object]:
 
 
 def _layout(name: str) -> Layout:
-    """Where a cluster is, also one that didn't get as far as to write it down."""
+    """Return a cluster's layout, also if the cluster failed before it wrote its record."""
     record = state.read_file(name)
     return Layout(name=name, block=record.block if record else 0, folder=state.cluster_folder(name))

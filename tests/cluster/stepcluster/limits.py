@@ -9,7 +9,7 @@ MEMO = "max_user_instances.before"
 
 
 def raise_limits(folder: Path, setting: Path = INOTIFY_INSTANCES) -> None:
-    """The setting is high enough; what it was is noted in `folder`, which all clusters of the machine share."""
+    """Raise the setting if need be. Its old value is kept in `folder`, which all clusters of the machine share."""
     value = setting.read_text(encoding="utf-8").strip()
     if int(value) < WANTED:
         memo = folder / MEMO
@@ -19,7 +19,7 @@ def raise_limits(folder: Path, setting: Path = INOTIFY_INSTANCES) -> None:
 
 
 def restore_limits(folder: Path, setting: Path = INOTIFY_INSTANCES) -> None:
-    """The setting is what it was before the first cluster, unless somebody has changed it since."""
+    """Restore the setting from before the first cluster, unless somebody has changed it since."""
     memo = folder / MEMO
     if memo.exists():
         if setting.read_text(encoding="utf-8").strip() == str(WANTED):

@@ -45,7 +45,7 @@ class LoginManager(ServiceInterface):
 
     @method()
     def Inhibit(self, what: "s", who: "s", why: "s", mode: "s") -> "h":
-        """A lock: as long as the other end of the pipe is open, the machine doesn't go off."""
+        """Return a lock: the machine doesn't go off as long as the other end of the pipe is open."""
         ours, theirs = os.pipe()
         self._locks.append((ours, theirs))
         return theirs
@@ -70,7 +70,7 @@ class LoginManager(ServiceInterface):
 
 
 async def serve() -> LoginManager:
-    """A login manager is on the system bus."""
+    """Put a login manager on the system bus, and return it."""
     bus = await MessageBus(bus_address=f"unix:path={BUS_SOCKET}", negotiate_unix_fd=True).connect()
     manager = LoginManager()
     bus.export("/org/freedesktop/login1", manager)

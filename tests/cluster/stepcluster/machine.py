@@ -1,4 +1,4 @@
-"""What is asked of the machine, and the few ways in which this package runs programs and waits."""
+"""Check the machine, run programs on it, and wait for conditions."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ LOG_TAIL_LINES = 15
 
 
 def require_root() -> None:
-    """The process is root on Linux.
+    """Check that this process is root on Linux.
 
     Raises:
         UnsupportedMachineError: It isn't; the message says why that is needed.
@@ -44,7 +44,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout_s: float = COMMAND_TIMEOUT_S,
 ) -> str:
-    """The program has ended with success; its standard output is returned.
+    """Run the program, wait until it has ended with success, and return its standard output.
 
     Raises:
         CommandError: It ended otherwise, or not in time.
@@ -73,7 +73,7 @@ def run(
 def wait_until(
     is_true: Callable[[], bool], what: str, *, timeout_s: float, log: Path | None = None, poll_s: float = 0.1
 ) -> None:
-    """`is_true()` has returned True.
+    """Wait until `is_true()` returns True.
 
     Raises:
         StartError: It didn't within `timeout_s`; the message has the tail of `log`.
@@ -86,7 +86,7 @@ def wait_until(
 
 
 def tail(log: Path | None) -> str:
-    """The last lines of a log, for the end of a message; empty if there is none."""
+    """Return the last lines of a log, for the end of a message; empty if there is none."""
     if log is None or not log.exists():
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
@@ -94,5 +94,5 @@ def tail(log: Path | None) -> str:
 
 
 def say(message: str) -> None:
-    """The message is on standard error, where it can't mix with what a program reads from us."""
+    """Print the message to standard error, where it can't mix with output that programs read."""
     print(message, file=sys.stderr, flush=True)

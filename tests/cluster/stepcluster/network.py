@@ -10,7 +10,7 @@ INNER_INTERFACE = "uplink"
 
 
 def free_block() -> int:
-    """The number of an address block that nothing on this machine is routed to."""
+    """Return the number of an address block that nothing on this machine is routed to."""
     return choose_block(parse_routes(Path("/proc/net/route").read_text(encoding="utf-8")))
 
 
@@ -48,6 +48,6 @@ def connect(layout: Layout, namespaces: Namespaces) -> None:
 
 
 def disconnect(layout: Layout) -> None:
-    """The machine's end of the cable is gone, at once and not when the kernel gets to it."""
+    """Remove the machine's end of the cable at once, instead of when the kernel gets to it."""
     if Path("/sys/class/net", layout.host_interface).exists():
         run(["ip", "link", "delete", layout.host_interface])

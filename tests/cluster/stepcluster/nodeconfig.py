@@ -44,7 +44,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
 
 
 def write(layout: Layout, node: str, number: int, taints: Sequence[Mapping[str, str]]) -> None:
-    """All configuration files are in the node's folder."""
+    """Write all configuration files to the node's folder."""
     folder = layout.node_folder(node)
     (folder / "cni").mkdir(parents=True, exist_ok=True)
     cni = cni_folder() or CNI_FOLDERS[0]
@@ -124,7 +124,7 @@ def _authentication(layout: Layout, node: str) -> dict[str, object]:
 
 
 def _network(layout: Layout, number: int) -> dict[str, object]:
-    """Each pod on a cable of its own: all traffic is routed, and so seen by the proxy in both directions."""
+    """Put each pod on a cable of its own: all traffic is routed, so the proxy sees it in both directions."""
     addresses = {
         "type": "host-local",
         # On /run: addresses that pods had before a power cut are free again after it.

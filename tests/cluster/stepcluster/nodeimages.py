@@ -1,4 +1,4 @@
-"""Which images a node has, and getting them into its containerd. Runs on the machine and inside the node alike."""
+"""Know which images a node has, and import them into its containerd. Runs on the machine and inside the node."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,17 +11,17 @@ IMPORTED = "containerd/imported.json"
 
 
 def ctr(folder: Path, *arguments: str) -> list[str]:
-    """The command that asks a node's containerd."""
+    """Return the ctr command for a node's containerd."""
     return ["ctr", f"--address={folder / 'containerd.sock'}", "--namespace=k8s.io", *arguments]
 
 
 def remember(folder: Path, archive: Path) -> None:
-    """The archive is among those that the node imports when it starts."""
+    """Add the archive to those that the node imports when it starts."""
     _write(folder / KNOWN, sorted({*_read(folder / KNOWN), str(archive)}))
 
 
 def import_missing(folder: Path, run: Callable[[Sequence[str]], object]) -> None:
-    """Every archive that the node is to have is in its containerd."""
+    """Import every archive that the node is to have and its containerd lacks."""
     imported = _read(folder / IMPORTED)
     for archive in _read(folder / KNOWN):
         if archive not in imported:

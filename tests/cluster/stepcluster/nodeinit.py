@@ -20,7 +20,7 @@ from stepcluster.layout import API_PORT
 from stepcluster.machine import run, say, wait_until
 
 TORCH_PATH = Path("/opt/torch")
-"""Where every node shows its pods the torch environment."""
+"""Path at which every node shows its pods the torch environment."""
 OWN_FOLDERS = (Path("/opt"), Path("/var/lib"), Path("/var/log"))
 """Folders of the machine that the node sees, with what it writes there for itself alone."""
 RESTART_DELAY_S = 1.0
@@ -30,7 +30,7 @@ KERNEL_SETTINGS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """What the first process needs to know."""
+    """The settings of a node's first process."""
 
     folder: str
     kube: str
@@ -47,7 +47,7 @@ class Services:
         self._running: dict[int, tuple[str, list[str], subprocess.Popen[bytes]]] = {}
 
     def start(self, name: str, argv: list[str]) -> None:
-        """The program runs, its output goes to `<name>.log` in the node's folder."""
+        """Start the program; its output goes to `<name>.log` in the node's folder."""
         with (self._folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._running[process.pid] = (name, argv, process)
@@ -69,7 +69,7 @@ class Services:
 
 
 def prepare_mounts(plan: NodePlan) -> None:
-    """The node has folders of its own in place of the machine's, and sees the rest of the machine's files."""
+    """Mount folders of the node's own over the machine's; the rest of the machine's files stay visible."""
     folder = Path(plan.folder)
     run(["mount", "--make-rshared", "/"])
     for lower in OWN_FOLDERS:

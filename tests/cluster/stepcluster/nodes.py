@@ -53,7 +53,7 @@ class Node:
 
 
 def choose_nodes(n_tpu: int) -> tuple[Node, ...]:
-    """The system node and `n_tpu` TPU nodes."""
+    """Return the system node and `n_tpu` TPU nodes."""
     tpus = (Node(name=f"tpu-{i}", number=i + 1, tpu_chips=TPU_CHIPS) for i in range(n_tpu))
     return (Node(name="system", number=0), *tpus)
 
@@ -69,7 +69,7 @@ class NodeRunner:
     """Shown to pods, read-only, at one path on every node."""
 
     def start(self, node: Node) -> Path:
-        """The node's first process runs: it brings up containerd and the kubelet. Its log's path is returned."""
+        """Start the node's first process, which brings up containerd and the kubelet, and return its log's path."""
         folder = self.layout.node_folder(node.name)
         folder.mkdir(parents=True, exist_ok=True)
         cgroups.create(self.layout.cgroup_name(node.name))
@@ -88,7 +88,7 @@ class NodeRunner:
         return self.launcher.start(f"node-{node.name}", argv, marks=marks)
 
     def namespaces(self, node: str) -> Namespaces:
-        """The node's namespaces.
+        """Return the node's namespaces.
 
         Raises:
             FaultError: The node is off.
@@ -102,12 +102,12 @@ class NodeRunner:
         return first_process(NODE_MARK, str(self.layout.node_folder(node))) is not None
 
     def power_off(self, node: str) -> None:
-        """Every process of the node and its containers was killed at once; what it had stored stays."""
+        """Kill every process of the node and its containers at once; what the node has stored stays."""
         os.kill(self.namespaces(node).pid, 9)
         self.wait_off(node, timeout_s=15)
 
     def wait_off(self, node: str, *, timeout_s: float) -> None:
-        """No process of the node is left.
+        """Wait until no process of the node is left.
 
         Raises:
             StartError: Some are, after `timeout_s`.
@@ -123,13 +123,13 @@ class NodeRunner:
         cgroups.remove(cgroup)
 
     def wipe(self, node: str) -> None:
-        """The node, which is off, is as new; only the list of its images is kept."""
+        """Make the node, which is off, as new; only the list of its images is kept."""
         folder = self.layout.node_folder(node)
         for name in ("containerd", "kubelet", "own", "pod-logs"):
             shutil.rmtree(folder / name, ignore_errors=True)
 
     def import_image(self, node: str, archive: Path) -> None:
-        """The image is in the node's containerd, and will be again when the node is started anew."""
+        """Import the image into the node's containerd, now and whenever the node is started anew."""
         folder = self.layout.node_folder(node)
         folder.mkdir(parents=True, exist_ok=True)
         nodeimages.remember(folder, archive)

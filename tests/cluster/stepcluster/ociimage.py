@@ -40,7 +40,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the image says of how to run it."""
+    """The image's settings for running it."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     entrypoint: Sequence[str] = ()
@@ -50,7 +50,7 @@ class Settings:
 
 
 def write_layer(path: Path, entries: Iterable[Entry]) -> Layer:
-    """The layer is at `path`, its entries sorted, owned by root, and with one time."""
+    """Write the layer to `path`, its entries sorted, owned by root, and with one time."""
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
         for entry in sorted(entries, key=lambda entry: entry.path):
             _add(tar, entry)
@@ -58,7 +58,7 @@ def write_layer(path: Path, entries: Iterable[Entry]) -> Layer:
 
 
 def read_layer(path: Path) -> Layer:
-    """The layer that was written to `path`."""
+    """Read the layer that was written to `path`."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
     return Layer(path=path, digest=f"sha256:{digest.hexdigest()}", size_bytes=path.stat().st_size)
@@ -82,7 +82,7 @@ def tree(source: Path, target: str, *, skip: Iterable[str] = ("__pycache__",)) -
 
 
 def image_config(layers: Sequence[Layer], settings: Settings) -> dict[str, object]:
-    """The image's configuration, as OCI's image specification has it."""
+    """Return the image's configuration, as OCI's image specification defines it."""
     config: dict[str, object] = {
         "Env": [f"{key}={value}" for key, value in settings.environment.items()],
         "User": settings.user,
@@ -103,7 +103,7 @@ def image_config(layers: Sequence[Layer], settings: Settings) -> dict[str, objec
 
 
 def image_manifest(config: bytes, layers: Sequence[Layer]) -> dict[str, object]:
-    """The image's manifest."""
+    """Return the image's manifest."""
     return {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
@@ -115,7 +115,7 @@ def image_manifest(config: bytes, layers: Sequence[Layer]) -> dict[str, object]:
 
 
 def image_index(manifest: bytes, name: str) -> dict[str, object]:
-    """The archive's index: one manifest, under the name that a pod's `image` says."""
+    """Return the archive's index: one manifest, under the name that a pod's `image` gives."""
     annotations = {
         "io.containerd.image.name": name,
         "org.opencontainers.image.ref.name": name.rpartition(":")[2],
@@ -127,7 +127,7 @@ def image_index(manifest: bytes, name: str) -> dict[str, object]:
 
 
 def write_image(path: Path, name: str, layers: Sequence[Layer], settings: Settings) -> None:
-    """The archive at `path` holds the image; it is there whole or not at all."""
+    """Write the image to an archive at `path`, which is there whole or not at all."""
     config = _json(image_config(layers, settings))
     manifest = _json(image_manifest(config, layers))
     partial = path.with_name(f".{path.name}.partial")

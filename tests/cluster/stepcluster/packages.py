@@ -28,7 +28,7 @@ PACKAGE_OF = {
 
 
 def cni_folder(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
-    """The folder with the plugins `ptp` and `host-local`, if there is one."""
+    """Return the folder with the plugins `ptp` and `host-local`, if there is one."""
     return next(
         (folder for folder in CNI_FOLDERS if exists(folder / "ptp") and exists(folder / "host-local")), None
     )
@@ -37,7 +37,7 @@ def cni_folder(exists: Callable[[Path], bool] = Path.exists) -> Path | None:
 def missing_packages(
     which: Callable[[str], str | None] | None = None, exists: Callable[[Path], bool] = Path.exists
 ) -> tuple[str, ...]:
-    """Names of the packages to install, sorted."""
+    """Return the names of the packages to install, sorted."""
     find = which or functools.partial(shutil.which, path=search_path())
     names = {package for program, package in PACKAGE_OF.items() if find(program) is None}
     if cni_folder(exists) is None:
@@ -48,7 +48,7 @@ def missing_packages(
 
 
 def ensure() -> None:
-    """Every program from the distribution is there, and no service was left running for it.
+    """Install the programs from the distribution that are missing, and leave no service running for them.
 
     Raises:
         UnsupportedMachineError: Something is missing and can't be installed here.

@@ -27,7 +27,7 @@ class Parts:
 
     @classmethod
     def of(cls, record: state.Record, programs: Binaries) -> "Parts":
-        """The parts of a cluster whose namespaces are there.
+        """Return the parts of a cluster whose namespaces are there.
 
         Raises:
             NoClusterError: They aren't.
@@ -43,7 +43,7 @@ class Parts:
 
     @classmethod
     def attach(cls, name: str) -> "Parts":
-        """The parts of the running cluster of this name.
+        """Return the parts of the running cluster of this name.
 
         Raises:
             NoClusterError: None is running.
@@ -68,7 +68,7 @@ class Parts:
         return [self.binaries["kubectl"], f"--kubeconfig={self.layout.kubeconfig}", f"--cache-dir={cache}"]
 
     def node(self, name: str) -> Node:
-        """The node of this name.
+        """Return the node of this name.
 
         Raises:
             NoClusterError: The cluster has none.
@@ -80,7 +80,7 @@ class Parts:
         return found
 
     def wait_ready(self, node: Node) -> None:
-        """The node is Ready and, with TPUs, says how many chips it has.
+        """Wait until the node is Ready and, if it has TPUs, reports their number.
 
         Raises:
             StartError: Not in time; the message has the tail of its log.

@@ -22,7 +22,7 @@ PROGRAM_MARK = "STEPKEEPER_PROGRAM"
 """In the environment of each program that was started inside a cluster: its name."""
 
 _END_S = 10.0
-"""How long a killed process may take to end."""
+"""Seconds that a killed process may take to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Namespaces:
     pid: int
 
     def enter(self, argv: Sequence[str]) -> list[str]:
-        """The arguments that run `argv` inside."""
+        """Return the arguments that run `argv` inside."""
         return ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--", *argv]
 
 
@@ -45,7 +45,7 @@ class Launcher:
     logs: Path
 
     def start(self, name: str, argv: Sequence[str], *, marks: Mapping[str, str] | None = None) -> Path:
-        """The program runs; its log's path is returned."""
+        """Start the program and return its log's path."""
         log = self.logs / f"{name}.log"
         start_detached(
             self.namespaces.enter(argv),
@@ -55,7 +55,7 @@ class Launcher:
         return log
 
     def kill(self, name: str) -> None:
-        """No program of this name is running any more, and its ports are free."""
+        """Kill the program of this name, and wait until it has ended and its ports are free."""
         kill_marked(PROGRAM_MARK, name, within=str(self.folder), wait_s=_END_S)
         wait_until(
             lambda: not any(marked(PROGRAM_MARK, name, within=str(self.folder))),
@@ -65,10 +65,10 @@ class Launcher:
 
 
 def start_namespaces(folder: Path, log: Path) -> Namespaces:
-    """New namespaces are there; everything started in them ends when their first process does.
+    """Make new namespaces. Everything started in them ends when their first process does.
 
     Raises:
-        StartError: The kernel refused them; the message has why.
+        StartError: The kernel refused them; the message says why.
     """
     argv = ["unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "--propagation", "private"]
     start_detached([*argv, sys.executable, "-I", "-S", reaper.__file__], log, {CLUSTER_MARK: str(folder)})
@@ -85,7 +85,7 @@ def start_namespaces(folder: Path, log: Path) -> Namespaces:
 
 
 def start_detached(argv: Sequence[str], log: Path, marks: Mapping[str, str]) -> None:
-    """The program runs in a session of its own: Ctrl-C in this terminal doesn't reach it."""
+    """Start the program in a session of its own: Ctrl-C in this terminal doesn't reach it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     # What the caller has in its environment for its own sake must not change how the cluster behaves.
     environment = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
@@ -104,7 +104,7 @@ def start_detached(argv: Sequence[str], log: Path, marks: Mapping[str, str]) -> 
 
 
 def first_process(mark: str, value: str) -> int | None:
-    """The process with number 1 inside its own namespace, directly below a marked launcher."""
+    """Find the process with number 1 inside its own namespace, directly below a marked launcher."""
     for pid in marked(mark, value):
         numbers = _status(pid).get("NSpid", "").split()
         if len(numbers) == (3 if mark == NODE_MARK else 2) and numbers[-1] == "1" and _comm(pid) != "unshare":
@@ -124,7 +124,7 @@ def marked(mark: str, value: str, *, within: str = "") -> Iterator[int]:
 
 
 def kill_marked(mark: str, value: str, *, within: str = "", wait_s: float = 0.0) -> None:
-    """Every marked process was sent SIGKILL, and has ended if that took less than `wait_s`.
+    """Send SIGKILL to every marked process, and wait up to `wait_s` for their end.
 
     A dying process loses its environment, and so its mark, before it closes its sockets: only the handle says the end.
     """
@@ -151,12 +151,12 @@ def _is_marked(pid: int, mark: str, value: str, within: str) -> bool:
 
 
 def namespace_number(pid: int) -> int:
-    """The process's number in the innermost namespace that it is in; 0 if it has ended."""
+    """Return the process's number in the innermost namespace that it is in; 0 if it has ended."""
     return int((_status(pid).get("NSpid") or "0").split()[-1])
 
 
 def command_line(pid: int) -> str:
-    """The process's arguments, joined by spaces; empty if it has ended."""
+    """Return the process's arguments, joined by spaces; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):

@@ -10,11 +10,11 @@ __all__ = ["NAMESPACE", "install_operator"]
 NAMESPACE: Final = "stepkeeper"
 _CHART: Final = Path(__file__).parents[3] / "charts" / "stepkeeper"
 _TOLERATION_S: Final = 5
-"""How long pods stay on an unreachable node here; the chart's own value is 30."""
+"""Seconds that pods stay on an unreachable node here; the chart's own value is 30."""
 
 
 def install_operator(cluster: Cluster, **settings: int | str) -> None:
-    """The operator is running in its image, ready to take reports. `settings` are the chart's."""
+    """Install the operator from its image and wait until it takes reports. `settings` are the chart's."""
     image = cluster.load_operator_image()
     repository, _, tag = image.rpartition(":")
     values: dict[str, int | str] = {

@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def reap() -> None:
-    """No child that has ended is left unwaited for."""
+    """Wait for every child that has ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

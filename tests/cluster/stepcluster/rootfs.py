@@ -1,4 +1,4 @@
-"""What goes into the images: a shell, and the Python that runs this, copied from the machine with what it needs."""
+"""Collect the files of the images: a shell, and the Python that runs this with its libraries, from the machine."""
 
 import re
 import sys
@@ -43,7 +43,7 @@ WHEELS_EXPECT = (
 
 
 def shell_entries() -> Iterator[Entry]:
-    """A root with busybox under all its names."""
+    """Yield a root with busybox under all its names."""
     busybox = next(path for path in (Path("/bin/busybox"), Path("/usr/bin/busybox")) if path.exists())
     for folder in (
         "dev",
@@ -75,7 +75,7 @@ def shell_entries() -> Iterator[Entry]:
 
 
 def python_entries() -> Iterator[Entry]:
-    """The interpreter and its standard library below /usr/local, with sources, and the libraries that they need."""
+    """Yield the interpreter and its standard library, with sources, below /usr/local, and the libraries they need."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     interpreter = Path(sys.base_prefix, "bin", version)
     standard_library = Path(sysconfig.get_path("stdlib"))
@@ -99,7 +99,7 @@ def python_entries() -> Iterator[Entry]:
 
 
 def shared_libraries(programs: Iterable[Path]) -> set[Path]:
-    """Every library that the dynamic linker would load for `programs`, the linker itself, and what wheels expect."""
+    """Return the libraries that the dynamic linker would load for `programs`, the linker, and what wheels expect."""
     found: set[Path] = set()
     for program in programs:
         found |= parse_ldd(run(["sh", "-c", 'ldd "$1" 2>/dev/null || true', "sh", program]))
@@ -117,12 +117,12 @@ def shared_libraries(programs: Iterable[Path]) -> set[Path]:
 
 
 def parse_ldd(text: str) -> set[Path]:
-    """The paths in what `ldd` says."""
+    """Return the paths in the output of `ldd`."""
     return {Path(match) for match in re.findall(r"(?:=>\s+|^\s+)(/\S+)\s+\(0x", text, re.MULTILINE)}
 
 
 def library_entries(libraries: Iterable[Path]) -> Iterator[Entry]:
-    """The libraries where the dynamic linker of the image looks for them, wherever the machine has them."""
+    """Yield the libraries at the places where the image's dynamic linker looks, wherever the machine has them."""
     libraries = sorted(libraries)
     libc = next((path for path in libraries if path.name.startswith("libc.so")), Path("/lib/libc.so.6"))
     folder = _below_usr(libc.parent)

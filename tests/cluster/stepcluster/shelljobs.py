@@ -27,7 +27,7 @@ _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
 
 
 def container(name: str, script: str, **more: Any) -> dict[str, Any]:
-    """A container that runs the script."""
+    """Return a container that runs the script."""
     return {"name": name, "image": _IMAGE, "command": ["sh", "-c", script], **more}
 
 
@@ -46,7 +46,7 @@ class ShellJob:
     namespace_labels: Mapping[str, str] = field(default_factory=dict)
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """As the cluster's, in the job's namespace."""
+        """Run kubectl in the job's namespace, and return its output."""
         return self.cluster.kubectl("-n", self.name, *arguments, stdin=stdin)
 
     def get(self, kind: str, *options: str) -> dict[str, Any]:
@@ -54,21 +54,21 @@ class ShellJob:
         return found
 
     def status(self) -> dict[str, Any]:
-        """The job's status; empty before the operator's first word."""
+        """Return the job's status; empty before the operator's first update."""
         return dict(self.get("ctj", self.name).get("status") or {})
 
     def pods(self) -> list[dict[str, Any]]:
-        """The pods that bear the job's name."""
+        """Return the pods that bear the job's name."""
         return list(self.get("pods", "-l", f"stepkeeper.dev/job-name={self.name}")["items"])
 
     def jobset_uid(self) -> str:
-        """Of the JobSet of that name; empty if there is none."""
+        """Return the uid of the JobSet of that name; empty if there is none."""
         return self.kubectl(
             "get", "jobset", self.name, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"
         )
 
     def release(self) -> None:
-        """The script of every running pod goes on after HOLD."""
+        """Let the script of every running pod go on after HOLD."""
         for pod in self.pods():
             if pod["status"]["phase"] == "Running":
                 self.kubectl("exec", pod["metadata"]["name"], "-c", "trainer", "--", "touch", "/tmp/go")
@@ -79,7 +79,12 @@ class ShellJob:
         *,
         timeout_s: float = _PATIENCE_S,
     ) -> dict[str, Any]:
-        """The status that was the first to fulfil this. Raises AssertionError, with the last one, if none does."""
+        """Wait for a status that fulfils `is_so`, and return it.
+
+        Raises:
+            AssertionError: None did in time; the message holds the last status.
+
+        """
         deadline = time.monotonic() + timeout_s
         while not is_so(status := self.status()):
             if time.monotonic() > deadline:
@@ -88,7 +93,7 @@ class ShellJob:
         return status
 
     def until_phase(self, phase: str, *, attempt: int = 0) -> dict[str, Any]:
-        """The status once the phase is that, in that attempt if one is given."""
+        """Wait for the phase, in that attempt if one is given, and return the status."""
 
         def is_so(status: dict[str, Any]) -> bool:
             return status.get("phase") == phase and attempt in {0, status["attempts"][-1]["number"]}
@@ -114,7 +119,7 @@ class ShellJob:
 
 
 def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, Any]) -> None:
-    """The jobs were applied, each in its namespace, after the other objects, which may be in any of these."""
+    """Apply the jobs, each in its namespace, after the other objects, which may be in any of these namespaces."""
     namespaces = [
         {
             "apiVersion": "v1",
@@ -133,7 +138,7 @@ def apply_all(cluster: Cluster, jobs: Sequence[ShellJob], *others: Mapping[str, 
 
 
 def delete_all(cluster: Cluster, jobs: Sequence[ShellJob]) -> None:
-    """The jobs are gone, and then their namespaces: in one that is going nobody can bring a job to rest."""
+    """Delete the jobs, then their namespaces: in a namespace that is being deleted no job can be brought to rest."""
     _with_all(cluster, "delete", [job.manifest() for job in jobs])
     cluster.kubectl("delete", "namespace", *(job.name for job in jobs), "--timeout=100s")
 
@@ -154,7 +159,7 @@ class Gangs:
     """The starts whose pods could run at the same time; empty: never more than one."""
 
     trainers: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """How the trainer of each pod ended, by the pod's name: the API's ContainerStateTerminated."""
+    """End of each pod's trainer, by the pod's name: the API's ContainerStateTerminated."""
 
     _starts: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By the Job's uid."""
@@ -163,11 +168,11 @@ class Gangs:
     """The Job's uid, by the uid of each pod that may run."""
 
     def relisted(self) -> None:
-        """A new watch begins with all pods that there are."""
+        """Start over: a new watch begins with all pods that there are."""
         self._live.clear()
 
     def saw(self, event: Mapping[str, Any]) -> None:
-        """The event of a watch counts."""
+        """Take in an event of the watch."""
         meta, status = event["object"]["metadata"], event["object"].get("status", {})
         labels, owners = meta.get("labels") or {}, meta.get("ownerReferences") or ()
         if _JOBSET_NUMBER not in labels or not owners:

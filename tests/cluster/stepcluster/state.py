@@ -1,4 +1,4 @@
-"""What is remembered of a running cluster, where, and who may change it."""
+"""Keep the record of a running cluster, and lock it against other processes."""
 
 import contextlib
 import fcntl
@@ -31,7 +31,7 @@ class Record:
 
 
 def state_root() -> Path:
-    """The folder of all clusters: $XDG_STATE_HOME/stepkeeper, by default /var/tmp/stepkeeper."""
+    """Return the folder of all clusters: $XDG_STATE_HOME/stepkeeper, by default /var/tmp/stepkeeper."""
     return Path(os.environ.get("XDG_STATE_HOME") or "/var/tmp") / "stepkeeper" / "clusters"
 
 
@@ -40,7 +40,7 @@ def cluster_folder(name: str) -> Path:
 
 
 def write(record: Record) -> None:
-    """The record is in the cluster's folder."""
+    """Write the record to the cluster's folder."""
     path = cluster_folder(record.name) / FILE
     partial = path.with_name(FILE + ".new")
     partial.write_text(json.dumps(asdict(record), indent=1), encoding="utf-8")
@@ -48,7 +48,7 @@ def write(record: Record) -> None:
 
 
 def read(name: str) -> Record:
-    """The record of a running cluster.
+    """Return the record of a running cluster.
 
     Raises:
         NoClusterError: None of this name is running.
@@ -62,7 +62,7 @@ def read(name: str) -> Record:
 
 
 def read_file(name: str) -> Record | None:
-    """What was written down of a cluster, running or not; None if it never was."""
+    """Read the record of a cluster, running or not; None if there is none."""
     path = cluster_folder(name) / FILE
     if not path.exists():
         return None
@@ -72,21 +72,21 @@ def read_file(name: str) -> Record | None:
 
 
 def is_running(name: str) -> bool:
-    """Whether the cluster's namespaces are there."""
+    """Return True if the cluster's namespaces are there."""
     return first_process(CLUSTER_MARK, str(cluster_folder(name))) is not None
 
 
 def names() -> list[str]:
-    """Every cluster that has a folder, running or crashed."""
+    """Return the names of all clusters that have a folder, running or crashed."""
     root = state_root()
     return sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
 
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """This process is the only one in the block for this folder, which exists.
+    """Lock this folder, which is created if need be, against other processes for the block.
 
-    The folder may be deleted inside the block: whoever waited for it then makes and locks a new one.
+    The folder may be deleted inside the block: a process that waited for it then makes and locks a new one.
     """
     while True:
         folder.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ def killed_at(number: int, there: Path, fill: float) -> bool:
 
 
 def found(there: Path) -> float | None:
-    """Which fill can be read, the same by us and by torch; None if nothing can."""
+    """Return which fill can be read, the same by us and by torch; None if none can."""
     try:
         StorageReader(there).read_metadata()
     except RestoreError:

@@ -24,6 +24,7 @@ from typing_extensions import override
 from stepkeeper.checkpoint import (
     CommitFiles,
     SaveOrder,
+    Structure,
     TensorOrder,
     finish_checkpoint,
     write_checkpoint,
@@ -142,21 +143,23 @@ def commit(root: Path, state: dict[str, torch.Tensor]) -> None:
             step=1,
             claim=claim.slot,
             nonce="0" * 32,
-            tensors=tuple(
-                TensorOrder(
-                    fqn=fqn,
-                    dtype="float32",
-                    global_shape=tuple(state[fqn].shape),
-                    offsets=(0, rank * half.shape[1]),
-                    sizes=tuple(half.shape),
-                    start=start,
-                )
-                for (fqn, half), start in zip(halves.items(), starts, strict=False)
+            structure=Structure.build(
+                [
+                    TensorOrder(
+                        fqn=fqn,
+                        dtype="float32",
+                        global_shape=tuple(state[fqn].shape),
+                        offsets=(0, rank * half.shape[1]),
+                        sizes=tuple(half.shape),
+                        start=start,
+                    )
+                    for (fqn, half), start in zip(halves.items(), starts, strict=False)
+                ]
             ),
             values=(),
         )
         manifests.append(write_checkpoint(store, order, memoryview(data)))
-    finished = finish_checkpoint(store, manifests[0], [manifests[1].ref()])
+    finished = finish_checkpoint(store, manifests[0], [manifests[1].make_ref()])
     log.commit(
         claim, step=1, folder=manifests[0].folder, size_bytes=finished.size_bytes, manifest=finished.manifest
     )

@@ -31,7 +31,7 @@ def make_model(filler: int) -> nn.Module:
 
 
 def make_state(filler: int) -> dict[str, Any]:
-    """What the file holds with 7; values too."""
+    """Make the state that the file holds with 7; values too."""
     return {
         "plain": torch.arange(12.0).reshape(3, 4) + filler,
         "scalar": torch.tensor(filler),
@@ -101,16 +101,16 @@ def refused(folder: Path) -> None:
 
 
 def unsendable(folder: Path) -> None:
-    """What the first rank can't send is an error on all; the tensors behind it arrive."""
+    """Check that a tensor that the first rank can't send is an error on all, and that those after it arrive."""
     reader = TorchSaveReader()
-    send = reader._own
+    send = reader._read_own
 
     def own(name: str) -> Tensor | bytes:
         if name == "plain":
             raise MemoryError("no room to lay it out")
         return send(name)
 
-    reader._own = own  # type: ignore[method-assign]  # as where memory ends
+    reader._read_own = own  # type: ignore[method-assign]  # as where memory ends
     state = {"plain": torch.zeros(3, 4), "scalar": torch.tensor(0)}
     reasons = reasons_of(state, folder / "state.pt", reader, SPMDLoadPlanner(strict=False))
     assert [type(reason) for reason in reasons] == [MemoryError] * dist.get_world_size()

@@ -56,7 +56,7 @@ class Training:
 
 
 def save(root: Path) -> dict[str, Any]:
-    """As torch_xla's documentation has it, on a mesh that its planners lose nothing of."""
+    """Save as torch_xla's documentation shows it, on a mesh that its planners lose nothing of."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     training = Training(1, (4, 1))
     manager = xc.CheckpointManager(str(root), 2, chkpt_on_preemption=False)

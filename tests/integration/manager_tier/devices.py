@@ -13,7 +13,7 @@ import torch
 import torch_xla.runtime as xr
 
 from stepkeeper import CheckpointManager
-from stepkeeper.save.snapshot import Region, Snapshot, Snapshots
+from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
 
 FOLDER = Path(sys.argv[1])
 LONGEST_S = 30.0
@@ -22,21 +22,25 @@ LONGEST_S = 30.0
 def copies_noted() -> list[list[weakref.ref[torch.Tensor]]]:
     """For each snapshot of this process its copies on devices, from when it is taken."""
     found: list[list[weakref.ref[torch.Tensor]]] = []
-    take = Snapshots.take
+    take = SnapshotTaker.take_snapshot
 
     def noted(
-        snapshots: Snapshots, state: Mapping[str, object], region: Region, *, timeout_s: float | None = None
+        snapshots: SnapshotTaker,
+        state: Mapping[str, object],
+        region: Region,
+        *,
+        timeout_s: float | None = None,
     ) -> Snapshot:
         snapshot = take(snapshots, state, region, timeout_s=timeout_s)
         found.append([weakref.ref(piece.tensor) for piece in snapshot.on_device])
         return snapshot
 
-    Snapshots.take = noted  # type: ignore[method-assign,assignment]  # nothing of ours says where its copies are
+    SnapshotTaker.take_snapshot = noted  # type: ignore[method-assign,assignment]  # nothing of ours says where its copies are
     return found
 
 
 def left_after_saves(name: str, **options: Any) -> list[int]:
-    """Of two saves that the root has none of, how many copies are on devices when that doesn't change any more."""
+    """Count the copies left on devices after two saves that the root has none of, once that number is stable."""
     noted = copies_noted()
     state = {"w": torch.randn(64, 64).to("xla"), "b": torch.randn(64).to("xla")}
     hold = Path(os.environ["STEPKEEPER_TEST_HOLD"])

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from stepkeeper import CheckpointManager
-from stepkeeper.log import Log, Restored
+from stepkeeper.log import Log, RestoredEntry
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
 
@@ -61,7 +61,7 @@ def main() -> None:
     assert all(torch.equal(torch.as_tensor(state[name]), torch.as_tensor(expected[name])) for name in state)
     assert names == [], names
     log = Log(open_store((folder / "root").as_uri()))
-    assert not any(isinstance(log.entry(slot).body, Restored) for slot in range(log.open().tail + 1))
+    assert not any(isinstance(log.entry(slot).body, RestoredEntry) for slot in range(log.open().tail + 1))
     dist.barrier()
     if rank == 1:
         shutil.rmtree(folder / "disk1")

@@ -14,13 +14,13 @@ import torch
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Interval, Settings
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training.environment import Environment, Places
+from stepkeeper.training.environment import Environment, PodPaths
 
 FOLDER = Path(sys.argv[1])
 
 
 def environment() -> Environment:
-    places = Places(
+    places = PodPaths(
         settings_folder=FOLDER,
         notice_file=FOLDER / "notice",
         termination_file=FOLDER / "termination",

@@ -23,7 +23,7 @@ def n_fds() -> int:
 
 
 def left_of_it() -> list[str]:
-    """Of a companion: its process and the thread that listens to it, where they don't end by themselves."""
+    """Return a companion's process and the thread that listens to it, where they don't end by themselves."""
     ends_s = time.monotonic() + 30
     while True:
         left = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from stepkeeper import CheckpointManager
 from stepkeeper.checkpoint import read_manifests
-from stepkeeper.errors import GangError, TornCheckpointError
+from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.log import Log
 from stepkeeper.storage import open_store
 from stepkeeper.storage.posix import PosixStore
@@ -134,7 +134,7 @@ def verified(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_way(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no rank reaches another one, each reads all that it needs."""
+    """Check that each rank reads all that it needs where no rank reaches another."""
     monkeypatch.setattr("stepkeeper.restore.peers.exchange.addresses_of_host", lambda _: [])
     uri = (folder / "root").as_uri()
     state, into = random_state(1, 32), random_state(2, 32)
@@ -145,7 +145,7 @@ def no_way(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_reads_badly(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rank 1 reads of step 2 is bad, and of what rank 0 reads nothing: both go back to step 1, whole."""
+    """Check that ranks go back to step 1, whole, when rank 1 reads bad bytes of step 2 and rank 0 none of them."""
     uri = (folder / "root").as_uri()
     given: list[int] = []
 
@@ -191,7 +191,7 @@ def one_is_killed(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     if rank == 1:
         count.at_data = ended
     began_s = time.monotonic()
-    with pytest.raises(GangError, match="rank 1 is lost: "):
+    with pytest.raises(PeerLostError, match="rank 1 is lost: "):
         manager.restore_latest(random_state(2, 80))
     assert time.monotonic() - began_s < 60
     # Nobody is there to say good-bye to.

@@ -16,7 +16,7 @@ import torch
 from stepkeeper import CheckpointManager
 from stepkeeper.contract import Directive, Interval, Settings
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training.environment import Environment, Places
+from stepkeeper.training.environment import Environment, PodPaths
 
 FOLDER = Path(sys.argv[1])
 ROOT = FOLDER / "root"
@@ -28,7 +28,7 @@ def say(event: str, **values: Any) -> None:
 
 def environment() -> Environment:
     identity = pod_identity(grace_s=4)
-    places = Places(
+    places = PodPaths(
         settings_folder=FOLDER,
         notice_file=FOLDER / "notice",
         termination_file=FOLDER / "termination",
@@ -45,7 +45,7 @@ def delays_s() -> dict[str, float]:
 
 
 def left(told_s: float, before: dict[str, float]) -> None:
-    """How long this took since `told_s`, on a machine with nothing else to do."""
+    """Print how long this took since `told_s`, as on a machine with nothing else to do."""
     waited_s = sum(delay_s - before.get(thread, 0.0) for thread, delay_s in delays_s().items())
     say("left", after_s=time.monotonic() - told_s - waited_s)
 
@@ -65,7 +65,7 @@ def chosen_end(manager: CheckpointManager, state: dict[str, Any]) -> None:
 
 
 def own_break(manager: CheckpointManager, state: dict[str, Any]) -> None:
-    """What torch_xla's manager is used like."""
+    """Use the manager as torch_xla's is used."""
     tell(manager)
     manager.save_async(2, state)
     assert manager.reached_preemption(2)
@@ -102,7 +102,7 @@ def stuck_save(manager: CheckpointManager, state: dict[str, Any]) -> None:
 def stacks(manager: CheckpointManager, state: dict[str, Any]) -> None:
     """Asked for where there is no file behind sys.stderr, as in a notebook."""
     sys.stderr = io.StringIO()
-    manager._direct(Directive(dump_stacks=True))
+    manager._parts.follow_directive(Directive(dump_stacks=True))
     sys.stderr = sys.__stderr__
     manager.save(2, state, force=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stepkeeper import CheckpointManager
-from stepkeeper.training.environment import Places
+from stepkeeper.training.environment import PodPaths
 
 
 def say(event: str, **values: Any) -> None:
@@ -32,7 +32,7 @@ def open_manager(uri: str, options: dict[str, Any]) -> CheckpointManager:
     if "pod" not in options:
         return CheckpointManager(uri, options["interval"])
     pod = Path(options["pod"])
-    places = Places(
+    places = PodPaths(
         settings_folder=pod,
         notice_file=pod / "notice",
         termination_file=pod / "termination",
@@ -42,7 +42,7 @@ def open_manager(uri: str, options: dict[str, Any]) -> CheckpointManager:
 
 
 def terminate_a_worker() -> None:
-    """What a data loader does to a worker that it forked."""
+    """Terminate a forked worker, as a data loader does."""
     worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     worker.start()
     worker.terminate()

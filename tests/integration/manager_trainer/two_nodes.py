@@ -12,13 +12,13 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper import CheckpointManager
-from stepkeeper.companion.messages import Open
+from stepkeeper.companion.messages import OpenRequest
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import StoreGang
+from stepkeeper.coordination.rank_group import StoreRankGroup
 from stepkeeper.errors import BadNodeError, RestoreError
-from stepkeeper.log import Begin, Log
+from stepkeeper.log import BeginEntry, Log
 from stepkeeper.log.foreign_steps import Restorable
-from stepkeeper.restore import Restorer
+from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.restore.second_read import Host
 from stepkeeper.storage import ObjectStat, Store, open_store
 from stepkeeper.storage.base import Buffer
@@ -66,7 +66,7 @@ def flip(path: Path) -> None:
 
 
 def state_at(step: int) -> dict[str, Any]:
-    """What is under "b" only rank 1 asks for."""
+    """Return the state at a step. Only rank 1 asks for what is under "b"."""
     state: dict[str, Any] = {"a": torch.full((1000,), float(step))}
     if RANK == 1 or step:
         state["b"] = torch.full((2000,), float(step))
@@ -90,18 +90,18 @@ def restored(
     one_machine: bool = False,
 ) -> Restorable | None:
     """By a process that reads on a node of its own name; `bad` ones may read good bytes over another connection."""
-    gang = StoreGang.of(None)
+    rank_group = StoreRankGroup.of(None)
     uri = root.as_uri()
-    companion = Companion(Open(rank=RANK, world_size=WORLD_SIZE, uri=uri), print)
+    companion = Companion(OpenRequest(rank=RANK, world_size=WORLD_SIZE, uri=uri), print)
     store = open_store(uri)
 
     def reopen() -> Store:
         return BadNode(open_store(uri)) if bad_again else open_store(uri)
 
     host = Host(name=f"node-{RANK}", machine="one" if one_machine else str(RANK))
-    restorer = Restorer(BadNode(store) if bad else store, companion, gang, host=host, reopen=reopen)
+    restorer = Restorer(BadNode(store) if bad else store, rank_group, host=host, reopen=reopen)
     try:
-        return restorer.latest(state)
+        return LatestRestore(restorer, companion).restore(state)
     finally:
         dist.barrier()
         companion.close(10)
@@ -172,7 +172,7 @@ def another_writers_step_is_no_matter_of_one_node_either() -> None:
     assert all(torch.equal(state[name], state_at(100)[name]) for name in state)
     log = Log(open_store(root.as_uri()))
     begins = [log.entry(slot).body for slot in range(log.open().tail + 1)]
-    bases = [body.legacy for body in begins if isinstance(body, Begin) and body.legacy is not None]
+    bases = [body.legacy for body in begins if isinstance(body, BeginEntry) and body.legacy is not None]
     assert [base.step for base in bases] == [200, 200, 100]
     assert "read bad by nodes node-" in (bases[-1].reason or "")
 

@@ -58,7 +58,7 @@ def dtensors(rank: int, folder: Path, group: Any) -> None:
 
 
 def per_rank(rank: int, folder: Path, group: Any) -> None:
-    """Who is who among those that have a value each is told by the group."""
+    """Check that the group tells which rank is which among those that have a value each."""
     if rank not in MEMBERS:
         return
     planner = SPMDSavePlanner(process_group=group)

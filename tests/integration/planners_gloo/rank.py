@@ -16,7 +16,7 @@ from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
 
 
 def make_state(offset: int) -> dict[str, Any]:
-    """What a replicated model has: alike on every rank."""
+    """Make the state of a replicated model: alike on every rank."""
     layers = {f"layer{i}": (torch.arange(2000.0) + i + offset).reshape(40, 50) for i in range(12)}
     return {
         "model": layers,

@@ -54,7 +54,7 @@ def group_of(world_size: int, rank: int, folder: Path, meeting: Meeting) -> Iter
 
 
 def later_half(values: Sequence[Any], ranks: Ranks) -> object:
-    """What a data loader might do: all know how far all were together."""
+    """Merge positions as a data loader might: all know how far all were together."""
     return {"seen": sum(value["seen"] for value in values), "of": ranks.world_size}
 
 
@@ -134,7 +134,7 @@ def all_pairs(rank: int, folder: Path, meeting: Meeting) -> None:
 
 
 def one_report(rank: int, folder: Path, meeting: Meeting) -> None:
-    """What differs on one rank is raised on all of them, in words, and changes nothing on any."""
+    """Check that a difference on one rank is raised on all, in words, and changes nothing on any."""
     with group_of(3, rank, folder, meeting) as member:
         if not member:
             return

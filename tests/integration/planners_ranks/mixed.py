@@ -31,7 +31,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def placed(whole: Tensor, mesh: DeviceMesh, *placements: Placement) -> DTensor:
-    """As FSDP and tensor parallelism leave it: cut by placements, strided ones too."""
+    """Make tensors as FSDP and tensor parallelism leave them: cut by placements, strided ones too."""
     local = whole.new_empty(0)
     if mesh.get_coordinate() is not None:
         sizes, offsets = compute_local_shape_and_global_offset(whole.shape, mesh, placements)
@@ -42,7 +42,7 @@ def placed(whole: Tensor, mesh: DeviceMesh, *placements: Placement) -> DTensor:
 
 
 def rows_with_gaps(rank: int, world_size: int) -> Tensor:
-    """Of a tensor of 12 x 3, every world_size-th row, as the CheckpointableTensor protocol has it, and padding."""
+    """Return every world_size-th row of a tensor of 12 x 3, as a CheckpointableTensor, with padding."""
     mine = range(rank, 12, world_size)
     local = torch.full((2 * len(mine), 5), -1, dtype=torch.int32)
     for place, row in enumerate(mine):
@@ -56,7 +56,7 @@ def rows_with_gaps(rank: int, world_size: int) -> Tensor:
 
 
 def make_state(rank: int, world_size: int) -> dict[str, Any]:
-    """What stock planners can save and load too."""
+    """Make a state that stock planners can save and load too."""
     inner = 2 if world_size % 2 == 0 else 1
     mesh = init_device_mesh("cpu", (world_size // inner, inner), mesh_dim_names=("outer", "inner"))
     some = DeviceMesh("cpu", list(range(max(1, world_size - 1))))
@@ -88,7 +88,7 @@ def make_state(rank: int, world_size: int) -> dict[str, Any]:
 
 
 def make_own_state(rank: int, world_size: int) -> dict[str, Any]:
-    """What only ours can."""
+    """Make a state that only our planners can save and load."""
     return make_state(rank, world_size) | {
         "rows": rows_with_gaps(rank, world_size),
         "loader": PerRank(

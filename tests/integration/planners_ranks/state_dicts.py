@@ -59,7 +59,7 @@ class Model(nn.Module):
 
 
 class Alone(nn.Module):
-    """Of the same parts, none of them tied: FSDP over tensor parallelism cuts them all."""
+    """A model of the same parts, none of them tied: FSDP over tensor parallelism cuts them all."""
 
     def __init__(self) -> None:
         super().__init__()

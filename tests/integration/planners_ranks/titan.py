@@ -138,7 +138,7 @@ class Trainer:
             self.loader.position += 7
 
     def whole(self) -> dict[str, Any]:
-        """What this stage has, gathered, in memory of its own."""
+        """Gather what this stage has, in memory of its own."""
         found: dict[str, Any] = {}
         for kind in ("model", "optimizer"):
             for name, value in self.states[kind].state_dict().items():

@@ -208,7 +208,7 @@ def statefuls(folder: Path) -> None:
     assert_equal(target.schedule.state_dict(), source.schedule.state_dict())
     pending = torch_xla._XLAC._check_tensor_need_materialization(list(target.model.parameters()))
     assert not any(pending)
-    assert adapters.sharded_among({"t": next(target.model.parameters())})
+    assert adapters.select_sharded({"t": next(target.model.parameters())})
 
 
 def tied_here_and_stored_apart(folder: Path) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stepkeeper_planners import SPMDLoadPlanner, SPMDSavePlanner
-from stepkeeper_planners.adapters import xla
+from stepkeeper_planners.adapters import xla_sharding
 
 MESHES: Final = (
     (4,),
@@ -131,5 +131,5 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     xr.use_spmd()
     # Copies are cut away however small they are: here tensors are.
-    xla.SMALLEST_PART_BYTES = 1  # type: ignore[misc] # a constant elsewhere
+    xla_sharding.SMALLEST_PART_BYTES = 1  # type: ignore[misc] # a constant elsewhere
     main(sys.argv[1], Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""What a save moves from the devices, what it holds of that at once, and that it leaves the training alone."""
+"""Check what a save moves from the devices, what it holds of that at once, and that it leaves the training alone."""
 
 import io
 import sys
@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from typing_extensions import override
 
 from stepkeeper_planners import SPMDSavePlanner, adapters
-from stepkeeper_planners.adapters import xla
+from stepkeeper_planners.adapters import xla_sharding
 from stepkeeper_planners.geometry.layout import Ranks
 
 ALONE = Ranks(rank=0, world_size=1)
@@ -53,7 +53,7 @@ class Watched(SPMDSavePlanner):
         data = super().resolve_data(write_item)
         if metric("InboundData")[1] > before:
             self.order.append(write_item.index.fqn)
-        held = [shard for shards in self._outgoing.shards.values() for shard in shards]
+        held = [shard for shards in self._write_data.shards.values() for shard in shards]
         self.most_bytes = max(self.most_bytes, size_bytes(held))
         return data
 
@@ -105,8 +105,8 @@ def training_is_compiled_once(folder: Path) -> None:
 
 def small_copies_are_left_alone() -> None:
     small = partly_replicated(rows=4)
-    assert small.numel() * 4 < 4 * xla.SMALLEST_PART_BYTES
-    assert not adapters.without_copies({"small": small})
+    assert small.numel() * 4 < 4 * xla_sharding.SMALLEST_PART_BYTES
+    assert not adapters.deduplicate_copies({"small": small})
 
 
 def the_original_is_untouched() -> None:
@@ -114,7 +114,7 @@ def the_original_is_untouched() -> None:
     torch_xla.sync()
     before, pending = torch_xla._XLAC._get_xla_sharding_spec(tensor), tensor * 3
     seed = xm.get_rng_state()
-    cut = adapters.without_copies({"t": tensor})["t"]
+    cut = adapters.deduplicate_copies({"t": tensor})["t"]
     assert torch_xla._XLAC._get_xla_sharding_spec(tensor) == before
     assert torch_xla._XLAC._check_tensor_need_materialization([pending, tensor]) == [True, False]
     assert xm.get_rng_state() == seed

@@ -101,7 +101,7 @@ def every_dtype() -> None:
             assert layout.dtype == name
             filled(tensor, source)
             for chunk in layout.chunks:
-                got = adapters.local_shard(tensor, chunk.owners[0].local_index)
+                got = adapters.local_shards(tensor)[chunk.owners[0].local_index]
                 assert got.dtype == dtype
                 want = source[chunk.box.slices].contiguous()
                 assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), name
@@ -169,7 +169,7 @@ def unsharded() -> None:
 
 
 def sharded_by_the_compiler() -> None:
-    """What the user left unsharded comes out of a step in parts."""
+    """Check tensors that the user left unsharded and that come out of a step in parts."""
     mesh = xs.Mesh(np.arange(4), (2, 2))
     a = torch.ones(8, 8).to("xla")
     xs.mark_sharding(a, mesh, (0, 1))
@@ -177,7 +177,7 @@ def sharded_by_the_compiler() -> None:
     torch_xla.sync()
     left.add_((a @ a).sum(0) + torch.arange(8).to("xla"))
     adapters.materialize({"left": left})
-    assert adapters.sharded_among({"t": left})
+    assert adapters.select_sharded({"t": left})
     check(left, torch.arange(8.0) + 64)
 
 

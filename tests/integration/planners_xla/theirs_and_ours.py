@@ -1,4 +1,4 @@
-"""What torch_xla's planner wrote is read by ours, and the other way round, onto other shardings."""
+"""Read with our planner what torch_xla's wrote, and the other way round, onto other shardings."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""What is compiled for saves, and that a step never is again: python compiling.py FOLDER. Says it in a line of JSON."""
+"""Print in a line of JSON what saves compile, and that a step compiles nothing again: python compiling.py FOLDER."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch_xla.runtime as xr
 from sharded_training import Training, compilations
 
 from stepkeeper import CheckpointManager
-from stepkeeper.save.snapshot import device
+from stepkeeper.save.snapshot import device_pieces
 
 STEPS, EVERY = 200, 20
 
@@ -64,7 +64,7 @@ def in_pieces(root: Path, part: float) -> dict[str, int]:
             manager.step(step, training.state)
         manager.wait()
         assert len(manager.all_steps()) == STEPS // EVERY
-    most = max(cut.n_pieces for cut in device.cuts_of(training.tensors()).values())
+    most = max(cut.n_pieces for cut in device_pieces.plan_clones(training.tensors()).values())
     return {"compiled": compilations() - compiled, "most pieces": most}
 
 
@@ -97,7 +97,7 @@ def main() -> None:
     counts["with"] = compilations()
     before_the_sync(folder / "before")
     counts["with, before the loop's own sync"] = compilations()
-    with patch.multiple(device, _PIECE_BYTES=4 * 1024, _WAITED_PIECE_BYTES=16 * 1024):
+    with patch.multiple(device_pieces, _PIECE_BYTES=4 * 1024, _WAITED_PIECE_BYTES=16 * 1024):
         pieces = {part: in_pieces(folder / f"pieces-{part}", part) for part in (1, 0.5, 0)}
     counts["for a notice"] = preempted(folder / "preempted")
     print(json.dumps(counts | {"in pieces": pieces}), flush=True)

@@ -37,7 +37,7 @@ compiled: list[int] = []
 
 
 def batches() -> Iterator[torch.Tensor]:
-    """As a device loader has it: the step is synced when the next batch is asked for."""
+    """Yield batches like a device loader: the step is synced when the next batch is asked for."""
     for _ in range(STEPS):
         yield torch.ones(8, 64, device="xla")
         torch_xla.sync()

@@ -10,7 +10,7 @@ import torch_xla.runtime as xr
 from sharded_training import Training
 
 from stepkeeper import CheckpointManager
-from stepkeeper.save.snapshot import device
+from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper_planners.adapters import xla
 
 
@@ -43,30 +43,29 @@ ways: set[str] = set()
 
 
 def note_ways() -> None:
-    make = device.DeviceCopies.make
+    make = device.DeviceCopies.make_copies
 
     def noted(copies: device.DeviceCopies, *arguments: Any, **options: Any) -> Any:
         made, rest = make(copies, *arguments, **options)
         ways.update(["copied there"] if made else [], ["moved while waiting"] if rest else [])
         return made, rest
 
-    device.DeviceCopies.make = noted  # type: ignore[method-assign,assignment]  # nothing of ours says which way it was
+    device.DeviceCopies.make_copies = noted  # type: ignore[method-assign,assignment]  # nothing of ours says which way it was
 
 
 def refused_once(*_: object, **__: object) -> None:
-    xla.start = start
+    xla.start_pending = start
     raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
 
 
-start = xla.start
+start = xla.start_pending
 
 
 def main() -> None:
     xr.use_spmd()
     # Small ones, so that everything of any size comes in several.
-    vars(device).update(
-        _PIECE_BYTES=32 * 1024, _WAITED_PIECE_BYTES=160 * 1024, _SMALLEST_LIMIT_BYTES=64 * 1024
-    )
+    vars(device_pieces).update(_PIECE_BYTES=32 * 1024, _WAITED_PIECE_BYTES=160 * 1024)
+    vars(device).update(_SMALLEST_LIMIT_BYTES=64 * 1024)
     note_ways()
     folder = Path(sys.argv[1])
     training = Training()
@@ -75,7 +74,7 @@ def main() -> None:
     budgets = {"all": None, "half": total_bytes // 2, "none": 0}
     said = {name: saved_and_restored(folder / name, budget) for name, budget in budgets.items()}
     said["all, before the loop's own sync"] = saved_and_restored(folder / "pending", None, sync=False)
-    xla.start = refused_once
+    xla.start_pending = refused_once
     said["learned"] = saved_and_restored(folder / "learned", None)
     print(json.dumps(said), flush=True)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch_xla
+import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -83,7 +84,7 @@ def sharded_kinds(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_by_hand(trainer: Trainer) -> dict[str, Any]:
-    """What a storage writer of one's own does with a planner."""
+    """Drive a planner as a user's own storage writer does."""
     planner = xc.SPMDSavePlanner()
     assert issubclass(xc.SPMDSavePlanner, SavePlanner)
     seen: dict[str, Any] = {"before": planner.is_coordinator}
@@ -136,7 +137,7 @@ def saved_and_loaded(first: Trainer, second: Trainer, folder: Path) -> dict[str,
 
 
 def load_by_hand(trainer: Trainer, folder: Path) -> dict[str, Any]:
-    """What a storage reader of one's own does with a planner."""
+    """Drive a planner as a user's own storage reader does."""
     planner, reader = xc.SPMDLoadPlanner(), FileSystemReader(folder)
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, is_coordinator=True)
@@ -211,8 +212,9 @@ def main(folder: Path) -> None:
     seen: dict[str, Any] = {"primed": [primed(trainer) for trainer in (first, second, third)]}
     for buffer in first.momentum().values():
         buffer.fill_(2.5)
-    # torch_xla's own planner fails on tensors whose program hasn't been handed to the devices yet.
-    torch_xla.sync(wait=True)
+    torch_xla.sync()
+    # torch_xla's planner fails now and then where it comes before the values that it lists.
+    xm.wait_device_ops()
     seen["by hand"] = plan_by_hand(first)
     seen["through torch"] = saved_and_loaded(first, second, folder / "checkpoint")
     seen["read by hand"] = load_by_hand(third, folder / "checkpoint")

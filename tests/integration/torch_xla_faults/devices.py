@@ -1,4 +1,4 @@
-"""What a user of 4 devices sees, through torch_xla's planners and through ours: the same code for both."""
+"""Do as a user of 4 devices does, through torch_xla's planners and through ours: the same code for both."""
 
 import contextlib
 import io
@@ -62,19 +62,19 @@ def partial_replication_is_restored(xc: ModuleType, folder: Path) -> str:
 
 
 def copies_are_not_moved(xc: ModuleType, _folder: Path) -> str:
-    """What comes from the devices of a tensor that two devices each have half of, in its own size."""
+    """Measure what comes from the devices of a tensor that two devices each have half of, in its own size."""
     tensor = sharded(torch.ones(1024, 256), 0, None)
     torch_xla.sync()
     met.clear_all()
     if xc is theirs:
         _sharded_cpu_state_dict({"w": tensor})
     else:
-        adapters.local_shards(adapters.without_copies({"w": tensor})["w"])
+        adapters.local_shards(adapters.deduplicate_copies({"w": tensor})["w"])
     return str(met.metric_data("InboundData")[1] / (tensor.numel() * tensor.itemsize))
 
 
 def a_load_moves_nothing_from_the_devices(xc: ModuleType, folder: Path) -> str:
-    """What comes from the devices of a tensor that is being loaded, in its own size."""
+    """Measure what comes from the devices of a tensor that is being loaded, in its own size."""
     saved(xc, folder, {"w": sharded(torch.ones(1024, 256), (0, 1), None)})
     target = {"w": sharded(torch.zeros(1024, 256), (0, 1), None)}
     torch_xla.sync()

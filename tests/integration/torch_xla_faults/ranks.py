@@ -67,7 +67,7 @@ def hybrid_sharded(whose: Planners, folder: Path) -> Any:
 
 
 def value_of_each_rank(whose: Planners, folder: Path) -> Any:
-    """Where its data loader stands differs from rank to rank."""
+    """Save a data loader's position, which differs from rank to rank."""
     rank = dist.get_rank()
     save({"loader": {"seen": rank * 10}}, storage_writer=FileSystemWriter(folder), planner=whose[0]())
     state = {"loader": {"seen": -1}}

@@ -1,4 +1,4 @@
-"""What a pickle may say."""
+"""Strategies for the contents of a pickle."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a root goes through, by the shipped companion sessions, and what must be true of it after the worst."""
+"""Put a root through its operations, with the shipped companion sessions, and check what must hold after the worst."""
 
 import os
 import struct
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, final
 
-from stepkeeper.checkpoint import CheckpointReader, SaveOrder, TensorOrder, read_manifests
+from stepkeeper.checkpoint import CheckpointReader, SaveOrder, Structure, TensorOrder, read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
-from stepkeeper.companion.messages import Begin, Commit, Open, Void, Write, Written
+from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest, VoidRequest, Written
 from stepkeeper.companion.session import Session
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.entries import new_nonce
@@ -16,15 +16,16 @@ from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.background import done
+from stepkeeper.testing.checkpoints import write_request
 
-__all__ = ["IMPATIENT", "Gang", "check_root", "contents", "saved_bytes"]
+__all__ = ["IMPATIENT", "Companions", "check_root", "contents", "saved_bytes"]
 
 IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 _N_COLUMNS: Final = 64
 
 
 def saved_bytes(step: int, rank: int) -> bytes:
-    """What `rank` saves at `step`: its row of `model.w`."""
+    """Return what `rank` saves at `step`: its row of `model.w`."""
     return struct.pack(
         f"<{_N_COLUMNS}f", *(1000 * step + 100 * rank + column for column in range(_N_COLUMNS))
     )
@@ -41,7 +42,7 @@ def _region(data: bytes) -> Iterator[int]:
 
 
 @final
-class Gang:
+class Companions:
     """One start of a job: the companions of its ranks, in this process."""
 
     def __init__(
@@ -57,13 +58,15 @@ class Gang:
         self.claim = Claim(slot=-1, nonce="")
         self.sessions = []
         for rank in range(world_size):
-            opening = Open(rank=rank, world_size=world_size, uri=uri, keep=keep)
+            opening = OpenRequest(rank=rank, world_size=world_size, uri=uri, keep=keep)
             session = Session(opening, lambda directive: None, patience=IMPATIENT)
-            session._store = session._log._store = wrap(rank, session._store)
+            wrapped = wrap(rank, session._store)
+            session._store = session._log._store = wrapped
+            session.shares._store = session._upkeep._store = wrapped
             self.sessions.append(session)
 
     def begin(self) -> None:
-        self.claim = self.sessions[0].begin(Begin()).claim
+        self.claim = self.sessions[0].claim_root(ClaimRequest()).claim
 
     def order(self, step: int, rank: int, nonce: str) -> SaveOrder:
         world_size = len(self.sessions)
@@ -81,16 +84,16 @@ class Gang:
             step=step,
             claim=self.claim.slot,
             nonce=nonce,
-            tensors=(row,),
+            structure=Structure.build([row]),
             values=(),
         )
 
     def write(self, order: SaveOrder) -> Written:
         with _region(saved_bytes(order.step, order.rank)) as fd:
-            return self.sessions[order.rank].write(Write(order=order), fd)
+            return self.sessions[order.rank].shares.write_share(write_request(order), fd)
 
     def void(self, folder: str) -> None:
-        self.sessions[0].void(Void(folder=folder, reason="a rank was lost"))
+        self.sessions[0].void_save(VoidRequest(folder=folder, reason="a rank was lost"))
 
     def save(self, step: int) -> CommitRecord:
         """The step is committed, and what comes after a commit went well."""
@@ -98,15 +101,15 @@ class Gang:
         orders = [self.order(step, rank, nonce) for rank in range(len(self.sessions))]
         others = [self.write(order) for order in orders[1:]]
         self.write(orders[0])
-        committed, after = self.sessions[0].commit(
-            Commit(
+        committed, after = self.sessions[0].commit_save(
+            CommitRequest(
                 folder=orders[0].folder,
                 others=tuple(written.manifest for written in others),
                 duration_millis=1,
             )
         )
         done(after)
-        assert self.sessions[0]._complaint is None
+        assert self.sessions[0]._upkeep.complaint is None
         return committed.record
 
 
@@ -141,7 +144,7 @@ def check_root(store: Store, *, committed: int = -1, world_size: int = 1) -> Non
         assert state.head >= committed, (
             f"HEAD is slot {state.head}; the answer was that slot {committed} is committed"
         )
-    following = Gang(store.uri, world_size, last=1)
+    following = Companions(store.uri, world_size, last=1)
     following.begin()
     assert following.claim.slot == state.tail + 1
     last = following.save(1000)

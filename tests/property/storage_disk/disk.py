@@ -21,7 +21,7 @@ RANDOM_CUTS: Final = 2
 
 
 class Op(NamedTuple):
-    """What a process asked of the file system; paths are relative to the disk."""
+    """An operation on the file system; paths are relative to the disk."""
 
     kind: str
     """mkdir, create, write, fsync, link, rename, unlink or rmdir."""
@@ -47,7 +47,7 @@ class Recorder:
     """Records what happens to files under a folder. Nothing is really synced meanwhile."""
 
     def __init__(self, disk: Path, *, unsynced: Callable[[Op], bool] = lambda op: False) -> None:
-        """Where `unsynced` says so, an fsync is left out."""
+        """Leave out an fsync where `unsynced` says so."""
         self.ops: list[Op | Answered] = []
         self.kills: Callable[[Op], bool] = lambda op: False
         """Is the process killed after this?"""
@@ -59,7 +59,7 @@ class Recorder:
         self._dead = False
 
     def revive(self) -> None:
-        """What comes now is another process."""
+        """Begin another process: what comes now is its own."""
         self.kills = lambda op: False
         self._dead = False
 
@@ -218,7 +218,7 @@ class Disk:
                 raise AssertionError(op)
 
     def cuts(self, seed: int) -> Iterator[tuple[str, Contents]]:
-        """What may be left, each once: the extremes, each folder ahead of all others or behind, and some at random."""
+        """Yield what may be left, each once: the extremes, each folder ahead of others or behind, some at random."""
         waiting = sorted(self._unsynced_folders())
         chance = random.Random(seed)
         chosen: dict[str, _Chooses] = {

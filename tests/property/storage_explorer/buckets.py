@@ -1,4 +1,4 @@
-"""What the memory back end makes of each question, each content and each answer with a number."""
+"""Number each question, content and answer of the memory back end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ __all__ = ["Answers", "Buckets"]
 @final
 @dataclass
 class Answers:
-    """What processes are told, each with a number: comparing these costs nothing."""
+    """Number the answers that processes get: comparing numbers costs nothing."""
 
     values: list[Any] = field(default_factory=list)
     numbers: dict[Any, int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Buckets:
         return found
 
     def applied(self, bucket: int, op: Op) -> tuple[int, int]:
-        """What is in the bucket once the memory back end has done `op`, and the number of its answer."""
+        """Return what is in the bucket once the memory back end has done `op`, and the number of its answer."""
         found = self.after.get((bucket, op))
         if found is None:
             store = MemoryStore(MemoryBucket())

@@ -1,4 +1,4 @@
-"""What a root's bytes say, by a reading of the specification that shares no code with the log."""
+"""Read a root's bytes by the specification, without any code of the log."""
 
 import json
 from collections.abc import Mapping, Sequence

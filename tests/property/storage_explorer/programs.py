@@ -1,4 +1,4 @@
-"""What processes do with a root, each in the words of the shipped code, and what they were told."""
+"""Define what processes do with a root, each by the shipped code, and what they were answered."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -6,13 +6,20 @@ from typing import TypeVar, final
 
 from storage_explorer.replay import IMPATIENT, Process, Program
 
-from stepkeeper.checkpoint import CheckpointReader, SaveOrder, ValueOrder, read_manifests
+from stepkeeper.checkpoint import CheckpointReader, SaveOrder, Structure, ValueOrder, read_manifests
 from stepkeeper.cli.blocks import verify_commit
-from stepkeeper.cli.removal import check_removable, needs_proof, pick_removed
+from stepkeeper.cli.removal import check_removable, commit_to_verify, select_removed
 from stepkeeper.cli.terminal import Root
-from stepkeeper.cli.write import _removed
-from stepkeeper.companion.background import Work
-from stepkeeper.companion.messages import Begin, Commit, Open, Quarantine, Restored, Void, Write
+from stepkeeper.cli.write import _remove_commits
+from stepkeeper.companion.background import BackgroundTask
+from stepkeeper.companion.messages import (
+    ClaimRequest,
+    CommitRequest,
+    OpenRequest,
+    QuarantineRequest,
+    VerifiedNotice,
+    VoidRequest,
+)
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import (
     FencedError,
@@ -25,8 +32,9 @@ from stepkeeper.errors import (
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.retention.garbage import gc
-from stepkeeper.retention.pins import hold, remove_pin
+from stepkeeper.retention.pins import pin_commit, remove_pin
 from stepkeeper.testing.background import jobs
+from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.testing.pod import pod_identity
 
 __all__ = ["attempt", "collector", "follower", "reader", "remover"]
@@ -60,14 +68,14 @@ def attempt(
         session = _session(process, last, start=start)
         try:
             base = _oldest(process) if rewinds else None
-            begun = _until_answered(lambda: session.begin(Begin(base=base)))
+            begun = _until_answered(lambda: session.claim_root(ClaimRequest(base=base)))
             process.note("claimed", begun.claim)
             found = begun.base
             if collects:
                 collector()(process)
             if found is not None and quarantines and process.choose(2):
-                reason = Quarantine(commit=found.slot, reason="a bad block")
-                found = _until_answered(lambda: session.quarantine(reason)).base
+                reason = QuarantineRequest(commit=found.slot, reason="a bad block")
+                found = _until_answered(lambda: session.quarantine_commit(reason)).base
             if found is not None and restores:
                 _restore(process, session, found)
             claim = begun.claim
@@ -103,7 +111,7 @@ def follower(died: int, *steps: int, last: int = 1) -> Program:
             else:
                 claim = claims[-1][1]
                 session = _session(process, last, claim)
-                _until_answered(session.resume)
+                _until_answered(session.resume_claim)
             saving = next(
                 (note for note in reversed(notes) if note[0] in ("saving", "committed", "voided")), None
             )
@@ -133,7 +141,7 @@ def reader(*, holder: str = "a reader", oldest: bool = False) -> Program:
 
         try:
             pin, record = _until_answered(
-                lambda: hold(log, process, latest, holder=holder, patience=IMPATIENT)
+                lambda: pin_commit(log, process, latest, holder=holder, patience=IMPATIENT)
             )
         except RestoreError:
             return
@@ -169,7 +177,7 @@ def collector() -> Program:
 
 
 def _session(process: Process, last: int, claim: Claim | None = None, *, start: int | None = None) -> Session:
-    opening = Open(
+    opening = OpenRequest(
         rank=0,
         world_size=1,
         uri=process.uri,
@@ -181,26 +189,26 @@ def _session(process: Process, last: int, claim: Claim | None = None, *, start: 
 
 
 def _restore(process: Process, session: Session, base: CommitRecord) -> None:
-    """As every start does. Data that is gone is condemned, which only a stale start ever has to try."""
+    """Restore as every start does. Data that is gone is condemned, which only a stale start ever has to try."""
     try:
         _read(process, base)
     except TornCheckpointError as torn:
-        reason = Quarantine(commit=base.slot, reason=str(torn))
-        _until_answered(lambda: session.quarantine(reason))
+        reason = QuarantineRequest(commit=base.slot, reason=str(torn))
+        _until_answered(lambda: session.quarantine_commit(reason))
         raise AssertionError(f"the newest start condemned a commit: {torn}") from torn
-    _until_answered(lambda: session.restored(Restored(commit=base.slot)))
+    _until_answered(lambda: session.mark_verified(VerifiedNotice(commit=base.slot)))
 
 
 def _go_back(process: Process, session: Session, claim: Claim) -> Claim:
     """The oldest commit was restored: the next save goes on from there."""
-    _until_answered(session.refresh)
+    _until_answered(session.refresh_head)
     oldest = session._log.state.live[0]
-    return _follow(process, session, Begin(base=oldest.slot, after=claim, nonce=process.nonce()))
+    return _follow(process, session, ClaimRequest(base=oldest.slot, after=claim, nonce=process.nonce()))
 
 
-def _follow(process: Process, session: Session, body: Begin) -> Claim:
+def _follow(process: Process, session: Session, body: ClaimRequest) -> Claim:
     process.note("following", body)
-    begun = _until_answered(lambda: session.begin(body))
+    begun = _until_answered(lambda: session.claim_root(body))
     assert body.after is not None
     process.note("followed", body.after.slot, begun.claim.slot)
     process.note("claimed", begun.claim)
@@ -210,13 +218,13 @@ def _follow(process: Process, session: Session, body: Begin) -> Claim:
 def _remove(process: Process, step: int) -> None:
     log = Log(process, patience=IMPATIENT)
     state = log.open()
-    (record,) = pick_removed(state, [step], [])
+    (record,) = select_removed(state, [step], [])
     check_removable(state, [record.slot])
-    latest = needs_proof(state, [record.slot])
+    latest = commit_to_verify(state, [record.slot])
     if latest is not None and verify_commit(process, latest, patience=IMPATIENT).bad:
         raise RefusedError("others have deleted it since")
     root = Root(log=log, store=process, patience=IMPATIENT)
-    for gone in _removed(root, state.tail, [record.slot])[0]:
+    for gone in _remove_commits(root, state.tail, [record.slot])[0]:
         process.note("removed", gone.folder)
 
 
@@ -235,7 +243,7 @@ def _until_answered(work: Callable[[], T]) -> T:
 
 @final
 class _Later:
-    """What comes after commits: done at once; or, a job at a time, whenever the schedule says so."""
+    """Do the work after commits: at once, or a job at a time whenever the schedule says so."""
 
     def __init__(self, process: Process, session: Session, *, lags: bool = False) -> None:
         self._process = process
@@ -243,39 +251,47 @@ class _Later:
         self._lags = lags
         self._jobs: Iterator[None] = iter(())
 
-    def add(self, work: Work) -> None:
+    def add(self, work: BackgroundTask) -> None:
         self._jobs = chain(self._jobs, jobs(work))
         if not self._lags:
             self.end()
 
     def go_on(self) -> None:
-        """As far as it gets before the next request is there."""
+        """Go on as far as possible before the next request is there."""
         while self._lags and self._process.choose(2) and next(self._jobs, self) is not self:
             pass
 
     def end(self) -> None:
         for _ in self._jobs:
             pass
-        complaint = self._session._complaint
+        complaint = self._session._upkeep.complaint
         assert complaint is None or complaint.partition(": ")[2].startswith(_BEARABLE), complaint
 
 
 def _save(process: Process, session: Session, claim: Claim, step: int, later: _Later) -> None:
     value = ValueOrder(fqn="v", start=0, length_bytes=4)
     order = SaveOrder(
-        rank=0, world_size=1, step=step, claim=claim.slot, nonce=process.nonce(), tensors=(), values=(value,)
+        rank=0,
+        world_size=1,
+        step=step,
+        claim=claim.slot,
+        nonce=process.nonce(),
+        structure=Structure(),
+        values=(value,),
     )
     process.note("saving", order.folder)
     later.go_on()
     try:
-        session.write(Write(order=order), process.region)
+        session.shares.write_share(write_request(order), process.region)
         later.go_on()
-        committed, after = session.commit(Commit(folder=order.folder, others=(), duration_millis=1))
+        committed, after = session.commit_save(
+            CommitRequest(folder=order.folder, others=(), duration_millis=1)
+        )
     except FencedError:
         process.note("refused", order.folder)
         raise
     except TransientStorageError:
-        _until_answered(lambda: session.void(Void(folder=order.folder, reason="no answer")))
+        _until_answered(lambda: session.void_save(VoidRequest(folder=order.folder, reason="no answer")))
         process.note("voided", order.folder)
         return
     assert committed.record.folder == order.folder
@@ -284,8 +300,8 @@ def _save(process: Process, session: Session, claim: Claim, step: int, later: _L
 
 
 def _learn(process: Process, session: Session, folder: str) -> None:
-    """What became of a dead process's save is known for good."""
-    _until_answered(lambda: session.void(Void(folder=folder, reason="its companion was lost")))
+    """Learn for good what became of a dead process's save."""
+    _until_answered(lambda: session.void_save(VoidRequest(folder=folder, reason="its companion was lost")))
     record = session._log.state.commit_in(folder)
     if record is None:
         process.note("voided", folder)

@@ -42,7 +42,7 @@ IMPATIENT: Final = Patience(total_s=0.0, sleep=lambda _: None)
 
 
 class Op(NamedTuple):
-    """What a process asks for."""
+    """A request that a process makes."""
 
     kind: str
     """Of the store: put, write, read, list, page, delete. Of the schedule: choose, await."""
@@ -78,7 +78,7 @@ class Process(PagedStore, Protocol):
     """A file with the bytes of a save."""
 
     def note(self, *note: Any) -> None:
-        """What the process has been told by now, for the invariants."""
+        """Note what the process has been told by now, for the invariants."""
         ...
 
     def choose(self, n: int) -> int:
@@ -86,7 +86,7 @@ class Process(PagedStore, Protocol):
         ...
 
     def notes_of_dead(self, process: int) -> tuple[tuple[Any, ...], ...]:
-        """What a process had noted when it died; waits for that."""
+        """Wait for a process's death, and return what it had noted."""
         ...
 
     def nonce(self) -> str:
@@ -223,7 +223,7 @@ class Histories:
         return self._nodes[history].notes
 
     def kinds_of_notes(self) -> frozenset[str]:
-        """Of all processes in all schedules."""
+        """Return the kinds of notes of all processes in all schedules."""
         return frozenset(note[0] for node in self._nodes for note in node.notes)
 
     def error(self, history: int) -> BaseException | None:
@@ -326,7 +326,7 @@ def shipped_code(index_every: int) -> Iterator[int]:
         return _CURRENT[-1]
 
     with (
-        mock.patch("stepkeeper.log.log.new_nonce", nonce),
+        mock.patch("stepkeeper.log.appending.new_nonce", nonce),
         mock.patch("stepkeeper.retention.pins.new_nonce", nonce),
         mock.patch("stepkeeper.companion.session.open_store", own_root),
         mock.patch("stepkeeper.checkpoint.writing.ThreadPoolExecutor", _InlineExecutor),

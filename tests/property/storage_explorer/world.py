@@ -171,7 +171,7 @@ class Explorer:
         return self._counted(explored)
 
     def wander(self, seed: int, walks: int) -> Explored:
-        """That many schedules, drawn at random, were run to their ends. Raises FoundError, naming the walk's seed."""
+        """Run that many schedules, drawn at random, to their ends. Raises FoundError, naming the walk's seed."""
         explored = Explored(complete=False)
         seen: set[int] = set()
         for walk in range(walks):
@@ -277,7 +277,7 @@ class Explorer:
         return state._replace(histories=(*before[:process], after, *before[process + 1 :]))
 
     def _ahead(self, bucket: int) -> Ahead:
-        """What a process is told that goes on alone, without faults, as one of the schedules has it."""
+        """Return what a process is told that goes on alone, without faults, as one of the schedules has it."""
 
         def ahead(op: Op) -> tuple[int, Any] | None:
             nonlocal bucket
@@ -339,7 +339,7 @@ class Explorer:
 
 
 def _kind_of_object(op: Op) -> str:
-    """What a put or a write sends: an entry of some kind, a pin, an object of a checkpoint."""
+    """Name what a put or a write sends: an entry of some kind, a pin, an object of a checkpoint."""
     if op.path.startswith(_LOG):
         return str(json.loads(op.data)["kind"])
     folder, _, name = op.path.rpartition("/")
@@ -347,7 +347,7 @@ def _kind_of_object(op: Op) -> str:
 
 
 def _check_told(reading: Reading, objects: Mapping[str, bytes], notes: Sequence[tuple[Any, ...]]) -> None:
-    """What a process was told is so; what it holds, whether it lives or not, is there."""
+    """Check that what a process was told is so, and that what it holds is there, whether it lives or not."""
     held: str | None = None
     for note in notes:
         match note:

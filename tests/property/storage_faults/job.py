@@ -50,7 +50,7 @@ class Job:
         return {"step": None if restored is None else restored.step}
 
     def start(self, uri: str) -> dict[str, Any]:
-        """What another manager, on a root of its own, makes of it: what it restored, and saved; or why it can't."""
+        """Start another manager, on a root of its own, and return what it restored and saved, or why it can't."""
         other = Job()
         said = other.open(uri)
         if "error" not in said:
@@ -59,7 +59,7 @@ class Job:
         return said
 
     def save(self, step: int) -> dict[str, Any]:
-        """What the call raised, or what became of the save, and how health() says that."""
+        """Save, and return what the call raised or what became of the save, and how health() reports that."""
         manager = self._manager
         assert manager is not None
         try:
@@ -73,12 +73,12 @@ class Job:
         return {"committed": health.committed_step, "health": health.error, "ok": health.ok}
 
     def complaint(self) -> str | None:
-        """What health() says of what followed the newest commit."""
+        """Return what health() reports of the work after the newest commit."""
         assert self._manager is not None
         return self._manager.health().complaint
 
     def check(self, steps: list[int]) -> dict[str, Any]:
-        """Which of these can be restored, and are what was saved, element by element."""
+        """Return which of these can be restored and are what was saved, element by element."""
         assert self._manager is not None
         right = []
         for step in steps:

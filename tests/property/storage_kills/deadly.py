@@ -68,7 +68,7 @@ def arm_companion() -> None:
 
 
 def n_operations(folder: Path, process: str) -> int:
-    """How many the process has come to. Also those of one that took its place."""
+    """Return how many operations the process has come to, those of one that took its place included."""
     try:
         return len((folder / f"{process} did").read_text().splitlines())
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def _taken(folder: Path, name: str) -> bool:
 
 
 def _await_death(pid: int) -> None:
-    """What comes after the kill comes after it."""
+    """Wait for the kill, so that what comes after it comes after it."""
     deadline = time.monotonic() + _DEATH_S
     while time.monotonic() < deadline:
         try:

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What one rank of a start does."""
+    """The orders for one rank of a start."""
 
     folder: Path
     """Of this start: its ranks meet there, and say there what they do."""
@@ -51,7 +51,7 @@ class Order:
 
 
 def state_of(number: int, step: int) -> dict[str, Any]:
-    """What start `number` has at `step`."""
+    """Return the state of start `number` at `step`."""
     chance = torch.Generator().manual_seed(1000 * number + step)
     return {
         "a": torch.randn(40, generator=chance),
@@ -65,7 +65,7 @@ def state_of(number: int, step: int) -> dict[str, Any]:
 
 
 def digest(state: dict[str, Any]) -> str:
-    """Of every bit of it."""
+    """Compute a digest of every bit of the state."""
     found = hashlib.sha256()
     for name, value in state.items():
         found.update(name.encode())
@@ -100,7 +100,7 @@ def train(order: Order) -> None:
         if order.rank == 0:
             # What comes after a commit has come to an end then.
             with suppress(StepkeeperError):
-                manager._companion.latest()
+                manager._parts.companion.read_latest()
         # That the companion is gone may come out in the very next save, which is the one that it costs.
         if _goes_on(order, store) and not _save(manager, order.number, order.steps[-1] + 1):
             _save(manager, order.number, order.steps[-1] + 2)

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import Result
 
 from stepkeeper.cli.bucket import judge_bucket
-from stepkeeper.cli.probing import prove_store
+from stepkeeper.cli.probing import probe_store
 from stepkeeper.errors import NotExclusiveError, StorageError, TransientStorageError
 from stepkeeper.retention.pins import Pin, put_pin
 from stepkeeper.storage.memory import MemoryStore
@@ -98,14 +98,14 @@ def refusing(operation: str, error: Exception) -> MemoryStore:
     ],
 )
 def test_what_is_not_allowed(operation: str, bad: set[str]) -> None:
-    findings = prove_store(refusing(operation, StorageError("not allowed")), IMPATIENT)
+    findings = probe_store(refusing(operation, StorageError("not allowed")), IMPATIENT)
     assert {finding.check for finding in findings if finding.verdict == "bad"} == bad
     assert all(finding.todo for finding in findings if finding.verdict == "bad")
 
 
 def test_no_answer_is_no_finding() -> None:
     with pytest.raises(TransientStorageError):
-        prove_store(refusing("list", TransientStorageError("503")), IMPATIENT)
+        probe_store(refusing("list", TransientStorageError("503")), IMPATIENT)
 
 
 def test_a_store_where_two_creates_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_store_where_two_creates_win(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(store, "put_if_absent", overwriting)
-    (bad,) = [finding for finding in prove_store(store, IMPATIENT) if finding.verdict == "bad"]
+    (bad,) = [finding for finding in probe_store(store, IMPATIENT) if finding.verdict == "bad"]
     assert (bad.check, bad.says) == (
         "conditional-write", "of 16 creates of one name at the same time 16 won"
     )  # fmt: skip
@@ -124,7 +124,7 @@ def test_a_store_where_two_creates_win(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_that_says_itself_that_two_could_win() -> None:
-    (finding,) = prove_store(refusing("put_if_absent", NotExclusiveError("both won")), IMPATIENT)
+    (finding,) = probe_store(refusing("put_if_absent", NotExclusiveError("both won")), IMPATIENT)
     assert (finding.check, finding.verdict, finding.says) == ("conditional-write", "bad", "both won")
 
 

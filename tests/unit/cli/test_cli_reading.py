@@ -13,7 +13,7 @@ import pytest
 from typer.testing import Result
 
 from stepkeeper.cli.blocks import Verification, verify_commit
-from stepkeeper.cli.history import leftovers_of
+from stepkeeper.cli.history import find_leftovers
 from stepkeeper.cli.terminal import Root
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store
@@ -31,7 +31,7 @@ def root(url: str) -> SmallRoot:
     base = root.save(10)
     root.save(20)
     root.begin(1, base.slot)
-    root.log.restored(root.claim, base.slot)
+    root.log.mark_restored(root.claim, base.slot)
     root.save(15)
     root.log.quarantine(root.claim, root.save(20).slot, "a bad block")
     root.save(25)
@@ -276,4 +276,4 @@ def test_what_was_committed_while_it_was_listed_is_no_leftover(root: SmallRoot) 
     root.save(30)
     left = root.give_up(40)
     asked = Root(store=root.store, log=log, patience=Patience(total_s=0))
-    assert [each.folder for each in leftovers_of(asked, state)] == [left]
+    assert [each.folder for each in find_leftovers(asked, state)] == [left]

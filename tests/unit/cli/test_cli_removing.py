@@ -8,8 +8,8 @@ import typer
 from typer.testing import Result
 
 from stepkeeper.cli import write as module
-from stepkeeper.errors import FencedError, ForeignRootError
-from stepkeeper.log import Delete
+from stepkeeper.errors import FencedError, OtherJobsRootError
+from stepkeeper.log import DeleteEntry
 from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
@@ -27,7 +27,7 @@ def root(url: str) -> SmallRoot:
     root.begin(1, base.slot)
     root.save(20)
     root.save(30)
-    root.log.restored(root.claim, base.slot)
+    root.log.mark_restored(root.claim, base.slot)
     return root
 
 
@@ -56,7 +56,7 @@ def test_the_deletion_is_in_the_log_before_data_goes(
     with monkeypatch.context() as patch:
         patch.setattr(module, "sweep", cut_short)
         assert run("rm", root.url, 20, "--force", "--yes").exit_code == 130
-    assert isinstance(root.log.entry(root.log.refresh().tail).body, Delete)
+    assert isinstance(root.log.entry(root.log.refresh().tail).body, DeleteEntry)
     assert folders(root) == {"10", "15", "20", "30"}
     assert "collected 1 folders" in run("gc", root.url).stdout
     assert folders(root) == {"10", "15", "30"}
@@ -91,7 +91,7 @@ def test_the_stale_job_stops_and_its_next_start_goes_on(run: Run, root: SmallRoo
     assert run("rm", root.url, 15, "--force", "--yes").exit_code == 0
     with pytest.raises(FencedError, match="claim 3 is stale"):
         root.save(40)
-    with pytest.raises(ForeignRootError, match="default/lm"):
+    with pytest.raises(OtherJobsRootError, match="default/lm"):
         root.log.begin(pod_identity(job="another", job_uid="uid-2"))
     root.begin(2)
     assert root.log.state.head == 5
@@ -150,7 +150,7 @@ def test_a_person_is_asked(
         asked.append(text)
         return answer
 
-    monkeypatch.setattr(module, "asks_a_person", lambda: True)
+    monkeypatch.setattr(module, "is_interactive", lambda: True)
     monkeypatch.setattr(typer, "confirm", confirm)
     assert run("rm", root.url, 15, "--force").exit_code == code
     assert asked == [f"Remove step 15 (sequence 2) from {root.store.uri}?"]

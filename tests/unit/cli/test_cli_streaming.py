@@ -12,6 +12,7 @@ import torch
 from stepkeeper.checkpoint import (
     CommitFiles,
     SaveOrder,
+    Structure,
     TensorOrder,
     finish_checkpoint,
     reading,
@@ -23,7 +24,7 @@ from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store, open_store
 from stepkeeper.testing.pod import pod_identity
 from stepkeeper_planners import formats
-from stepkeeper_planners.formats import stored
+from stepkeeper_planners.formats import checkpoint_reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 
@@ -36,8 +37,8 @@ STATE = {
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in (reading, module, stored):
-        name = "BUFFER_BYTES" if each is stored else "BLOCK_BYTES"
+    for each in (reading, module, checkpoint_reader):
+        name = "BUFFER_BYTES" if each is checkpoint_reader else "BLOCK_BYTES"
         monkeypatch.setattr(each, name, BLOCK_BYTES)
     monkeypatch.setattr("stepkeeper.checkpoint.writing.BLOCK_BYTES", BLOCK_BYTES)
     monkeypatch.setattr(CommitFiles, "block_bytes", BLOCK_BYTES)
@@ -71,19 +72,19 @@ def committed(store: Store, n_ranks: int, dimension: int) -> CommitRecord:
             step=1,
             claim=claim.slot,
             nonce="0" * 32,
-            tensors=tuple(orders),
+            structure=Structure.build(orders),
             values=(),
         )
         manifests.append(write_checkpoint(store, order, memoryview(data)))
     own, *others = manifests
-    finished = finish_checkpoint(store, own, [manifest.ref() for manifest in others])
+    finished = finish_checkpoint(store, own, [manifest.make_ref() for manifest in others])
     return log.commit(
         claim, step=1, folder=own.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
     )
 
 
 class Counted:
-    """How often each block was asked for."""
+    """Count how often each block is asked for."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.uri = store, store.uri

@@ -1,4 +1,4 @@
-"""What is a cluster's, out of all that is on the machine."""
+"""Test the selection of a cluster's leftovers from all that is on the machine."""
 
 from pathlib import Path
 

@@ -7,20 +7,20 @@ import sys
 import pytest
 
 from stepkeeper.contract import (
-    Commit,
     ContractError,
     Directive,
     Endpoint,
     Identity,
     Interval,
     Report,
+    ReportedCommit,
+    ReportedRestore,
     ReportPhase,
-    Restored,
     Settings,
     Termination,
     token_audience,
 )
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper.testing.pod import pod_environ, pod_identity
 
 IDENTITY = pod_identity(
     jobset_number=1, restart_attempt=4, slice_index=1, host_index=3, n_slices=2, hosts_per_slice=4
@@ -28,8 +28,8 @@ IDENTITY = pod_identity(
 
 
 def test_an_identity_survives_the_environment() -> None:
-    assert Identity.from_env(IDENTITY.to_env()) == IDENTITY
-    assert set(IDENTITY.to_env()) == set(Identity.variables())
+    assert Identity.from_env(pod_environ(IDENTITY)) == IDENTITY
+    assert set(pod_environ(IDENTITY)) == set(Identity.variables())
 
 
 def test_the_rank_counts_hosts_over_all_slices() -> None:
@@ -39,7 +39,7 @@ def test_the_rank_counts_hosts_over_all_slices() -> None:
 
 
 def test_a_missing_variable_is_named() -> None:
-    environ = IDENTITY.to_env()
+    environ = pod_environ(IDENTITY)
     del environ["STEPKEEPER_POD_UID"]
     with pytest.raises(ContractError, match="STEPKEEPER_POD_UID is missing"):
         Identity.from_env(environ)
@@ -47,7 +47,7 @@ def test_a_missing_variable_is_named() -> None:
 
 def test_a_variable_that_is_no_number_is_named() -> None:
     with pytest.raises(ContractError, match="STEPKEEPER_GRACE_S='soon' is no whole number"):
-        Identity.from_env(IDENTITY.to_env() | {"STEPKEEPER_GRACE_S": "soon"})
+        Identity.from_env(pod_environ(IDENTITY) | {"STEPKEEPER_GRACE_S": "soon"})
 
 
 def test_settings_survive_json_and_equal_settings_give_equal_bytes() -> None:
@@ -83,7 +83,7 @@ def test_wrong_settings_are_refused_with_the_place(text: str, message: str) -> N
 
 
 def test_a_report_survives_json() -> None:
-    commit = Commit(
+    commit = ReportedCommit(
         sequence=4, step=100, uri="gs://b/x/100/3-ab", size_bytes=9, duration_millis=8, time_unix_s=7
     )
     report = Report(
@@ -92,7 +92,7 @@ def test_a_report_survives_json() -> None:
         tail=4,
         step=101,
         commits=(commit,),
-        restored=Restored(sequence=2, step=50),
+        restored=ReportedRestore(sequence=2, step=50),
         metrics={"loss": "2.5"},
     )
     assert Report.from_json(report.to_json()) == report

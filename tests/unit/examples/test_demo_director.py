@@ -1,4 +1,4 @@
-"""What the demo makes of what it sees: told lines, the story, and faults at their time."""
+"""Test what the demo makes of the events it sees: printed lines, the story, and faults at their time."""
 
 import queue
 from typing import Any

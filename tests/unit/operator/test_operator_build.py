@@ -1,4 +1,4 @@
-"""The manifests: golden files for the whole, and a sentence for each thing that must never go missing."""
+"""Test the manifests: golden files for the whole, and one test for each part that must never go missing."""
 
 import json
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""The operator's picture of the cluster: what is news to which job, and what is gone unnoticed."""
+"""Test the cache: the jobs that a change concerns, and objects that are gone unnoticed."""
 
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
-from stepkeeper_operator.cache import JobKey
+from stepkeeper_operator.cache.cache import JobKey
+from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.facts.raw import RawObject
-from stepkeeper_operator.sweep import sweep
 from stepkeeper_operator.testing import World
 
 KEY = JobKey("default", "lm")
@@ -11,19 +11,19 @@ KEY = JobKey("default", "lm")
 
 async def running() -> World:
     world = World()
-    await world.settle(rounds=4)
+    await world.run_until_settled(rounds=4)
     return world
 
 
 def silently(world: World, plural: str, namespace: str | None, name: str) -> RawObject:
-    """The object is deleted while the watch is broken."""
+    """Delete the object while the watch is broken."""
     return world.cluster.objects.pop((plural, namespace, name))
 
 
 async def test_nothing_is_forgotten_of_a_cluster_that_is_seen_right() -> None:
     world = await running()
-    assert await sweep(world.cluster, world.cache) == ()
-    assert len(world.cache.pods_of(world.job.metadata.uid)) == 2
+    assert await forget_deleted_objects(world.cluster, world.cache) == ()
+    assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
 
 
 async def test_a_pod_a_job_and_a_jobset_that_are_gone_unnoticed_are_found() -> None:
@@ -31,36 +31,36 @@ async def test_a_pod_a_job_and_a_jobset_that_are_gone_unnoticed_are_found() -> N
     silently(world, "jobsets", "default", "lm")
     silently(world, "jobs", "default", "lm-w-0")
     pod = silently(world, "pods", "default", world.pods[0]["metadata"]["name"])
-    assert await sweep(world.cluster, world.cache) == (KEY,)
-    assert world.cache.jobset(KEY) is None
-    assert world.cache.job("jobs-1") is None
-    assert world.cache.pod("default", pod["metadata"]["name"]) is None
+    assert await forget_deleted_objects(world.cluster, world.cache) == (KEY,)
+    assert world.cache.get_jobset(KEY) is None
+    assert world.cache.get_job("jobs-1") is None
+    assert world.cache.get_pod("default", pod["metadata"]["name"]) is None
 
 
 async def test_a_training_job_that_is_gone_unnoticed_is_found() -> None:
     world = await running()
     silently(world, "checkpointedtrainingjobs", "default", "lm")
-    assert await sweep(world.cluster, world.cache) == (KEY,)
-    assert world.cache.training_job(KEY) is None
+    assert await forget_deleted_objects(world.cluster, world.cache) == (KEY,)
+    assert world.cache.get_training_job(KEY) is None
 
 
 async def test_a_node_that_is_gone_unnoticed_is_remembered_as_lost() -> None:
     world = await running()
     name = world.pods[0]["spec"]["nodeName"]
     silently(world, "nodes", None, name)
-    assert await sweep(world.cluster, world.cache) == (KEY,)
-    node = world.cache.node(name)
+    assert await forget_deleted_objects(world.cluster, world.cache) == (KEY,)
+    node = world.cache.get_node(name)
     assert node is not None
     assert node.lost
-    assert await sweep(world.cluster, world.cache) == ()
+    assert await forget_deleted_objects(world.cluster, world.cache) == ()
 
 
 async def test_what_a_watch_brings_late_does_not_undo_what_a_write_was_answered_with() -> None:
     world = await running()
     old = world.cluster.objects["checkpointedtrainingjobs", *KEY]
     world.edit(totalSteps=5)
-    assert world.cache.see_training_job(old) == ()
-    raw = world.cache.training_job(KEY)
+    assert world.cache.record_training_job(old) == ()
+    raw = world.cache.get_training_job(KEY)
     assert raw is not None
     assert raw["spec"]["totalSteps"] == 5
 
@@ -68,7 +68,7 @@ async def test_what_a_watch_brings_late_does_not_undo_what_a_write_was_answered_
 async def test_a_heartbeat_of_a_node_concerns_no_job() -> None:
     world = await running()
     node = world.cluster.objects["nodes", None, world.pods[0]["spec"]["nodeName"]]
-    assert world.cache.see_node(node) == ()
+    assert world.cache.record_node(node) == ()
 
 
 async def test_a_lost_node_concerns_the_jobs_that_have_pods_on_it() -> None:
@@ -76,7 +76,7 @@ async def test_a_lost_node_concerns_the_jobs_that_have_pods_on_it() -> None:
     on, off = world.pods[0]["spec"]["nodeName"], "n4"
     for name, concerned in ((on, (KEY,)), (off, ())):
         node = world.cluster.objects["nodes", None, name]
-        assert world.cache.see_node(node, deleted=True) == concerned
+        assert world.cache.record_node(node, deleted=True) == concerned
 
 
 async def test_a_jobset_that_is_gone_unnoticed_holds_a_job_up_for_seconds_only() -> None:
@@ -93,8 +93,8 @@ async def test_a_jobset_that_is_gone_unnoticed_holds_a_job_up_for_seconds_only()
     again_s = await world.reconcile()
     assert again_s is not None
     assert again_s <= 5
-    await sweep(world.cluster, world.cache)
-    await world.settle()
+    await forget_deleted_objects(world.cluster, world.cache)
+    await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert len(world.pods) == 2
 
@@ -107,5 +107,5 @@ async def test_a_pod_of_a_lost_node_that_is_gone_unnoticed_is_given_up_once() ->
     silently(world, "pods", "default", name)
     world.now += 120
     await world.reconcile()
-    assert world.cache.pod("default", name) is None
-    assert await world.writes_of(rounds=2) == []
+    assert world.cache.get_pod("default", name) is None
+    assert await world.record_writes(rounds=2) == []

@@ -1,14 +1,15 @@
-"""Why an attempt ended: one row for each thing that can be seen of its pods."""
+"""Test the causes of ends: one row for each state that pods can be in."""
 
 from typing import Any
 
 import pytest
 
 from stepkeeper.contract import ExitCode, Termination
-from stepkeeper_operator.evidence import AttemptEvidence, EvidenceBook
+from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
 from stepkeeper_operator.facts import Job, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
-from stepkeeper_operator.policy.causes import Circumstances, Finding, Verdict, find_cause
+from stepkeeper_operator.policy.causes import Finding, Verdict, find_cause
+from stepkeeper_operator.policy.circumstances import Circumstances
 
 
 def pod(name: str = "p0", **more: Any) -> Pod:
@@ -24,7 +25,6 @@ def pod(name: str = "p0", **more: Any) -> Pod:
         "node": f"n{name[1:]}",
         "phase": "Running",
         "reason": None,
-        "ready": False,
         "started": True,
         "deadline": None,
         "grace_s": 30,
@@ -45,7 +45,7 @@ def ended(name: str, code: int, at: float = 100.0, **more: Any) -> Pod:
 
 
 def killed(name: str, at: float = 101.0) -> Pod:
-    """Stopped by its Job after another pod had failed."""
+    """Make a pod that its Job stopped after another pod had failed."""
     return ended(name, 143, at, deadline=130.0)
 
 
@@ -280,7 +280,6 @@ def test_a_job_that_is_left_says_what_its_pods_did(code: int, verdict: Verdict) 
         ordinal=(0, 0),
         failure_reason="PodFailurePolicy",
         failure_message=message,
-        completed=False,
     )
     evidence = AttemptEvidence(ordinal=(0, 0), failed_jobs=(job,))
     known = Circumstances(
@@ -296,40 +295,40 @@ def test_a_job_that_is_left_says_what_its_pods_did(code: int, verdict: Verdict) 
 
 
 def test_evidence_outlives_the_pods_and_keeps_the_most_that_was_seen() -> None:
-    book = EvidenceBook()
+    book = EvidenceCache()
     book.add_pod(pod("p0", disruption="EvictionByEvictionAPI", deadline=9.0))
     book.add_pod(ended("p0", 75, deadline=9.0))
-    (evidence,) = book.of("j")
+    (evidence,) = book.list_attempts("j")
     assert evidence.pods[0].disruption == "EvictionByEvictionAPI"
     book.add_pod(ended("p1", 1))
     book.add_pod(pod("p1"))
-    (evidence,) = book.of("j")
+    (evidence,) = book.list_attempts("j")
     assert evidence.pods[1].exit_code == 1
 
 
 def test_a_pod_that_was_dead_before_its_deletion_was_asked_for_was_not_killed() -> None:
-    book = EvidenceBook()
+    book = EvidenceCache()
     book.add_pod(ended("p0", 137, 100.0))
     book.add_pod(ended("p0", 137, 100.0, deadline=100.0, grace_s=0))
-    (evidence,) = book.of("j")
+    (evidence,) = book.list_attempts("j")
     assert found(*evidence.pods).cause == "ApplicationError"
 
 
 def test_a_disruption_that_came_to_nothing_is_forgotten() -> None:
-    book = EvidenceBook()
+    book = EvidenceCache()
     book.add_pod(pod("p0", disruption="PreemptionByScheduler"))
     book.add_pod(pod("p0"))
-    (evidence,) = book.of("j")
+    (evidence,) = book.list_attempts("j")
     assert evidence.pods[0].disruption is None
 
 
 def test_evidence_of_the_newest_attempts_only_is_kept() -> None:
-    book = EvidenceBook()
+    book = EvidenceCache()
     for number in range(9):
         book.add_pod(pod(f"p{number}", ordinal=(0, number)))
-    assert [evidence.ordinal for evidence in book.of("j")] == [(0, 5), (0, 6), (0, 7), (0, 8)]
-    book.forget("j")
-    assert book.of("j") == ()
+    assert [evidence.ordinal for evidence in book.list_attempts("j")] == [(0, 5), (0, 6), (0, 7), (0, 8)]
+    book.forget_job("j")
+    assert book.list_attempts("j") == ()
 
 
 def test_a_pod_says_which_of_its_other_containers_failed() -> None:

@@ -1,4 +1,4 @@
-"""The endpoint's CA and certificate, and the Secret they live in."""
+"""Test the endpoint's CA and certificate, and the Secret that holds them."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,7 +6,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from stepkeeper_operator.certificates import make_tls, needs_renewal, read_secret, secret_manifest
+from stepkeeper_operator.endpoint.certificates import make_tls, needs_renewal, read_secret, secret_manifest
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.testing import FakeCluster
 

@@ -1,27 +1,27 @@
-"""Who pays for an end: the application, the cluster, or whoever deleted a pod."""
+"""Test the party that an end is charged to: the application, the cluster, or whoever deleted a pod."""
 
 from typing import Any
 
 from stepkeeper.contract import ExitCode, ReportPhase
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
-from stepkeeper_operator.testing import World, last_word, training_report
+from stepkeeper_operator.testing import World, termination_message, training_report
 
 
 async def running(**spec: Any) -> World:
     world = World(**spec)
-    await world.settle(rounds=4)
+    await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RUNNING
     return world
 
 
 def kill_child_under_a_shell(world: World) -> None:
-    """The trainer is ended by nobody's wish but its own."""
+    """End the trainer by itself: nobody asked for it."""
     for pod in world.pods:
         world.controllers.end_pod(pod, 137)
 
 
 def bury(world: World) -> None:
-    """JobSet deletes the dead pods: they have a deletionTimestamp now."""
+    """Let JobSet delete the dead pods: they get a deletionTimestamp."""
     world.now += 1
     for pod in world.pods:
         world.cluster.mark_deleted("pods", "default", pod["metadata"]["name"], grace_s=0)
@@ -32,7 +32,7 @@ async def test_a_trainer_that_ends_with_137_by_itself_is_charged_also_when_its_d
     kill_child_under_a_shell(world)
     await world.reconcile()
     bury(world)
-    await world.settle()
+    await world.run_until_settled()
     assert world.causes == ["ApplicationError", None]
     assert [(e.cause, e.count) for e in world.status.restarts.by_cause] == [("ApplicationError", 1)]
 
@@ -44,7 +44,7 @@ async def test_an_operator_that_sees_only_the_buried_pod_charges_the_trainer_too
     world.now += 5
     bury(world)
     world.restart_operator()
-    await world.settle()
+    await world.run_until_settled()
     assert world.causes == ["ApplicationError", None]
 
 
@@ -55,7 +55,7 @@ async def test_a_trainer_that_only_ever_ends_with_137_uses_up_its_restarts() -> 
             kill_child_under_a_shell(world)
             await world.reconcile()
             bury(world)
-            await world.settle(rounds=60)
+            await world.run_until_settled(rounds=60)
     assert world.phase() is Phase.FAILED
     assert world.status.restarts.total == 3
 
@@ -67,12 +67,12 @@ async def test_pods_that_fail_without_any_word_are_started_again_ever_more_slowl
             for pod in world.pods:
                 world.cluster.put("pods", pod | {"status": {"phase": "Failed"}})
             await world.reconcile()
-            await world.settle(rounds=4)
+            await world.run_until_settled(rounds=4)
             if world.status.bookkeeping.job_sets == 1 and world.status.bookkeeping.unexplained == 3:
                 assert world.phase() is Phase.RESTARTING
                 assert world.status.bookkeeping.not_before == (world.status.attempts[-1].end or 0) + 40
             world.now += 700
-            await world.settle()
+            await world.run_until_settled()
     assert world.phase() is Phase.SUSPENDED
 
 
@@ -80,50 +80,50 @@ async def test_a_lower_budget_ends_no_attempt_that_was_allowed_to_start() -> Non
     world = await running(spot=True)
     for _ in range(2):
         world.controllers.end_pod(world.pods[0], 1)
-        await world.settle()
+        await world.run_until_settled()
         world.preempt()
-        await world.settle()
+        await world.run_until_settled()
     world.now += 600
     world.edit(restarts={"maxFailures": 1, "maxDisruptions": 1})
-    await world.settle()
+    await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     world.controllers.end_pod(world.pods[0], 1)
-    await world.settle()
+    await world.run_until_settled()
     assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxFailuresReached")
 
 
 async def test_a_fatal_code_behind_a_shell_ends_the_job_before_another_start() -> None:
     world = await running(restarts={"fatalExitCodes": [42]})
-    world.controllers.end_pod(world.pods[0], 1, message=last_word(42))
+    world.controllers.end_pod(world.pods[0], 1, message=termination_message(42))
     await world.reconcile()
     assert world.condition("Failed") == (ConditionStatus.TRUE, "FatalExitCode")
-    await world.settle()
+    await world.run_until_settled()
     assert world.status.restarts.total == 0
     assert world.pods == []
 
 
 async def test_the_notice_of_an_earlier_attempt_does_not_undo_a_completion() -> None:
     world = await running(spot=True)
-    world.report(training_report(sequence=7, step=120, phase=ReportPhase.SAVING, notice="sigterm"))
+    world.receive_report(training_report(sequence=7, step=120, phase=ReportPhase.SAVING, notice="sigterm"))
     await world.reconcile()
     world.preempt()
-    await world.settle()
+    await world.run_until_settled()
     for pod in world.pods:
-        world.controllers.end_pod(pod, 0, message=last_word(ExitCode.DONE, step=900))
-    await world.settle()
+        world.controllers.end_pod(pod, 0, message=termination_message(ExitCode.DONE, step=900))
+    await world.run_until_settled()
     assert world.phase() is Phase.COMPLETE
 
 
 async def test_of_two_restarts_that_came_at_once_each_is_charged_to_its_own_cause_and_stays_so() -> None:
     world = await running(spot=True)
-    world.hold_back("jobsets")
+    world.delay_watches("jobsets")
     world.preempt()
     world.controllers.sync()
-    world.hold_back("jobsets", "jobs", "pods")
+    world.delay_watches("jobsets", "jobs", "pods")
     world.controllers.end_pod(world.pods[0], 1)
     world.controllers.sync()
     assert world.jobset is not None
-    world.cache.see_jobset(world.jobset, deleted=False)
+    world.cache.record_jobset(world.jobset, deleted=False)
     for _ in range(2):
         world.now += 2
         await world.reconcile()
@@ -137,13 +137,13 @@ async def test_of_two_restarts_that_came_at_once_each_is_charged_to_its_own_caus
 async def test_disruptions_count_towards_a_limit_only_where_there_is_one() -> None:
     world = await running(spot=True)
     world.preempt()
-    await world.settle()
+    await world.run_until_settled()
     assert [(e.count, e.counted_towards_limit) for e in world.status.restarts.by_cause] == [(1, 0)]
     world.edit(restarts={"maxDisruptions": 1})
-    await world.settle(rounds=3)
+    await world.run_until_settled(rounds=3)
     assert [(e.count, e.counted_towards_limit) for e in world.status.restarts.by_cause] == [(1, 1)]
     world.preempt()
-    await world.settle()
+    await world.run_until_settled()
     assert world.condition("Failed") == (ConditionStatus.TRUE, "MaxDisruptionsReached")
 
 
@@ -153,7 +153,7 @@ async def test_a_sidecar_that_outlives_the_trainer_is_named() -> None:
     side = {"name": "logger", "state": {"running": {}}}
     for pod in world.pods:
         world.cluster.put("pods", pod | {"status": pod["status"] | {"containerStatuses": [ended, side]}})
-    await world.settle(rounds=3)
+    await world.run_until_settled(rounds=3)
     assert world.condition("Running") == (ConditionStatus.FALSE, "TrainerEnded")
     running_ = next(c for c in world.status.conditions if c.type == "Running")
     assert "'logger'" in running_.message

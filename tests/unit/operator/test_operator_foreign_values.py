@@ -1,4 +1,4 @@
-"""What a pod says can't make a status that nobody can write, or keep the operator from doing what it is asked."""
+"""Test that values from a pod can't make an unwritable status, or keep the operator from its work."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from stepkeeper_operator.testing import World
 
 async def running() -> World:
     world = World()
-    await world.settle(rounds=4)
+    await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RUNNING
     return world
 
@@ -20,7 +20,7 @@ async def running() -> World:
 async def test_last_words_that_are_out_of_bounds_are_another_programs(message: str) -> None:
     world = await running()
     world.controllers.end_pod(world.pods[0], 1, message=message)
-    await world.settle()
+    await world.run_until_settled()
     assert world.causes == ["ApplicationError", None]
     assert world.status.attempts[0].to_step is None
     assert world.status.checkpoint is None
@@ -31,5 +31,5 @@ async def test_causes_that_nobody_knows_are_one_kind_of_disruption() -> None:
     for cause in ("x" * 300, "MeteorStrike"):
         message = f'{{"code":75,"cause":"{cause}","notice":"sigterm"}}'
         world.controllers.end_pod(world.pods[0], 75, message=message)
-        await world.settle(rounds=4)
+        await world.run_until_settled(rounds=4)
     assert [(entry.cause, entry.count) for entry in world.status.restarts.by_cause] == [("Disruption", 2)]

@@ -1,4 +1,4 @@
-"""One operator acts at a time."""
+"""Test that one operator acts at a time."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from stepkeeper_operator.testing import FakeCluster
 
 
 class Time:
-    """Sleeping makes time pass at once."""
+    """Let time pass at once when somebody sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -85,7 +85,7 @@ async def test_an_operator_whose_lease_was_taken_stops_acting(cluster: FakeClust
     lease = cluster.objects["leases", "ns", "operator"]
     cluster.put("leases", lease | {"spec": lease["spec"] | {"holderIdentity": "b"}})
     with pytest.raises(LeaseLostError, match="taken by 'b'"):
-        await first.keep()
+        await first.keep_renewing()
     assert not first.held
     assert clock.now < 110
 
@@ -97,7 +97,7 @@ async def test_an_operator_that_cannot_renew_stops_before_another_may_start(
     await first.acquire()
     cluster.refusals["replace", "leases"] = ApiError(0, "no answer")
     with pytest.raises(LeaseLostError, match="could not be renewed"):
-        await first.keep()
+        await first.keep_renewing()
     assert clock.now <= 115
 
 

@@ -1,4 +1,4 @@
-"""How a job starts, stops, is edited and ends, over the shipped reconcile and controllers that obey its manifests."""
+"""Test starts, stops, edits and ends of a job, with the shipped reconcile and controllers that obey its manifests."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import pytest
 
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
 from stepkeeper_operator.errors import InvalidObjectError
-from stepkeeper_operator.testing import World, last_word
+from stepkeeper_operator.testing import World, termination_message
 
 
 async def running(**spec: Any) -> World:
     world = World(**spec)
-    await world.settle(rounds=4)
+    await world.run_until_settled(rounds=4)
     assert world.phase() is Phase.RUNNING
     return world
 
@@ -29,25 +29,25 @@ async def test_an_applied_job_gets_its_settings_and_a_jobset_and_runs() -> None:
 
 async def test_a_job_at_rest_causes_no_write() -> None:
     world = await running()
-    assert await world.writes_of(rounds=5) == []
+    assert await world.record_writes(rounds=5) == []
 
 
 async def test_a_suspended_job_stops_and_resumes_as_a_new_attempt() -> None:
     world = await running()
     world.edit(suspend=True)
-    await world.settle()
+    await world.run_until_settled()
     assert world.phase() is Phase.SUSPENDED
     assert world.pods == []
-    assert await world.writes_of(rounds=3) == []
+    assert await world.record_writes(rounds=3) == []
     world.edit(suspend=False)
-    await world.settle()
+    await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["Requested", None]
 
 
 async def test_a_job_that_is_born_suspended_gets_no_jobset() -> None:
     world = World(suspend=True)
-    await world.settle()
+    await world.run_until_settled()
     assert world.phase() is Phase.SUSPENDED
     assert world.jobset is None
 
@@ -55,7 +55,7 @@ async def test_a_job_that_is_born_suspended_gets_no_jobset() -> None:
 async def test_an_edited_template_gets_a_new_jobset_with_the_next_number() -> None:
     world = await running()
     world.edit(template={"spec": {"containers": [{"name": "trainer", "image": "trainer:2"}]}})
-    await world.settle()
+    await world.run_until_settled()
     assert world.causes == ["Requested", None]
     assert world.phase() is Phase.RUNNING
     assert {pod["spec"]["containers"][0]["image"] for pod in world.pods} == {"trainer:2"}
@@ -67,12 +67,12 @@ async def test_a_jobset_of_somebody_else_is_waited_for_and_never_adopted() -> No
     world.cluster.put(
         "jobsets", {"metadata": {"name": "lm", "namespace": "default"}, "spec": {"suspend": True}}
     )
-    await world.settle(rounds=3)
+    await world.run_until_settled(rounds=3)
     assert world.condition("Accepted") == (ConditionStatus.FALSE, "JobSetNameTaken")
-    assert await world.writes_of(rounds=3) == []
+    assert await world.record_writes(rounds=3) == []
     world.cluster.remove("jobsets", "default", "lm")
-    world.cache.forget_jobset(next(iter(world.cache.training_jobs())))
-    await world.settle()
+    world.cache.forget_jobset(next(iter(world.cache.list_training_jobs())))
+    await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
 
 
@@ -80,7 +80,7 @@ async def test_a_config_map_of_somebody_else_is_left_alone() -> None:
     world = World()
     foreign = {"metadata": {"name": "lm-stepkeeper", "namespace": "default"}, "data": {"mine": "x"}}
     world.cluster.put("configmaps", foreign)
-    await world.settle(rounds=3)
+    await world.run_until_settled(rounds=3)
     assert world.condition("Accepted") == (ConditionStatus.FALSE, "ConfigMapNameTaken")
     assert world.cluster.objects["configmaps", "default", "lm-stepkeeper"]["data"] == {"mine": "x"}
 
@@ -88,7 +88,7 @@ async def test_a_config_map_of_somebody_else_is_left_alone() -> None:
 async def test_a_jobset_that_somebody_deleted_is_made_again() -> None:
     world = await running()
     world.cluster.mark_deleted("jobsets", "default", "lm", grace_s=0)
-    await world.settle()
+    await world.run_until_settled()
     assert world.causes == ["Requested", None]
     assert world.phase() is Phase.RUNNING
     assert world.status.bookkeeping.job_sets == 2
@@ -98,17 +98,17 @@ async def test_a_job_is_complete_when_every_pod_exited_0() -> None:
     world = await running()
     for pod in world.pods:
         world.controllers.end_pod(pod, 0)
-    await world.settle()
+    await world.run_until_settled()
     assert world.phase() is Phase.COMPLETE
     assert world.status.attempts[-1].cause is None
-    assert await world.writes_of(rounds=3) == []
+    assert await world.record_writes(rounds=3) == []
 
 
 async def test_a_job_whose_pods_exited_0_after_a_notice_before_its_last_step_goes_on() -> None:
     world = await running()
     for pod in world.pods:
-        world.controllers.end_pod(pod, 0, message=last_word(0, notice="sigterm", step=500))
-    await world.settle()
+        world.controllers.end_pod(pod, 0, message=termination_message(0, notice="sigterm", step=500))
+    await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
     assert world.causes == ["Requested", None]
 
@@ -117,10 +117,10 @@ async def test_a_finished_job_is_deleted_after_its_time_to_live() -> None:
     world = await running(ttlSecondsAfterFinished=60)
     for pod in world.pods:
         world.controllers.end_pod(pod, 0)
-    await world.settle(rounds=3)
+    await world.run_until_settled(rounds=3)
     assert world.phase() is Phase.COMPLETE
     world.now += 60
-    assert "delete checkpointedtrainingjobs" in await world.writes_of()
+    assert "delete checkpointedtrainingjobs" in await world.record_writes()
 
 
 async def test_a_refused_jobset_is_a_condition_and_one_event() -> None:
@@ -134,7 +134,7 @@ async def test_a_refused_jobset_is_a_condition_and_one_event() -> None:
     assert world.events.count("Rejected") == 1
     assert world.status.bookkeeping.job_sets == 1
     world.cluster.refusals.clear()
-    await world.settle()
+    await world.run_until_settled()
     assert world.condition("Accepted") == (ConditionStatus.TRUE, "SpecAccepted")
     assert world.phase() is Phase.RUNNING
 
@@ -143,4 +143,4 @@ async def test_a_job_that_is_being_deleted_is_left_alone() -> None:
     world = await running()
     world.cluster.mark_deleted("checkpointedtrainingjobs", "default", "lm", grace_s=0)
     world.controllers.end_pod(world.pods[0], 1)
-    assert await world.writes_of(rounds=3) == []
+    assert await world.record_writes(rounds=3) == []

@@ -1,21 +1,21 @@
-"""When a pod is given up with its node: each condition is taken away once."""
+"""Test when a pod is given up with its node, with each condition removed once."""
 
 from dataclasses import replace
 
 import pytest
 
 from stepkeeper.contract import Report, ReportPhase
+from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.facts import Node, Pod, read_pod
 from stepkeeper_operator.facts.raw import render_time
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
-from stepkeeper_operator.reports import LastReport
 
 NOW = 10_000.0
 
 
 def dying_pod() -> Pod:
-    """Its deletion was asked for 40 s ago and due 10 s ago."""
+    """Make a pod whose deletion was requested 40 s ago and due 10 s ago."""
     labels = {"stepkeeper.dev/jobset-number": "0", "jobset.sigs.k8s.io/restart-attempt": "1"}
     meta = {
         "namespace": "default",
@@ -29,11 +29,9 @@ def dying_pod() -> Pod:
 
 
 def scene() -> Observed:
-    """One node of five is lost, with a pod on it."""
+    """Make a cluster in which one node of five is lost, with a pod on it."""
     node = Node(name="n", uid="1", spot=False, unknown_since=NOW - 60)
-    report = LastReport(
-        report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), pod="p", received_at=NOW - 100
-    )
+    report = LastReport(report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), received_at=NOW - 100)
     return Observed(
         pods=(dying_pod(),),
         nodes={"n": node},
@@ -64,9 +62,7 @@ def test_a_pod_of_a_node_that_is_gone_is_lost() -> None:
     assert lost(replace(scene(), nodes={}))
 
 
-_LATE_REPORT = LastReport(
-    report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), pod="p", received_at=NOW - 5
-)
+_LATE_REPORT = LastReport(report=Report(phase=ReportPhase.TRAINING), ordinal=(0, 1), received_at=NOW - 5)
 
 NOT_LOST = {
     "the grace is not over": replace(scene(), pods=(replace(dying_pod(), deadline=NOW + 1),)),

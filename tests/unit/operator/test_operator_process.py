@@ -1,4 +1,4 @@
-"""What the operator is told, and how it tells what it does."""
+"""Test the process: settings, logs, metrics and errors."""
 
 import logging
 import subprocess

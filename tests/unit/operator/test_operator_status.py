@@ -1,13 +1,21 @@
-"""What the status says of storage and progress, from reports and last words."""
+"""Test the checkpoint and progress parts of the status, from reports and termination messages."""
 
 from typing import Any
 
-from stepkeeper.contract import Commit, Head, Ranks, Report, ReportPhase, Restored, Termination
+from stepkeeper.contract import (
+    Head,
+    Report,
+    ReportedCommit,
+    ReportedRestore,
+    ReportPhase,
+    SlowestRank,
+    Termination,
+)
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_RECENT
+from stepkeeper_operator.cache.reports import LastReport, ReportCache
+from stepkeeper_operator.decide.status import Mirror, derive_progress, mirror_storage
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.reports import LastReport, ReportBook
-from stepkeeper_operator.status import Mirror, mirror_storage, progress_of
 from stepkeeper_operator.testing import training_job
 
 
@@ -19,8 +27,8 @@ def job(**checkpoint: Any) -> CheckpointedTrainingJob:
     return CheckpointedTrainingJob.model_validate(raw)
 
 
-def commit(sequence: int) -> Commit:
-    return Commit(
+def commit(sequence: int) -> ReportedCommit:
+    return ReportedCommit(
         sequence=sequence,
         step=sequence * 10,
         uri=f"u/{sequence}",
@@ -35,9 +43,9 @@ def head(sequence: int) -> Head:
 
 
 def observed(report: Report, *, ordinal: tuple[int, int] = (0, 0), received_at: float = 100.0) -> Observed:
-    book = ReportBook()
-    book.add("u", LastReport(report=report, ordinal=ordinal, pod="p", received_at=received_at))
-    return Observed(report=book.of("u"))
+    book = ReportCache()
+    book.add_report("u", LastReport(report=report, ordinal=ordinal, received_at=received_at))
+    return Observed(report=book.get_report("u"))
 
 
 def mirror(known: CheckpointedTrainingJob, report: Report, *, running: tuple[int, int] = (0, 0)) -> Mirror:
@@ -95,18 +103,18 @@ def test_a_report_before_begin_changes_nothing() -> None:
 
 
 def test_the_newest_commits_are_kept_in_their_order_without_doubles() -> None:
-    book = ReportBook()
+    book = ReportCache()
     for sequence in (3, 4, 4, 5, *range(6, 20)):
         report = training(tail=sequence, head=head(sequence), commits=(commit(sequence),))
-        book.add("u", LastReport(report=report, ordinal=(0, 0), pod="p", received_at=1.0))
-    result = mirror_storage(job(), Observed(report=book.of("u")), running=(0, 0))
+        book.add_report("u", LastReport(report=report, ordinal=(0, 0), received_at=1.0))
+    result = mirror_storage(job(), Observed(report=book.get_report("u")), running=(0, 0))
     assert result.checkpoint is not None
     assert [entry.sequence for entry in result.checkpoint.recent] == list(range(10, 20))
     assert len(result.checkpoint.recent) == MAX_RECENT
 
 
 def test_what_an_attempt_restored_is_shown_while_it_is_the_present_one() -> None:
-    report = training(restored=Restored(sequence=3, step=30), in_flight_step=50)
+    report = training(restored=ReportedRestore(sequence=3, step=30), in_flight_step=50)
     present, past = mirror(job(), report), mirror(job(), report, running=(0, 1))
     assert present.checkpoint is not None
     assert present.checkpoint.restored is not None
@@ -126,10 +134,10 @@ def test_progress_is_a_percentage_an_estimate_and_the_time_it_was_last_seen_to_m
     report = training(
         step=250,
         step_millis=2000,
-        ranks=Ranks(slowest=3, step=249),
+        ranks=SlowestRank(slowest=3, step=249),
         metrics={"loss": "1.25", "lr": "x" * 100},
     )
-    progress = progress_of(job(), observed(report))
+    progress = derive_progress(job(), observed(report))
     assert progress is not None
     assert (progress.percent, progress.eta_seconds, progress.slowest_rank) == (25, 1500, 3)
     assert progress.last_progress_time == 100
@@ -141,7 +149,7 @@ def test_a_step_that_stands_still_keeps_the_time_it_moved_at() -> None:
     raw["metadata"]["uid"] = "u"
     raw["status"] = {"progress": {"step": 250, "lastProgressTime": "1970-01-01T00:00:50Z"}}
     known = CheckpointedTrainingJob.model_validate(raw)
-    progress = progress_of(known, observed(training(step=250)))
+    progress = derive_progress(known, observed(training(step=250)))
     assert progress is not None
     assert progress.last_progress_time == 50
 
@@ -152,6 +160,6 @@ def test_last_words_are_short_enough_to_be_read_back() -> None:
 
 
 def test_an_estimate_beyond_all_bounds_is_one_that_the_api_keeps() -> None:
-    progress = progress_of(job(), observed(training(step=0, step_millis=2**53)))
+    progress = derive_progress(job(), observed(training(step=0, step_millis=2**53)))
     assert progress is not None
     assert progress.eta_seconds == 2**53

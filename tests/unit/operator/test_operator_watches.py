@@ -1,11 +1,11 @@
-"""A kind that is listed again after its watch broke: what went meanwhile is looked for."""
+"""Test that a kind that is listed again makes the operator look for objects deleted meanwhile."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from stepkeeper_operator.cache import JobKey
+from stepkeeper_operator.cache.cache import JobKey
 from stepkeeper_operator.handlers.watch import make_registry
 from stepkeeper_operator.testing import World
 
@@ -13,7 +13,7 @@ from stepkeeper_operator.testing import World
 @pytest.mark.parametrize(("kind", "relists"), [(None, True), ("MODIFIED", False), ("ADDED", False)])
 async def test_a_listed_object_says_that_its_kind_was_listed(kind: str | None, *, relists: bool) -> None:
     world = World()
-    await world.settle(rounds=2)
+    await world.run_until_settled(rounds=2)
     synced, relisted = asyncio.Event(), asyncio.Event()
     keys: list[JobKey] = []
     registry = make_registry(

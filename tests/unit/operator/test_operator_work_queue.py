@@ -1,4 +1,4 @@
-"""The queue: each key once, never twice at a time, later with patience. Time is the loop's, moved by hand."""
+"""Test the queue: each key once, never twice at a time, delays and back-off. Tests move the loop's time by hand."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ Work = Callable[[str], Awaitable[float | None]]
 
 
 class Bench:
-    """A queue whose loop's clock is moved by the test."""
+    """Run a queue in a loop whose clock the test moves."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.queue: WorkQueue[str] = WorkQueue(jitter=lambda: 0.0)
@@ -33,7 +33,7 @@ class Bench:
             await asyncio.sleep(0)
 
     async def move(self, seconds: float) -> None:
-        """Time passes, and whoever waits for it knows."""
+        """Let time pass, and wake everybody who waits for it."""
         self.now += seconds
         for _ in range(3):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The chart's values and what the operator reads: no name in one that is missing in the other."""
+"""Test that the chart's values and the operator's settings have the same names."""
 
 import json
 import re
@@ -16,7 +16,7 @@ SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 
 
 def field_of(value_name: str) -> str:
-    """reportIntervalSeconds → report_interval_s, as the template of the Deployment does it."""
+    """Convert reportIntervalSeconds to report_interval_s, as the Deployment's template does."""
     return re.sub(r"_seconds$", "_s", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", value_name).lower())
 
 

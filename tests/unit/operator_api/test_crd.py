@@ -1,4 +1,4 @@
-"""The CRD that is made from the types."""
+"""Test the CRD that is generated from the types."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ MANIFESTS = ROOT / "tests/data/crd"
 
 
 def own_fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every field that is ours: all but the pod template's."""
+    """List our own fields: all but the pod template's."""
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}".lstrip(".")
         yield here, field

@@ -1,4 +1,4 @@
-"""From pydantic's JSON schema to one that a CRD may have."""
+"""Test the conversion of pydantic's JSON schema to one that a CRD may have."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The values that stand for a CheckpointedTrainingJob."""
+"""Test the types of a CheckpointedTrainingJob."""
 
 import copy
 from pathlib import Path

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepkeeper_planners.formats import destination
-from stepkeeper_planners.formats.exchange import exchange
+from stepkeeper_planners.formats.rename_exchange import exchange_paths
 
 OLD = {"model-00001-of-00002.safetensors": b"old 1", "model-00002-of-00002.safetensors": b"old 2"}
 NEW = {"model.safetensors": b"new"}
@@ -41,7 +41,7 @@ def replace_file(folder: Path) -> None:
 
 
 def ended(act: Callable[[], None], before_step: int, folder: Path) -> int:
-    """How a fork has ended that does so, and is killed before it takes this step in the folder."""
+    """Do that in a fork that is killed before it takes this step in the folder, and return how it ended."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -69,7 +69,7 @@ def ended(act: Callable[[], None], before_step: int, folder: Path) -> int:
 def killed_everywhere(
     act: Callable[[Path], None], make_old: Callable[[Path], None], tmp_path: Path
 ) -> list[Path]:
-    """What each kill leaves: one folder for each step, and for the end."""
+    """Return what each kill leaves: one folder for each step, and for the end."""
     left: list[Path] = []
     code: int = -signal.SIGKILL
     while code == -signal.SIGKILL:
@@ -98,7 +98,7 @@ def test_a_folder_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
 def test_where_names_cant_be_exchanged_both_are_whole_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(destination, "exchange", lambda one, other: False)
+    monkeypatch.setattr(destination, "exchange_paths", lambda one, other: False)
     left = killed_everywhere(replace_folder, lambda at: make(at / "dst", OLD), tmp_path)
     (folder,) = [folder for folder in left if content(folder / "dst") not in (OLD, NEW)]
     beside = {path.suffix: content(path) for path in folder.iterdir()}
@@ -118,11 +118,11 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
 def test_exchanged_names(tmp_path: Path) -> None:
     make(tmp_path / "a", OLD)
     make(tmp_path / "b", NEW)
-    assert exchange(tmp_path / "a", tmp_path / "b")
+    assert exchange_paths(tmp_path / "a", tmp_path / "b")
     assert (content(tmp_path / "a"), content(tmp_path / "b")) == (NEW, OLD)
     shutil.rmtree(tmp_path / "b")
     with pytest.raises(FileNotFoundError) as caught:
-        exchange(tmp_path / "a", tmp_path / "b")
+        exchange_paths(tmp_path / "a", tmp_path / "b")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, str(tmp_path / "a"))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepkeeper_planners.errors import SourceError
-from stepkeeper_planners.state.nesting import nested
+from stepkeeper_planners.state.nesting import rebuild_nesting
 
 MANY = 2000
 
@@ -30,8 +30,8 @@ MANY = 2000
 )
 def test_paths_that_are_none_are_refused(paths: Any) -> None:
     with pytest.raises(SourceError, match=r"^run/\.metadata: the path .* of '\w+"):
-        nested({"w": 1, "v": [1]}, paths, where="run/.metadata")
+        rebuild_nesting({"w": 1, "v": [1]}, paths, where="run/.metadata")
 
 
 def test_items_without_an_entry_are_none() -> None:
-    assert nested({"w": 1}, {"w": ("a", 5)}, where="run/.metadata") == {"a": [None] * 5 + [1]}
+    assert rebuild_nesting({"w": 1}, {"w": ("a", 5)}, where="run/.metadata") == {"a": [None] * 5 + [1]}

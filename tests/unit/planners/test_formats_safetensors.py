@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """Of every dtype that safetensors has, of odd sizes, 0-dim and empty."""
+    """Make weights of every dtype that safetensors has, of odd sizes, 0-dim and empty."""
     by_dtype = {str(dtype): (torch.arange(15) % 7).to(dtype).reshape(3, 5) for dtype in DTYPES}
     return {**by_dtype, "scalar": torch.tensor(2.5), "empty": torch.empty(0, 3), "ümlaut": torch.ones(1)}
 

@@ -114,7 +114,7 @@ def test_a_header_that_claims_more_than_there_is_takes_no_memory(claimed_bytes: 
 
 @pytest.mark.parametrize("padding", [b"", b" ", b"   "])
 def test_elements_may_start_anywhere(padding: bytes, tmp_path: Path) -> None:
-    """As writers of other languages, and old ones of this one, put them."""
+    """Read elements where writers of other languages, and old ones of this one, put them."""
     want = torch.tensor([1.5, -2.0, 3.0])
     header = {"__metadata__": {"by": "x"}, "b": described(0, 1, [1], "BOOL"), "w": described(1, 13)}
     text = json.dumps(header).encode() + padding

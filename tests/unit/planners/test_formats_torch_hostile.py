@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserW
 
 
 class Stranger:
-    """Of no class that anybody knows."""
+    """A class that nobody knows."""
 
 
 def test_numpy_data_that_claims_more_bytes_than_it_has_is_refused(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def same(left: Any, right: Any, path: str = "state") -> None:
 
 
 def numpy_globals() -> list[Any]:
-    """What numpy's arrays and scalars name in a pickle, for torch.load: constructors of all data but objects."""
+    """Return what numpy's arrays and scalars name in a pickle, for torch.load: constructors of all data but objects."""
     kinds = [
         getattr(np.dtypes, name)
         for name in np.dtypes.__all__

@@ -1,4 +1,4 @@
-"""Which tensors are described how, and which are refused, each with its name and what to do."""
+"""Test how each kind of tensor is described, and which are refused, each with its name and what to do."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -16,14 +16,14 @@ from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks
-from stepkeeper_planners.state.tree import gather_state
+from stepkeeper_planners.state.tree import flatten_state
 
 RANKS = Ranks(rank=1, world_size=4)
 
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """Of 2 x 2 ranks, the others of which are pretended."""
+    """Make a mesh of 2 x 2 ranks, three of which are pretended."""
     dist.init_process_group("fake", store=FakeStore(), rank=RANKS.rank, world_size=RANKS.world_size)
     yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     dist.destroy_process_group()
@@ -38,7 +38,7 @@ def test_a_dtensor_is_where_its_placements_say(mesh: DeviceMesh) -> None:
     layout = adapters.describe("w", tensor, RANKS)
     assert (layout.dtype, layout.global_shape, layout.complete) == ("float32", (3, 4), True)
     assert owners(layout) == {(0, 0): [0, 2], (0, 2): [1, 3]}
-    assert adapters.sharded_among({"w": tensor, "v": torch.ones(2)}) == {"w": tensor}
+    assert adapters.select_sharded({"w": tensor, "v": torch.ones(2)}) == {"w": tensor}
     (shard,) = adapters.local_shards(tensor)
     assert type(shard) is torch.Tensor
     adapters.fill(tensor, {0: torch.full((3, 2), 5.0)})
@@ -122,7 +122,7 @@ def of_old_shards(mesh: DeviceMesh) -> torch.Tensor:
 def test_what_can_not_be_stored_is_refused_by_name(
     mesh: DeviceMesh, make: Callable[[DeviceMesh], torch.Tensor], words: str
 ) -> None:
-    tensors = gather_state({"a": {"w": make(mesh)}}).tensors
+    tensors = flatten_state({"a": {"w": make(mesh)}}).tensors
     with pytest.raises(UnsupportedShardingError, match=words):
         adapters.describe("a.w", tensors["a.w"], RANKS)
 

@@ -37,7 +37,7 @@ def test_a_malformed_box_is_refused(offsets: tuple[int, ...], sizes: tuple[int, 
 
 
 def test_a_box_counted_from_another_origin() -> None:
-    assert box((5, 2), (7, 1)).shifted((4, 7)) == box((1, 2), (0, 1))
+    assert box((5, 2), (7, 1)).relative_to((4, 7)) == box((1, 2), (0, 1))
 
 
 def test_tiles_cover() -> None:

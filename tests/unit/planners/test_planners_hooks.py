@@ -1,4 +1,4 @@
-"""What subclasses of torch's planners override is called of ours too: the same class body, on the one and the other."""
+"""Test that what subclasses of torch's planners override is called of ours too: one class body, on either."""
 
 import io
 import pickle
@@ -167,4 +167,4 @@ def test_a_piece_is_looked_up_as_often_as_one_likes() -> None:
     elements = planner.resolve_data(tensor)
     assert isinstance(elements, torch.Tensor)
     assert elements.tolist() == [0, 1, 2]
-    assert planner._outgoing.shards == {}
+    assert planner._write_data.shards == {}

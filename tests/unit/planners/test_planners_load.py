@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from stepkeeper_planners import PerRank, SPMDLoadPlanner, SPMDSavePlanner
 from stepkeeper_planners.errors import CastError, LoadMismatchError
-from stepkeeper_planners.loading.read_items import OwnReads
+from stepkeeper_planners.loading.read_items import LocalReads
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -293,7 +293,7 @@ def test_items_are_not_sent_to_other_ranks(folder: Path) -> None:
     sent = pickle.dumps(plan)
     assert len(sent) < 300
     (answer,) = planner.create_global_plan([pickle.loads(sent)])
-    assert isinstance(answer.items, OwnReads)
+    assert isinstance(answer.items, LocalReads)
     assert planner.finish_plan(answer).items == plan.items
     # A reader that made items of its own keeps them.
     assert planner.finish_plan(LoadPlan(items=plan.items[:2])).items == plan.items[:2]
@@ -314,7 +314,7 @@ class Watching(SPMDLoadPlanner):
 
     @override
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        waiting = [shard for landing in self._landings.values() for shard in landing._shards.values()]
+        waiting = [shard for target in self._pending.targets.values() for shard in target._shards.values()]
         self.most_bytes = max(self.most_bytes, sum(shard.nbytes for shard in waiting))
         super().commit_tensor(read_item, tensor)
 
@@ -339,7 +339,7 @@ def test_what_lies_in_one_file_waits_for_one_tensor_only(
     dcp_load(state, checkpoint_id=tmp_path, planner=planner, no_dist=True)
     assert all(torch.equal(tensor, torch.arange(1000.0) + 7) for tensor in state.values())
     assert 0 < planner.most_bytes <= most_tensors * 4000
-    assert not planner._landings
+    assert not planner._pending.targets
 
 
 def test_an_empty_state_of_an_empty_checkpoint(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ from planners_parts.layouts import rows
 from stepkeeper_planners.errors import LoadMismatchError, PatternError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout, whole_tensor
-from stepkeeper_planners.loading.differences import Differences, mismatch
-from stepkeeper_planners.loading.matching import Stored, ValueRead, Wanted, compare, plan_load
-from stepkeeper_planners.loading.resharding import StoredTensor, chunk_reads
+from stepkeeper_planners.loading.differences import Differences, build_mismatch_error
+from stepkeeper_planners.loading.load_request import LoadRequest
+from stepkeeper_planners.loading.matching import compare
+from stepkeeper_planners.loading.resharding import group_by_chunk
 from stepkeeper_planners.loading.selection import LoadRules
+from stepkeeper_planners.loading.state_reads import StateReads, ValueRead
+from stepkeeper_planners.loading.stored_state import StoredState, StoredTensor
 
 ALONE = Ranks(rank=0, world_size=1)
 
@@ -30,19 +33,28 @@ def tensors(*names: str) -> list[TensorLayout]:
     return [whole_tensor(name, "float32", (), ALONE) for name in names]
 
 
-def checkpoint(*names: str, values: Sequence[str] = ()) -> Stored:
-    return Stored(tensors={name: stored() for name in names}, values=values)
+def checkpoint(*names: str, values: Sequence[str] = ()) -> StoredState:
+    return StoredState(tensors={name: stored() for name in names}, values=values)
 
 
-def refused(wanted: Wanted, of: Stored, ranks: Ranks = ALONE, **rules: Any) -> LoadMismatchError:
+def plan_load(
+    request: LoadRequest, stored: StoredState, ranks: Ranks, rules: LoadRules | None = None
+) -> StateReads:
+    reads, differences = compare(request, stored, ranks, rules)
+    if differences:
+        raise build_mismatch_error([differences])
+    return reads
+
+
+def refused(wanted: LoadRequest, of: StoredState, ranks: Ranks = ALONE, **rules: Any) -> LoadMismatchError:
     with pytest.raises(LoadMismatchError) as caught:
         plan_load(wanted, of, ranks, LoadRules(**rules))
     return caught.value
 
 
 def test_a_load_cuts_stored_boxes_with_wanted_ones() -> None:
-    wanted = Wanted(layouts=[rows("w", (0, 3, (0,)), (3, 5, (1,)))])
-    of = Stored(
+    wanted = LoadRequest(layouts=[rows("w", (0, 3, (0,)), (3, 5, (1,)))])
+    of = StoredState(
         tensors={"w": StoredTensor(dtype="float32", global_shape=(8,), boxes=rows_boxes((0, 4), (4, 4)))}
     )
     first, second = (plan_load(wanted, of, Ranks(rank=rank, world_size=2)).pieces for rank in range(2))
@@ -55,22 +67,26 @@ def test_a_load_cuts_stored_boxes_with_wanted_ones() -> None:
 
 
 def test_a_chunk_for_several_local_shards_is_read_once() -> None:
-    wanted = Wanted(layouts=[rows("w", (0, 2, (0,)), (2, 2, (0,)), (4, 2, (1,)), (6, 2, (0,)))])
+    wanted = LoadRequest(layouts=[rows("w", (0, 2, (0,)), (2, 2, (0,)), (4, 2, (1,)), (6, 2, (0,)))])
     whole = StoredTensor(dtype="float32", global_shape=(8,), boxes=rows_boxes((0, 5), (5, 3)))
-    reads = chunk_reads(plan_load(wanted, Stored(tensors={"w": whole}), Ranks(rank=0, world_size=2)).pieces)
+    reads = group_by_chunk(
+        plan_load(wanted, StoredState(tensors={"w": whole}), Ranks(rank=0, world_size=2)).pieces
+    )
     assert [(read.box.offsets, read.box.sizes, len(read.pieces)) for read in reads] == [
         ((0,), (4,), 2),
         ((6,), (2,), 1),
     ]
     # Between the first two and the last there is what this rank doesn't hold: nothing unwanted is read.
     one = StoredTensor(dtype="float32", global_shape=(8,), boxes=rows_boxes((0, 8)))
-    reads = chunk_reads(plan_load(wanted, Stored(tensors={"w": one}), Ranks(rank=0, world_size=2)).pieces)
+    reads = group_by_chunk(
+        plan_load(wanted, StoredState(tensors={"w": one}), Ranks(rank=0, world_size=2)).pieces
+    )
     assert sum(read.box.volume for read in reads) == 6
 
 
 def test_one_report_of_all_that_differs() -> None:
     names = ["fine", "absent", "shape", "dtype", "kind", "holes", "twice"]
-    of = Stored(
+    of = StoredState(
         tensors={
             "fine": stored("float32", 2, 2),
             "shape": stored("float32", 2, 3),
@@ -88,7 +104,7 @@ def test_one_report_of_all_that_differs() -> None:
         },
         values=["step", "kind", "extra"],
     )
-    wanted = Wanted(
+    wanted = LoadRequest(
         layouts=[whole_tensor(name, "float32", (2, 2), ALONE) for name in names],
         values={key: (key,) for key in ("count", "epoch", "step")},
     )
@@ -107,7 +123,7 @@ def test_one_report_of_all_that_differs() -> None:
 
 
 def test_long_lists_are_cut_in_the_text_and_whole_in_the_attributes() -> None:
-    error = refused(Wanted(layouts=tensors(*(f"absent{n}" for n in range(500)))), checkpoint())
+    error = refused(LoadRequest(layouts=tensors(*(f"absent{n}" for n in range(500)))), checkpoint())
     assert len(error.missing) == 500
     assert "(500)" in str(error)
     assert "and 488 more" in str(error)
@@ -130,7 +146,7 @@ def test_long_lists_are_cut_in_the_text_and_whole_in_the_attributes() -> None:
     ],
 )
 def test_the_rename_that_would_fix_all_is_named(mine: str, theirs: str, words: str) -> None:
-    wanted = Wanted(layouts=tensors(*(mine.format(n) for n in range(20)), "lr"))
+    wanted = LoadRequest(layouts=tensors(*(mine.format(n) for n in range(20)), "lr"))
     error = refused(wanted, checkpoint(*(theirs.format(n) for n in range(20))))
     assert "One rename fixes 20 of 21 missing names" in str(error)
     assert words in str(error)
@@ -138,13 +154,13 @@ def test_the_rename_that_would_fix_all_is_named(mine: str, theirs: str, words: s
 
 
 def test_a_misspelt_name_is_shown_beside_its_near_one() -> None:
-    error = refused(Wanted(layouts=tensors("head.weigth", "a")), checkpoint("head.weight", "zzz"))
+    error = refused(LoadRequest(layouts=tensors("head.weigth", "a")), checkpoint("head.weight", "zzz"))
     assert "'head.weigth' may be 'head.weight'" in str(error)
     assert "'a' may" not in str(error)
 
 
 def test_items_and_exclude_bound_what_is_compared_on_both_sides() -> None:
-    wanted = Wanted(layouts=tensors("model.a.w", "model.b.w", "new"), values={"step": ("step",)})
+    wanted = LoadRequest(layouts=tensors("model.a.w", "model.b.w", "new"), values={"step": ("step",)})
     of = checkpoint("model.a.w", "model.b.w", "optim.a", values=["step", "other"])
     assert refused(wanted, of).unexpected == ("optim.a", "other")
     reads = plan_load(wanted, of, ALONE, LoadRules(items=["model"]))
@@ -172,7 +188,7 @@ def test_a_name_with_what_fnmatch_gives_a_meaning_is_a_pattern_for_itself() -> N
 
 
 def test_not_strict_loads_what_both_have() -> None:
-    wanted = Wanted(layouts=tensors("a", "new"), values={"step": ("step",), "epoch": ("epoch",)})
+    wanted = LoadRequest(layouts=tensors("a", "new"), values={"step": ("step",), "epoch": ("epoch",)})
     reads = plan_load(wanted, checkpoint("a", "old", values=["step"]), ALONE, LoadRules(strict=False))
     assert [piece.fqn for piece in reads.pieces] == ["a"]
     assert [read.fqn for read in reads.values] == ["step"]
@@ -181,8 +197,8 @@ def test_not_strict_loads_what_both_have() -> None:
 
 
 def test_not_strict_still_refuses_other_shapes_and_a_checkpoint_of_something_else() -> None:
-    wanted = Wanted(layouts=tensors("w", "v"))
-    other = Stored(tensors={"w": stored("float32", 3), "v": stored()})
+    wanted = LoadRequest(layouts=tensors("w", "v"))
+    other = StoredState(tensors={"w": stored("float32", 3), "v": stored()})
     assert refused(wanted, other, strict=False).mismatched.keys() == {"w"}
     nothing = refused(wanted, checkpoint("module.w", "module.v"), strict=False)
     assert nothing.missing == ("v", "w")
@@ -202,18 +218,18 @@ def test_not_strict_still_refuses_other_shapes_and_a_checkpoint_of_something_els
     ],
 )
 def test_cast_keeps_the_kind(of: str, to: str, allowed: bool) -> None:
-    wanted = Wanted(layouts=[whole_tensor("w", to, (), ALONE)])
-    reads, differences = compare(wanted, Stored(tensors={"w": stored(of)}), ALONE, LoadRules(cast=True))
+    wanted = LoadRequest(layouts=[whole_tensor("w", to, (), ALONE)])
+    reads, differences = compare(wanted, StoredState(tensors={"w": stored(of)}), ALONE, LoadRules(cast=True))
     assert bool(differences) is not allowed
     assert len(reads.pieces) == allowed
-    uncast = refused(wanted, Stored(tensors={"w": stored(of)}))
+    uncast = refused(wanted, StoredState(tensors={"w": stored(of)}))
     assert ("cast=True" in str(uncast)) is allowed
     if not allowed:
         assert f"only {of} can say" in differences.mismatched["w"]
 
 
 def test_tied_tensors_are_read_once_under_any_of_their_names() -> None:
-    wanted = Wanted(layouts=tensors("embed"), aliases={"head": "embed"})
+    wanted = LoadRequest(layouts=tensors("embed"), aliases={"head": "embed"})
     for names in (["embed"], ["head"], ["embed", "head"]):
         reads = plan_load(wanted, checkpoint(*names), ALONE)
         assert [(piece.fqn, piece.stored_fqn) for piece in reads.pieces] == [("embed", names[0])]
@@ -224,24 +240,24 @@ def test_tied_tensors_are_read_once_under_any_of_their_names() -> None:
 
 
 def test_two_stored_tensors_are_not_put_into_one() -> None:
-    wanted = Wanted(layouts=tensors("embed"), aliases={"head": "embed"})
+    wanted = LoadRequest(layouts=tensors("embed"), aliases={"head": "embed"})
     one, two = stored(data="here"), stored(data="there")
-    assert plan_load(wanted, Stored(tensors={"embed": one, "head": one}), ALONE).pieces
-    assert "embed, head" in str(refused(wanted, Stored(tensors={"embed": one, "head": two})))
-    assert refused(wanted, Stored(tensors={"embed": stored(), "head": stored("int8")})).mismatched
+    assert plan_load(wanted, StoredState(tensors={"embed": one, "head": one}), ALONE).pieces
+    assert "embed, head" in str(refused(wanted, StoredState(tensors={"embed": one, "head": two})))
+    assert refused(wanted, StoredState(tensors={"embed": stored(), "head": stored("int8")})).mismatched
 
 
 def test_a_container_that_was_stored_in_one_piece_is_taken_apart() -> None:
-    wanted = Wanted(
+    wanted = LoadRequest(
         layouts=[],
         values={"schedule.last": ("schedule", "last"), "groups.0.lr": ("groups", 0, "lr")},
         containers=["schedule", "groups", "groups.0", "optim", "optim.state"],
     )
     reads = plan_load(wanted, checkpoint(values=["schedule", "groups", "optim.state"]), ALONE)
     stored_values = {"schedule": {"last": 3}, "groups": [{"lr": 0.5}]}
-    assert [read.value_from(stored_values, None, ALONE) for read in reads.values] == [3, 0.5]
+    assert [read.build_value(stored_values, None, ALONE) for read in reads.values] == [3, 0.5]
     with pytest.raises(LoadMismatchError, match="its values were not") as caught:
-        reads.values[0].value_from({"schedule": {}}, None, ALONE)
+        reads.values[0].build_value({"schedule": {}}, None, ALONE)
     assert caught.value.missing == ("schedule.last",)
 
 
@@ -249,11 +265,11 @@ def test_each_rank_reads_its_own_or_all_to_make_one() -> None:
     def total(values: Sequence[Any], ranks: Ranks) -> object:
         return [sum(values), ranks.rank]
 
-    wanted = Wanted(layouts=[], per_rank={"loader": total, "rng": None})
+    wanted = LoadRequest(layouts=[], per_rank={"loader": total, "rng": None})
     same = checkpoint(values=[f"{name}@{rank}/2" for name in ("loader", "rng") for rank in range(2)])
     reads = plan_load(wanted, same, Ranks(rank=1, world_size=2)).values
     assert [read.stored_names for read in reads] == [("loader@1/2",), ("rng@1/2",)]
-    assert reads[0].value_from({"loader@1/2": 5}, total, Ranks(rank=1, world_size=2)) == 5
+    assert reads[0].build_value({"loader@1/2": 5}, total, Ranks(rank=1, world_size=2)) == 5
     third = Ranks(rank=2, world_size=3)
     error = refused(wanted, same, third)
     assert set(error.mismatched) == {"rng"}
@@ -262,18 +278,18 @@ def test_each_rank_reads_its_own_or_all_to_make_one() -> None:
     assert "resize=" in str(error)
     (read,) = plan_load(wanted, same, third, LoadRules(exclude=["rng"])).values
     assert read == ValueRead(fqn="loader", stored_names=("loader@0/2", "loader@1/2"), saved_world_size=2)
-    assert read.value_from({"loader@0/2": 1, "loader@1/2": 2}, total, third) == [3, 2]
+    assert read.build_value({"loader@0/2": 1, "loader@1/2": 2}, total, third) == [3, 2]
 
 
 def test_what_is_per_rank_on_one_side_only_is_said() -> None:
-    mine = Wanted(layouts=[], per_rank={"loader": None})
+    mine = LoadRequest(layouts=[], per_rank={"loader": None})
     assert "Load it without PerRank" in str(refused(mine, checkpoint(values=["loader"])))
-    plain = Wanted(layouts=[], values={"loader": ("loader",)})
+    plain = LoadRequest(layouts=[], values={"loader": ("loader",)})
     error = refused(plain, checkpoint(values=["loader@0/1"]))
     assert error.mismatched.keys() == {"loader"}
     assert not error.missing
     assert not error.unexpected
-    assert refused(Wanted(layouts=[]), checkpoint(values=["loader@0/1"])).unexpected == ("loader@0/1",)
+    assert refused(LoadRequest(layouts=[]), checkpoint(values=["loader@0/1"])).unexpected == ("loader@0/1",)
     assert refused(
         mine, checkpoint(values=["loader@1/2"]), Ranks(rank=0, world_size=2)
     ).mismatched.keys() == {"loader"}
@@ -281,20 +297,22 @@ def test_what_is_per_rank_on_one_side_only_is_said() -> None:
 
 def test_one_report_for_all_ranks_says_which_where_they_differ() -> None:
     both = Differences(missing=("a",), unexpected=("x",))
-    error = mismatch([both, Differences(missing=("a", "b"), mismatched={"c": "shape"}), both, None])
+    error = build_mismatch_error(
+        [both, Differences(missing=("a", "b"), mismatched={"c": "shape"}), both, None]
+    )
     assert error.missing == ("a", "b")
     assert error.ranks == {"a": (0, 1, 2), "x": (0, 2), "b": (1,), "c": (1,)}
     assert "b (on rank 1)" in str(error)
     assert "x (on ranks 0, 2)" in str(error)
-    assert mismatch([both, both]).ranks == {}
+    assert build_mismatch_error([both, both]).ranks == {}
     # What a rank left out because there was too much of it is not taken for an agreement of the others.
     many = Differences(missing=tuple(f"n{n:04}" for n in range(1200)))
-    assert mismatch([many, many.short()]).ranks == {}
-    assert len(mismatch([many, many.short()]).missing) == 1200
+    assert build_mismatch_error([many, many.short()]).ranks == {}
+    assert len(build_mismatch_error([many, many.short()]).missing) == 1200
 
 
 def test_the_report_reaches_other_ranks_whole() -> None:
-    error = refused(Wanted(layouts=tensors("a")), checkpoint("module.a"))
+    error = refused(LoadRequest(layouts=tensors("a")), checkpoint("module.a"))
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
@@ -313,7 +331,7 @@ def test_the_report_reaches_other_ranks_whole() -> None:
 def test_values_whose_names_change_are_better_saved_as_per_rank(
     mine: list[str], theirs: list[str], hinted: bool
 ) -> None:
-    wanted = Wanted(layouts=tensors("model.w"), values={name: tuple(name.split(".")) for name in mine})
+    wanted = LoadRequest(layouts=tensors("model.w"), values={name: tuple(name.split(".")) for name in mine})
     text = str(refused(wanted, checkpoint("model.w", values=theirs)))
     assert ("If the names below 'loader' change from one start to the next" in text) == hinted
 
@@ -330,5 +348,5 @@ def test_values_whose_names_change_are_better_saved_as_per_rank(
 def test_an_optimizer_without_state_is_told_of_by_what_makes_one(
     mine: list[str], theirs: list[str], hinted: bool
 ) -> None:
-    text = str(refused(Wanted(layouts=tensors(*mine)), checkpoint(*theirs)))
+    text = str(refused(LoadRequest(layouts=tensors(*mine)), checkpoint(*theirs)))
     assert ("prime_optimizer(optimizer), before the load" in text) == hinted

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageIn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from stepkeeper_planners import SafeFileSystemReader, SafeFsspecReader
 from stepkeeper_planners.errors import MetadataDecodeError
-from stepkeeper_planners.loading.safe_readers import SafeFileSystemReader, SafeFsspecReader
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
 
 
@@ -97,7 +97,7 @@ def test_a_field_that_a_newer_torch_has_is_kept() -> None:
 
 
 def test_members_of_an_enum_by_name() -> None:
-    """As Python 3.11.0 to 3.11.3 wrote them."""
+    """Read members as Python 3.11.0 to 3.11.3 wrote them."""
     properties = stock.TensorProperties()
     pickler = pickle.Pickler(buffer := io.BytesIO(), 2)
     kind = stock._MEM_FORMAT_ENCODING

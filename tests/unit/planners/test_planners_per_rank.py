@@ -1,4 +1,4 @@
-"""What each rank has of its own: stored beside the state, given back, made anew for another number of ranks."""
+"""Test each rank's own values: stored beside the state, restored, made anew for another number of ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,20 +10,21 @@ import stepkeeper
 import stepkeeper_planners
 from stepkeeper_planners.errors import DuplicateNameError, PerRankError
 from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.per_rank import (
     PerRank,
-    names_to_read,
+    list_stored_names,
     parse_stored_name,
+    resize_value,
     stored_name,
-    value_for,
 )
-from stepkeeper_planners.state.tree import gather_state, scatter_state
+from stepkeeper_planners.state.tree import flatten_state
 
 TWO = Ranks(rank=1, world_size=2)
 
 
 class Loader:
-    """What a data loader with a state looks like."""
+    """A data loader with a state."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -54,7 +55,7 @@ def test_both_packages_have_it() -> None:
 
 def test_what_is_in_a_box_is_no_value_of_the_state() -> None:
     state = {"a": PerRank(Loader(3)), "deep": {"list": [PerRank(5), 1]}, "w": Worker(7), "step": 1}
-    flat = gather_state(state)
+    flat = flatten_state(state)
     assert flat.per_rank == {"a": {"place": 3, "seen": [3]}, "deep.list.0": 5, "w.own": 7}
     assert flat.values == {"deep.list.1": 1, "w.shared": 1, "step": 1}
     assert set(flat.paths) == set(flat.values)
@@ -62,10 +63,10 @@ def test_what_is_in_a_box_is_no_value_of_the_state() -> None:
 
 
 def test_it_comes_back_in_place() -> None:
-    saved = gather_state({"a": PerRank(Loader(3)), "deep": [PerRank(5)], "w": Worker(7)})
+    saved = flatten_state({"a": PerRank(Loader(3)), "deep": [PerRank(5)], "w": Worker(7)})
     loader, box, worker = Loader(0), PerRank(None), Worker(0)
     state = {"a": PerRank(loader), "deep": [box], "w": worker}
-    scatter_state(state, gather_state(state), saved.per_rank)
+    fill_state(state, flatten_state(state), saved.per_rank)
     assert (loader.place, box.value, worker.own) == (3, 5, 7)
     assert state["a"].value is loader  # type: ignore[attr-defined]  # a tree of unlike values
 
@@ -73,15 +74,15 @@ def test_it_comes_back_in_place() -> None:
 def test_what_was_not_loaded_stays() -> None:
     box, worker = PerRank(4), Worker(2)
     state = {"a": box, "w": worker}
-    scatter_state(state, gather_state(state), {})
+    fill_state(state, flatten_state(state), {})
     assert (box.value, worker.own) == (4, 2)
 
 
 def test_objects_beside_values_in_one_box() -> None:
-    saved = gather_state({"x": PerRank({"l": Loader(9), "rng": torch.arange(3), "n": 1})})
+    saved = flatten_state({"x": PerRank({"l": Loader(9), "rng": torch.arange(3), "n": 1})})
     loader = Loader(0)
     box = PerRank({"l": loader, "rng": None})
-    scatter_state({"x": box}, gather_state({"x": box}), saved.per_rank)
+    fill_state({"x": box}, flatten_state({"x": box}), saved.per_rank)
     assert loader.place == 9
     value: Any = box.value
     assert value["l"] is loader
@@ -98,26 +99,26 @@ def test_stored_names_are_read_as_they_were_made() -> None:
 
 def test_an_entry_with_the_name_of_a_stored_one_is_refused() -> None:
     with pytest.raises(DuplicateNameError, match=r"a@0/2.*'a' of rank 0"):
-        gather_state({"a": PerRank(1), "a@0/2": 1})
-    assert gather_state({"b": PerRank(1), "a@0/2": 1}).values == {"a@0/2": 1}
+        flatten_state({"a": PerRank(1), "a@0/2": 1})
+    assert flatten_state({"b": PerRank(1), "a@0/2": 1}).values == {"a@0/2": 1}
 
 
 def test_two_boxes_of_one_name_are_refused() -> None:
     with pytest.raises(DuplicateNameError, match=r"a\.b"):
-        gather_state({"a": {"b": PerRank(1)}, "a.b": 2})
+        flatten_state({"a": {"b": PerRank(1)}, "a.b": 2})
 
 
 def test_the_same_world_size_reads_one_name() -> None:
-    assert names_to_read("a", None, 2, TWO) == ("a@1/2",)
-    assert value_for(None, 2, ["mine"], TWO) == "mine"
+    assert list_stored_names("a", None, 2, TWO) == ("a@1/2",)
+    assert resize_value(None, 2, ["mine"], TWO) == "mine"
 
 
 def test_another_world_size_needs_a_word_from_the_user() -> None:
     with pytest.raises(PerRankError, match=r"a: 4 ranks saved .* 2 load.*resize=lambda"):
-        names_to_read("a", None, 4, TWO)
+        list_stored_names("a", None, 4, TWO)
 
     def every_second(values: Sequence[object], ranks: Ranks) -> object:
         return list(values[ranks.rank :: ranks.world_size])
 
-    assert names_to_read("a", every_second, 4, TWO) == ("a@0/4", "a@1/4", "a@2/4", "a@3/4")
-    assert value_for(every_second, 4, [10, 11, 12, 13], TWO) == [11, 13]
+    assert list_stored_names("a", every_second, 4, TWO) == ("a@0/4", "a@1/4", "a@2/4", "a@3/4")
+    assert resize_value(every_second, 4, [10, 11, 12, 13], TWO) == [11, 13]

@@ -1,4 +1,4 @@
-"""Who writes what, and what is read: plans from layouts alone."""
+"""Test plans from layouts alone: which rank writes what, and what is read."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,17 @@ import pytest
 import torch
 from planners_parts.layouts import rows
 
-from stepkeeper_planners.adapters import describe, fill, local_shard
+from stepkeeper_planners.adapters import describe, fill, local_shards
 from stepkeeper_planners.errors import LayoutError, UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Chunk, Owner, Ranks, TensorLayout, whole_tensor
-from stepkeeper_planners.saving.assignment import SavePlan, plan_save
-from stepkeeper_planners.state.values import content_bytes
+from stepkeeper_planners.saving.assignment import RankShare, plan_save
+from stepkeeper_planners.state.values import estimate_value_bytes
 
 ALONE = Ranks(rank=0, world_size=1)
 
 
-def plans(layouts: Sequence[TensorLayout], world_size: int) -> list[SavePlan]:
+def plans(layouts: Sequence[TensorLayout], world_size: int) -> list[RankShare]:
     return [
         plan_save(layouts, {"step": 1}, Ranks(rank=rank, world_size=world_size)) for rank in range(world_size)
     ]
@@ -82,8 +82,8 @@ def test_tensors_make_up_for_a_value_that_cant_be_cut() -> None:
 
 def test_the_size_of_a_value_is_that_of_its_content_in_any_order() -> None:
     value = {"a": torch.zeros(100), "b": [np.zeros(7), "text", b"bytes", 3], "c": (1.5, None)}
-    assert content_bytes(value) == content_bytes(dict(reversed(value.items())))
-    assert 400 + 56 + 9 <= content_bytes(value) <= 400 + 56 + 9 + 64
+    assert estimate_value_bytes(value) == estimate_value_bytes(dict(reversed(value.items())))
+    assert 400 + 56 + 9 <= estimate_value_bytes(value) <= 400 + 56 + 9 + 64
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_plain_tensor_is_read_and_filled(tensor: torch.Tensor) -> None:
     assert layout == whole_tensor(
         "t", str(tensor.dtype)[6:], tuple(tensor.shape), Ranks(rank=0, world_size=3)
     )
-    shard = local_shard(tensor, 0)
+    shard = local_shards(tensor)[0]
     assert shard.is_contiguous()
     assert not shard.requires_grad
     assert not shard.is_conj()

@@ -1,4 +1,4 @@
-"""What a load needs an optimizer to have, against what a real step leaves; and all that has to stay as it was."""
+"""Compare a primed optimizer with one after a real step, and test that everything else stays as it was."""
 
 import copy
 import random
@@ -214,7 +214,7 @@ def test_wrapper_that_is_no_optimizer() -> None:
 
 
 def test_state_loads() -> None:
-    """What it is for: a checkpoint's numbers get into a new optimizer, and training goes on as in the first."""
+    """Load a checkpoint's numbers into a new optimizer, which is what priming is for, and train on as in the first."""
     first = parameters()
     optimizer = KINDS["adamw-groups"](first)
     give_gradients(first, 1)

@@ -124,7 +124,7 @@ class Copies(TorchDispatchMode):
     """Notes whose elements are copied."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # has no types in torch
+        super().__init__()  # type: ignore[no-untyped-call]  # torch ships it untyped
         self.addresses: set[int] = set()
 
     @override

@@ -52,6 +52,25 @@ class ThroughLock(SGD):
         return super().step(closure)
 
 
+class Clipping(SGD):
+    """Clips the parameters after the step by a function that holds them, past torch's count of changes."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+
+        def clip() -> None:
+            for p in params:
+                p.data.clamp_(-0.5, 0.5)
+
+        self.clip = clip
+
+    @override
+    def step(self, closure: Any = None) -> Any:
+        loss: Any = super().step(closure)
+        self.clip()
+        return loss
+
+
 class ThroughGlobal(SGD):
     """Nothing of the optimizer leads to what its step changes."""
 
@@ -118,6 +137,7 @@ def weights() -> list[torch.nn.Parameter]:
     [
         (ThroughClosure, r"ThroughClosure\.inner can't be copied"),
         (ThroughLock, r"ThroughLock\.context can't be copied"),
+        (Clipping, r"Clipping\.clip can't be copied"),
         (lambda p: ThroughGlobal(p, lr=0.1), "changed 2 parameters.*set back"),
     ],
 )

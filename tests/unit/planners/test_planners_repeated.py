@@ -1,4 +1,4 @@
-"""What a state holds several times is written several times: where that never comes to an end it is refused."""
+"""Test that what a state holds several times is written several times, and refused where that has no end."""
 
 import io
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stepkeeper_planners.errors import UnsupportedValueError, ValueDecodeError
-from stepkeeper_planners.state.tree import gather_state
+from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
 
 
@@ -25,7 +25,7 @@ def test_lists_that_hold_one_list_twice_are_refused_at_once(depth: int, kind: ty
     with pytest.raises(UnsupportedValueError, match="again and again"):
         encode_value("v", node)
     with pytest.raises(UnsupportedValueError, match=r"v\..* again and again"):
-        gather_state({"v": node})
+        flatten_state({"v": node})
     stored = io.BytesIO()
     torch.save(node, stored)
     with pytest.raises(ValueDecodeError, match="again and again"):
@@ -42,5 +42,5 @@ def test_what_is_held_a_few_times_is_stored() -> None:
     value = {"a": held_twice(8), "b": ("train",) * 1000, "c": [(1, 2)] * 1000}
     assert decode_value("v", encode_value("v", value)) == value
     long = list(range(100_000))
-    assert len(gather_state({"v": value, "w": [long, long]}).values) > 3
-    assert gather_state({"v": value}).values["v.a"] == value["a"]
+    assert len(flatten_state({"v": value, "w": [long, long]}).values) > 3
+    assert flatten_state({"v": value}).values["v.a"] == value["a"]

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-class Gang:
+class PlannerGroup:
     """Planners of several ranks, whose plans go to the first and back as they would between processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *states: dict[str, Any]) -> None:
@@ -75,11 +75,11 @@ def replicated() -> dict[str, Any]:
 
 def test_what_is_sent_is_a_mark_and_each_rank_has_its_items_again(monkeypatch: pytest.MonkeyPatch) -> None:
     state = {f"layer{i}": torch.ones(5) for i in range(2000)}
-    gang = Gang(monkeypatch, state, state, state)
-    assert max(map(len, gang.sent)) < 1000
-    seen, metadata = gang.agree()
+    group = PlannerGroup(monkeypatch, state, state, state)
+    assert max(map(len, group.sent)) < 1000
+    seen, metadata = group.agree()
     assert len(pickle.dumps(seen[2])) < 1000
-    finished = gang.finish()
+    finished = group.finish()
     assert [names(list(plan.items)) for plan in seen] == [names(plan.items) for plan in finished]
     written = sorted(name for plan in finished for name in names(plan.items))
     assert written == sorted((name, (0,)) for name in state)
@@ -87,8 +87,8 @@ def test_what_is_sent_is_a_mark_and_each_rank_has_its_items_again(monkeypatch: p
 
 
 def test_metadata_lists_ties_pieces_values_and_each_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    gang = Gang(monkeypatch, replicated(), replicated())
-    _, metadata = gang.agree()
+    group = PlannerGroup(monkeypatch, replicated(), replicated())
+    _, metadata = group.agree()
     assert set(metadata.state_dict_metadata) == {"a", "b", "tied", "empty", "step", "own@0/2", "own@1/2"}
     big = metadata.state_dict_metadata["a"]
     assert isinstance(big, TensorStorageMetadata)
@@ -97,7 +97,7 @@ def test_metadata_lists_ties_pieces_values_and_each_ranks_own(monkeypatch: pytes
         ((300, 0), (300, 100)),
     ]
     assert metadata.planner_data["step"] == ("step",)
-    first, second = (names(plan.items) for plan in gang.finish())
+    first, second = (names(plan.items) for plan in group.finish())
     assert ("step", None) in first
     assert ("own@0/2", None) in first
     assert ("own@1/2", None) in second
@@ -107,8 +107,8 @@ def test_metadata_lists_ties_pieces_values_and_each_ranks_own(monkeypatch: pytes
 
 def test_a_part_of_a_shard_is_that_part_and_its_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
     state = replicated()
-    gang = Gang(monkeypatch, state, state)
-    for planner, plan in zip(gang.planners, gang.finish(), strict=True):
+    group = PlannerGroup(monkeypatch, state, state)
+    for planner, plan in zip(group.planners, group.finish(), strict=True):
         (item,) = [item for item in plan.items if item.index.fqn == "a"]
         part = planner.resolve_data(item)
         assert isinstance(part, torch.Tensor)
@@ -134,16 +134,16 @@ def test_shards_are_moved_once_in_the_order_of_the_plan_and_let_go(monkeypatch: 
         local_sizes=((2, 2), (2, 2)),
     )
     state = {"two": tensor, "z": torch.ones(2), "m": torch.ones(3)}
-    gang = Gang(monkeypatch, state)
-    (plan,) = gang.finish()
+    group = PlannerGroup(monkeypatch, state)
+    (plan,) = group.finish()
     assert names(plan.items) == [("m", (0,)), ("two", (0, 0)), ("two", (2, 0)), ("z", (0,))]
-    threads = [threading.Thread(target=gang.planners[0].resolve_data, args=(item,)) for item in plan.items]
+    threads = [threading.Thread(target=group.planners[0].resolve_data, args=(item,)) for item in plan.items]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(moved) == sorted(map(id, state.values()))
-    assert gang.planners[0]._outgoing.shards == {}
+    assert group.planners[0]._write_data.shards == {}
 
 
 def test_copies_on_devices_are_let_go_tensor_by_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,15 +157,15 @@ def test_copies_on_devices_are_let_go_tensor_by_tensor(monkeypatch: pytest.Monke
     def alive() -> list[int]:
         return [index for index, copy in enumerate(made) if copy() is not None]
 
-    monkeypatch.setattr(adapters, "without_copies", copies)
+    monkeypatch.setattr(adapters, "deduplicate_copies", copies)
     state = {"a": torch.ones(500), "b": torch.ones(400), "kept": torch.ones(3)}
-    gang = Gang(monkeypatch, state, state)
-    plans = gang.finish()
+    group = PlannerGroup(monkeypatch, state, state)
+    plans = group.finish()
     written = {item.index.fqn for plan in plans for item in plan.items}
     assert written == set(state)
     # What another rank writes is gone at once.
     assert len(alive()) == 2
-    for planner, plan in zip(gang.planners, plans, strict=True):
+    for planner, plan in zip(group.planners, plans, strict=True):
         for item in plan.items:
             before = len(alive())
             planner.resolve_data(item)
@@ -186,15 +186,15 @@ def own_part(rank: int, rows: int) -> torch.Tensor:
 
 
 def test_tensors_that_no_rank_knows_alone_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    gang = Gang(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 2)})
-    assert [names(plan.items) for plan in gang.finish()] == [[("w", (0, 0))], [("w", (3, 0))]]
+    group = PlannerGroup(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 2)})
+    assert [names(plan.items) for plan in group.finish()] == [[("w", (0, 0))], [("w", (3, 0))]]
 
 
 def test_a_gap_between_what_ranks_know_is_found_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(LayoutError, match="w: the chunks, of ranks 0, 1, hold 8 of 10"):
-        Gang(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 1)}).agree()
+        PlannerGroup(monkeypatch, {"w": own_part(0, 3)}, {"w": own_part(1, 1)}).agree()
 
 
 def test_a_value_that_is_not_stored_is_refused_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +208,9 @@ def test_a_value_that_is_not_stored_is_refused_on_every_rank(monkeypatch: pytest
 
 
 def test_plans_of_other_ranks_than_the_planner_knows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gang = Gang(monkeypatch, {}, {}, {})
+    group = PlannerGroup(monkeypatch, {}, {}, {})
     with pytest.raises(WrongRanksError, match="process_group"):
-        gang.planners[0].create_global_plan([pickle.loads(plan) for plan in gang.sent[:2]])
+        group.planners[0].create_global_plan([pickle.loads(plan) for plan in group.sent[:2]])
 
 
 @pytest.mark.parametrize(
@@ -223,9 +223,9 @@ def test_plans_of_other_ranks_than_the_planner_knows_are_refused(monkeypatch: py
 def test_a_safetensors_writer_that_would_lose_something_is_refused_on_all_ranks(
     monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], storage_data: object, words: str
 ) -> None:
-    gang = Gang(monkeypatch, state, state)
-    plans, _ = gang.agree()
-    for planner, plan in zip(gang.planners, plans, strict=True):
+    group = PlannerGroup(monkeypatch, state, state)
+    plans, _ = group.agree()
+    for planner, plan in zip(group.planners, plans, strict=True):
         with pytest.raises(UnsupportedWriterError, match=words):
             planner.finish_plan(pickle.loads(pickle.dumps(replace(plan, storage_data=storage_data))))
 
@@ -236,7 +236,7 @@ def test_two_parts_in_one_safetensors_file_are_refused(monkeypatch: pytest.Monke
         global_shape=(4,), global_offsets=((0,), (2,)), local_offsets=((0,), (2,)), local_sizes=((2,), (2,))
     )
     with pytest.raises(UnsupportedWriterError, match="w: rank 0 writes 2 parts"):
-        Gang(monkeypatch, {"w": tensor}).finish({"shard_index": 1})
+        PlannerGroup(monkeypatch, {"w": tensor}).finish({"shard_index": 1})
 
 
 def test_a_safetensors_writer_gets_tied_tensors_under_one_name(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_fsspec_and_files_hold_the_same(tmp_path: Path) -> None:
 
 
 def test_items_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    (plan,) = Gang(monkeypatch, {"w": torch.ones(2, dtype=torch.bfloat16), "v": 1}).finish()
+    (plan,) = PlannerGroup(monkeypatch, {"w": torch.ones(2, dtype=torch.bfloat16), "v": 1}).finish()
     tensor, value = plan.items
     assert tensor.type == WriteItemType.SHARD
     assert tensor.tensor_data is not None

@@ -52,7 +52,7 @@ def test_the_last_tiles_are_short_or_empty() -> None:
 )
 def test_without_copies_each_device_keeps_a_part_of_its_own(text: str, shape: tuple[int, int]) -> None:
     tiling = parsed(text, 2)
-    cut = tiling.without_copies(shape)
+    cut = tiling.deduplicated(shape)
     assert cut is not None
     before, after = tiling.device_boxes(shape), cut.device_boxes(shape)
     assert before.keys() == after.keys()
@@ -63,7 +63,7 @@ def test_without_copies_each_device_keeps_a_part_of_its_own(text: str, shape: tu
 
 @pytest.mark.parametrize("shape", [(7, 8), (2, 3), (6, 3)])
 def test_copies_that_cannot_be_cut_evenly_stay(shape: tuple[int, int]) -> None:
-    assert parsed("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", 2).without_copies(shape) is None
+    assert parsed("{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}", 2).deduplicated(shape) is None
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from torch.optim import lr_scheduler as lrs
 from typing_extensions import override
 
 from stepkeeper_planners.errors import DuplicateNameError, UnsupportedValueError
+from stepkeeper_planners.state.filling import fill_state
 from stepkeeper_planners.state.per_rank import PerRank
-from stepkeeper_planners.state.tree import gather_state, scatter_state
+from stepkeeper_planners.state.tree import flatten_state
 from stepkeeper_planners.state.values import decode_value, encode_value
 
 
 class Counter:
-    """What a user's own object with a state looks like."""
+    """A user's own object with a state."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -61,7 +62,7 @@ def test_names_are_those_of_stock() -> None:
         "rng": {"python": random.getstate(), "numpy": np.random.RandomState(0).get_state()},
         7: {8: 9},
     }
-    flat = gather_state(state)
+    flat = flatten_state(state)
     names, paths = flatten_state_dict(state)
     assert [*flat.tensors, *flat.values] != []
     assert set(flat.tensors) | set(flat.values) == set(names)
@@ -72,14 +73,14 @@ def test_names_are_those_of_stock() -> None:
 def test_objects_get_back_what_they_gave() -> None:
     model, optimizer, schedule = trained(3)
     fresh_model, fresh_optimizer, fresh_schedule = trained(1)
-    saved = gather_state({"m": model, "deep": {"o": optimizer, "list": [schedule, 1]}, "c": Counter(4)})
+    saved = flatten_state({"m": model, "deep": {"o": optimizer, "list": [schedule, 1]}, "c": Counter(4)})
     counter = Counter(0)
     state = {"m": fresh_model, "deep": {"o": fresh_optimizer, "list": [fresh_schedule, 0]}, "c": counter}
-    flat = gather_state(state)
+    flat = flatten_state(state)
     assert flat.tensors.keys() == saved.tensors.keys()
     for name, tensor in flat.tensors.items():
         tensor.copy_(saved.tensors[name])
-    scatter_state(state, flat, saved.values)
+    fill_state(state, flat, saved.values)
     torch.testing.assert_close(fresh_model.state_dict(), model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(fresh_optimizer.state_dict(), optimizer.state_dict(), rtol=0, atol=0)
     assert fresh_schedule.state_dict() == schedule.state_dict()
@@ -94,8 +95,8 @@ def test_values_go_into_dicts_and_lists_in_place() -> None:
     inner = {"seed": 1, "names": ["a"], "row": np.arange(2)}
     items = [{"n": 1}, 2]
     state: dict[str, Any] = {"inner": inner, "items": items, "step": 3, "kept": 4}
-    flat = gather_state(state)
-    scatter_state(
+    flat = flatten_state(state)
+    fill_state(
         state, flat, {"inner.seed": 10, "inner.names": ["b", "c"], "items.0.n": 11, "items.1": 12, "step": 13}
     )
     assert inner["seed"] == 10
@@ -108,7 +109,7 @@ def test_tied_tensors_stand_once() -> None:
     weight = torch.nn.Parameter(torch.ones(3, 2))
     model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 3), "b": torch.nn.Linear(2, 3)})
     model["a"].weight = model["b"].weight = weight
-    flat = gather_state(
+    flat = flatten_state(
         {"m": model, "view": weight[0], "turned": weight.t(), "e": torch.empty(0), "f": torch.empty(0)}
     )
     assert flat.aliases == {"m.b.weight": "m.a.weight"}
@@ -118,7 +119,7 @@ def test_tied_tensors_stand_once() -> None:
 def test_the_order_of_a_dict_doesnt_change_which_of_tied_names_stands() -> None:
     tied = torch.ones(2)
     for state in ({"a": tied, "b": tied, "c": tied}, {"c": tied, "b": tied, "a": tied}):
-        flat = gather_state(state)
+        flat = flatten_state(state)
         assert list(flat.tensors) == ["a"]
         assert flat.aliases == {"b": "a", "c": "a"}
 
@@ -140,35 +141,35 @@ def test_views_of_one_storage_are_not_tied() -> None:
         "same": storage.detach(),
         "same first": storage[0:4],
     }
-    assert gather_state(views).aliases == {"same": "all", "same first": "first"}
+    assert flatten_state(views).aliases == {"same": "all", "same first": "first"}
 
 
 def test_tensors_without_memory_are_not_tied() -> None:
     """Their addresses are all alike."""
-    assert not gather_state({"a": torch.empty(0, 2), "b": torch.empty(2, 0)}).aliases
-    assert not gather_state({"a": torch.empty(3, device="meta"), "b": torch.empty(3, device="meta")}).aliases
+    assert not flatten_state({"a": torch.empty(0, 2), "b": torch.empty(2, 0)}).aliases
+    assert not flatten_state({"a": torch.empty(3, device="meta"), "b": torch.empty(3, device="meta")}).aliases
 
 
 def test_a_tensor_that_fills_one_name_fills_all() -> None:
     weight = torch.zeros(2)
     state: dict[str, Any] = {"a": weight, "list": [weight], "deep": {"b": weight.detach()}}
-    flat = gather_state(state)
+    flat = flatten_state(state)
     assert flat.aliases == {"list.0": "a", "deep.b": "a"}
     flat.tensors["a"].fill_(3)
-    scatter_state(state, flat, {})
+    fill_state(state, flat, {})
     assert state["deep"]["b"].tolist() == [3, 3]
 
 
 def test_module_state_keeps_its_versions() -> None:
     model, *_ = trained(1)
-    flat = gather_state({"m": model})
+    flat = flatten_state({"m": model})
     assert isinstance(flat.tree["m"], OrderedDict)
     assert flat.tree["m"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]  # torch sets it
 
 
 def test_two_entries_of_one_name_are_refused() -> None:
     with pytest.raises(DuplicateNameError, match=r"a\.b"):
-        gather_state({"a": {"b": 1}, "a.b": 2})
+        flatten_state({"a": {"b": 1}, "a.b": 2})
 
 
 @pytest.mark.parametrize(
@@ -185,22 +186,22 @@ def test_names_that_collide_are_refused_as_by_stock(state: dict[Any, Any]) -> No
     with pytest.raises(ValueError, match="duplicated"):
         flatten_state_dict(state)
     with pytest.raises(DuplicateNameError):
-        gather_state(state)
+        flatten_state(state)
 
 
 def test_keys_of_unlike_types_whose_parts_have_other_names_do_not_collide() -> None:
     state: dict[Any, Any] = {1: {"a": 1}, "1": {"b": 2}}
-    assert gather_state(state).values == {"1.a": 1, "1.b": 2}
+    assert flatten_state(state).values == {"1.a": 1, "1.b": 2}
 
 
 def test_a_container_that_cant_be_changed_is_named_before_anything_is() -> None:
     counter = Counter(1)
     state = {"first": 0, "counter": counter, "frozen": MappingProxyType({"x": 1})}
-    flat = gather_state(state)
+    flat = flatten_state(state)
     with pytest.raises(UnsupportedValueError, match=r"frozen\.x.*mappingproxy"):
-        scatter_state(state, flat, {"first": 1, "frozen.x": 2})
+        fill_state(state, flat, {"first": 1, "frozen.x": 2})
     assert (state["first"], counter.loads) == (0, 0)
-    scatter_state(state, flat, {"first": 1})
+    fill_state(state, flat, {"first": 1})
     assert (state["first"], counter.loads) == (1, 1)
 
 
@@ -208,16 +209,16 @@ def test_a_container_that_cant_be_changed_is_named_before_anything_is() -> None:
 def test_what_would_have_to_be_called_cant_stand_in_a_tuple(item: object) -> None:
     for value in ((item,), (1, [{"deep": item}])):
         with pytest.raises(UnsupportedValueError, match=r"a\.b.* tuple; use a list"):
-            gather_state({"a": {"b": value}})
+            flatten_state({"a": {"b": value}})
 
 
 def test_a_class_is_no_object_with_a_state() -> None:
-    assert gather_state({"kind": Counter}).values == {"kind": Counter}
+    assert flatten_state({"kind": Counter}).values == {"kind": Counter}
 
 
 def test_a_lazy_parameter_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedValueError, match=r"m\.weight: a lazy parameter"):
-        gather_state({"m": {"weight": torch.nn.UninitializedParameter()}})
+        flatten_state({"m": {"weight": torch.nn.UninitializedParameter()}})
 
 
 class Keeper:
@@ -262,10 +263,8 @@ def test_an_object_gets_back_containers_of_the_kind_that_it_gave() -> None:
         "tuple": (1, [2]),
     }
     keeper = Keeper(gives)
-    flat = gather_state({"k": keeper})
-    scatter_state(
-        {"k": keeper}, flat, {"k.plain.1": 10, "k.counts.30": 3, "k.objects.0.n": 6, "k.sized.x": 7}
-    )
+    flat = flatten_state({"k": keeper})
+    fill_state({"k": keeper}, flat, {"k.plain.1": 10, "k.counts.30": 3, "k.objects.0.n": 6, "k.sized.x": 7})
     got = keeper.got
     assert {key: type(part) for key, part in got.items()} == {
         key: type(part) for key, part in (gives | {"sized": {}}).items()
@@ -311,10 +310,10 @@ def test_schedules_resume(make: Callable[[torch.optim.Optimizer], Any]) -> None:
 
     first, second = fresh(), fresh()
     steps(first[1], 3)
-    saved = gather_state({"o": first[0], "s": first[1]})
+    saved = flatten_state({"o": first[0], "s": first[1]})
     stored = {fqn: decode_value(fqn, encode_value(fqn, value)) for fqn, value in saved.values.items()}
     state = {"o": second[0], "s": second[1]}
-    scatter_state(state, gather_state(state), stored)
+    fill_state(state, flatten_state(state), stored)
     steps(first[1], 4)
     steps(second[1], 4)
     assert first[0].param_groups[0]["lr"] == second[0].param_groups[0]["lr"]
@@ -325,7 +324,7 @@ def test_a_state_that_holds_itself_is_refused() -> None:
     state: dict[str, Any] = {}
     state["me"] = state
     with pytest.raises(UnsupportedValueError, match="holding itself"):
-        gather_state(state)
+        flatten_state(state)
 
 
 def test_a_list_that_holds_itself_is_refused() -> None:
@@ -334,4 +333,4 @@ def test_a_list_that_holds_itself_is_refused() -> None:
     within: tuple[Any, ...] = (endless,)
     for value in (endless, within, [within]):
         with pytest.raises(UnsupportedValueError, match="holding itself"):
-            gather_state({"a": value})
+            flatten_state({"a": value})

@@ -37,7 +37,7 @@ def test_what_was_stored_once_is_read_once_under_either_name(tmp_path: Path, nam
     tensor, state = tied()
     planner = load(state, tmp_path)
     assert torch.equal(tensor, shared)
-    assert len(planner._items) == 1
+    assert len(planner._pending.items) == 1
 
 
 def test_equal_elements_stored_twice_are_one_tensors(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_equal_elements_stored_twice_are_one_tensors(tmp_path: Path) -> None:
     planner = load(state, tmp_path)
     assert torch.equal(tensor.view(torch.int32), shared.view(torch.int32))
     # Nothing else tells that they are equal.
-    assert len(planner._items) == 2
+    assert len(planner._pending.items) == 2
 
 
 @pytest.fixture(name="untied")
@@ -82,7 +82,7 @@ def test_one_of_the_names_is_chosen(untied: Path, excluded: str, factor: int) ->
     tensor, state = tied(step=1)
     planner = load(state, untied, exclude=[excluded])
     assert torch.equal(tensor, torch.arange(4.0) * factor)
-    assert len(planner._items) == 2
+    assert len(planner._pending.items) == 2
     assert state["step"] == 7
 
 

@@ -1,4 +1,4 @@
-"""What the pages say of links, commands and targets is there."""
+"""Test that the links, commands and targets that the pages name are there."""
 
 import re
 import subprocess
@@ -25,7 +25,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding=
 
 
 def headings(page: Path) -> set[str]:
-    """As links name them."""
+    """Return the headings, as links name them."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

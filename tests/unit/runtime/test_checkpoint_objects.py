@@ -12,6 +12,7 @@ from stepkeeper.checkpoint import (
     CheckpointReader,
     FinishedCheckpoint,
     SaveOrder,
+    Structure,
     TensorOrder,
     ValueOrder,
     finish_checkpoint,
@@ -40,7 +41,9 @@ ROWS = [struct.pack("<8f", *range(row * 8, row * 8 + 8)) for row in range(6)]
 VALUE = b"a torch.save blob"
 
 
-def order(rank: int, *, world_size: int = 2) -> tuple[SaveOrder, memoryview]:
+def order(
+    rank: int, *, world_size: int = 2, aliases: dict[str, str] | None = None
+) -> tuple[SaveOrder, memoryview]:
     """Rank 0 writes rows 0 to 3 of `w` and the value, rank 1 rows 4 and 5 and a scalar."""
     rows = ROWS[:4] if rank == 0 else ROWS[4:]
     offset = 0 if rank == 0 else 4
@@ -65,7 +68,7 @@ def order(rank: int, *, world_size: int = 2) -> tuple[SaveOrder, memoryview]:
         step=10,
         claim=0,
         nonce=NONCE,
-        tensors=tuple(tensors),
+        structure=Structure.build(tensors, aliases=aliases),
         values=values,
     )
     return save, memoryview(bytearray(data))
@@ -97,7 +100,7 @@ def saved() -> Saved:
     log = Log(store)
     claim = log.begin()
     other, own = (write_checkpoint(store, *order(rank)) for rank in (1, 0))
-    finished = finish_checkpoint(store, own, [other.ref()])
+    finished = finish_checkpoint(store, own, [other.make_ref()])
     commit = log.commit(
         claim, step=10, folder=own.folder, size_bytes=finished.size_bytes, manifest=finished.manifest
     )
@@ -232,8 +235,8 @@ def test_many_threads_read_each_block_once(monkeypatch: pytest.MonkeyPatch) -> N
         step=1,
         claim=0,
         nonce=NONCE,
-        tensors=(
-            TensorOrder(fqn="w", dtype="uint8", global_shape=(half,), offsets=(0,), sizes=(half,), start=0),
+        structure=Structure.build(
+            [TensorOrder(fqn="w", dtype="uint8", global_shape=(half,), offsets=(0,), sizes=(half,), start=0)]
         ),
         values=(),
     )
@@ -276,10 +279,12 @@ def test_ranks_that_do_not_fit_together_are_no_checkpoint() -> None:
     with pytest.raises(ManifestError, match="ranks \\[0\\] of 2"):
         finish_checkpoint(store, own, [])
     with pytest.raises(TornCheckpointError, match=r"manifest\.1\.json"):
-        finish_checkpoint(store, own, [replace(other.ref(), crc32c=1)], patience=IMPATIENT)
-    half = write_checkpoint(store, replace(save, nonce="cd" * 16, tensors=save.tensors[1:]), data)
+        finish_checkpoint(store, own, [replace(other.make_ref(), crc32c=1)], patience=IMPATIENT)
+    half = write_checkpoint(
+        store, replace(save, nonce="cd" * 16, structure=Structure.build(save.tensors[1:])), data
+    )
     with pytest.raises(ManifestError, match="'w' has 48 elements, its 1 chunks at 1 places have 32"):
-        finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.ref()])
+        finish_checkpoint(store, replace(own, nonce="cd" * 16), [half.make_ref()])
 
 
 def test_data_that_ends_too_early_is_refused() -> None:
@@ -294,7 +299,7 @@ def test_data_that_ends_too_early_is_refused() -> None:
 
 def test_what_an_object_is_put_together_from_is_the_same_however_often(saved: Saved) -> None:
     save, data = order(0)
-    (file,) = writing.files_for(saved.store, save)
+    (file,) = writing.plan_files(saved.store, save)
     parts = FileParts(file, data)
     stored = saved.store.bucket.objects[f"{save.folder}/{file.name}"]
     assert b"".join(parts) == b"".join(parts) == stored
@@ -304,7 +309,7 @@ def test_what_an_object_is_put_together_from_is_the_same_however_often(saved: Sa
 
 def test_a_manifest_survives_json() -> None:
     store = MemoryStore()
-    manifest = write_checkpoint(store, *order(0), aliases={"v": "w"})
+    manifest = write_checkpoint(store, *order(0, aliases={"v": "w"}))
     assert Manifest.from_json(manifest.to_json(), "here") == manifest
 
 
@@ -319,9 +324,9 @@ def test_a_manifest_from_before_there_were_aliases_has_none() -> None:
 def test_a_further_name_of_nothing_or_of_another_tensor_is_refused(aliases: dict[str, str]) -> None:
     store = MemoryStore()
     other = write_checkpoint(store, *order(1))
-    own = write_checkpoint(store, *order(0), aliases=aliases)
+    own = write_checkpoint(store, *order(0, aliases=aliases))
     with pytest.raises(ManifestError, match="tied tensor"):
-        finish_checkpoint(store, own, [other.ref()])
+        finish_checkpoint(store, own, [other.make_ref()])
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
 """Chunks of a manifest tile their tensor exactly, or the checkpoint isn't committed."""
 
-from random import Random
-
-import numpy as np
 import pytest
 
-from stepkeeper.checkpoint.dcp_format.cover import Box, overlap
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, TensorRecord
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.errors import ManifestError
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where it starts, and how long it is, along each axis."""
 
 
 def manifest(rank: int, shape: tuple[int, ...], *boxes: Box) -> Manifest:
@@ -59,18 +59,3 @@ def test_chunks_that_tile_are_taken() -> None:
     assert len(tensor.chunks) == 5
     for shape in ((), (0,), (3, 0)):
         assert merge_tensors([manifest(0, shape, ((0,) * len(shape), shape))])
-
-
-def test_any_boxes_overlap_exactly_if_an_element_is_in_two() -> None:
-    random = Random(3)
-    for _ in range(2000):
-        n_axes = random.randint(1, 3)
-        boxes: list[Box] = []
-        seen = np.zeros((7,) * n_axes, dtype=int)
-        for _ in range(random.randint(0, 5)):
-            offsets = tuple(random.randint(0, 4) for _ in range(n_axes))
-            sizes = tuple(random.randint(0, 3) for _ in range(n_axes))
-            boxes.append((offsets, sizes))
-            seen[tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))] += 1
-        found = overlap(boxes)
-        assert (found is not None) == bool((seen > 1).any())

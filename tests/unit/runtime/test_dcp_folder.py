@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from stepkeeper.dcp.folder import open_folder, uri_of
+from stepkeeper.dcp.folder import folder_uri, open_folder
 from stepkeeper.errors import BadUriError
 from stepkeeper.storage.base import StreamedStore
 
 
 def test_paths_and_uris_name_folders() -> None:
-    assert uri_of("/a b/c") == "file:///a%20b/c"
-    assert uri_of(Path("/a")) == "file:///a"
-    assert uri_of("a/b") == (Path.cwd() / "a/b").as_uri()
-    assert uri_of("gs://bucket/a/") == "gs://bucket/a"
+    assert folder_uri("/a b/c") == "file:///a%20b/c"
+    assert folder_uri(Path("/a")) == "file:///a"
+    assert folder_uri("a/b") == (Path.cwd() / "a/b").as_uri()
+    assert folder_uri("gs://bucket/a/") == "gs://bucket/a"
     for wrong in ("", "local:///a", "gs://", Path("gs://bucket/a")):
         with pytest.raises(BadUriError):
             open_folder(wrong)

@@ -1,4 +1,4 @@
-"""What stays, by the policy alone."""
+"""Test which commits a policy keeps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ def test_a_policy_reaches_another_process_whole() -> None:
             BestN(1, "accuracy", "max", keep_without=False),
         )
     )
-    arrived = decode(Keep, encode(Keep.of(policy))).policy
+    arrived = decode(Keep, encode(Keep.from_policy(policy))).policy
     assert set(arrived.policies) == {
         LastN(3),
         LastN(7),
@@ -92,9 +92,9 @@ def test_a_policy_reaches_another_process_whole() -> None:
 
 
 def test_times_are_asked_for_only_where_they_matter() -> None:
-    assert not Keep.of(AnyOf((LastN(1), EveryNSteps(2), BestN(1, "loss", "min")))).asks_for_times
-    assert Keep.of(MaxAge(1)).asks_for_times
-    assert Keep.of(EverySeconds(1)).asks_for_times
+    assert not Keep.from_policy(AnyOf((LastN(1), EveryNSteps(2), BestN(1, "loss", "min")))).needs_times
+    assert Keep.from_policy(MaxAge(1)).needs_times
+    assert Keep.from_policy(EverySeconds(1)).needs_times
 
 
 def test_a_policy_of_ones_own_cannot_be_told_and_is_refused() -> None:
@@ -103,7 +103,7 @@ def test_a_policy_of_ones_own_cannot_be_told_and_is_refused() -> None:
             return frozenset()
 
     with pytest.raises(TypeError, match="LastN, EveryNSteps, EverySeconds, BestN, MaxAge, AnyOf"):
-        Keep.of(AnyOf((LastN(1), Mine())))
+        Keep.from_policy(AnyOf((LastN(1), Mine())))
 
 
 def test_settings_become_policies() -> None:

@@ -11,6 +11,8 @@ MODULES = (
     "stepkeeper.dcp",
     "stepkeeper.dcp.folder",
     "stepkeeper.checkpoint.dcp_format.metadata",
+    "stepkeeper.companion",
+    "stepkeeper_planners.geometry.disjoint",
     "stepkeeper.cli",
     "stepkeeper.cli.app",
 )

@@ -13,6 +13,7 @@ import pytest
 from stepkeeper.checkpoint import (
     CheckpointReader,
     SaveOrder,
+    Structure,
     TensorOrder,
     ValueOrder,
     write_checkpoint,
@@ -20,7 +21,7 @@ from stepkeeper.checkpoint import (
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest
 from stepkeeper.errors import SaveError, StorageError, TornCheckpointError
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.tier import FirstHop, LocalTier, NearStore, TierPlace
+from stepkeeper.tier import LocalStaging, LocalTier, NearStore, TierPlace
 
 N_BYTES = BLOCK_BYTES + 4096
 """Two blocks."""
@@ -43,7 +44,14 @@ class Root:
                 raise StorageError(errno.EACCES, f"{path}: no")
 
 
-def order(step: int = 1, *, rank: int = 0, world_size: int = 1, nonce: str = "ab" * 16) -> SaveOrder:
+def order(
+    step: int = 1,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    nonce: str = "ab" * 16,
+    aliases: dict[str, str] | None = None,
+) -> SaveOrder:
     tensor = TensorOrder(
         fqn=f"w{rank}", dtype="uint8", global_shape=(N_BYTES,), offsets=(0,), sizes=(N_BYTES,), start=0
     )
@@ -54,7 +62,7 @@ def order(step: int = 1, *, rank: int = 0, world_size: int = 1, nonce: str = "ab
         step=step,
         claim=0,
         nonce=nonce,
-        tensors=(tensor,),
+        structure=Structure.build([tensor], aliases=aliases),
         values=(value,),
     )
 
@@ -70,12 +78,12 @@ def tier(tmp_path: Path, root: Root) -> LocalTier:
 
 
 @pytest.fixture
-def hop(root: Root, tier: LocalTier) -> FirstHop:
-    return FirstHop(root.store, tier)
+def staging(root: Root, tier: LocalTier) -> LocalStaging:
+    return LocalStaging(root.store, tier)
 
 
 def copies(folder: Path) -> list[Path]:
-    """Of objects, in all saves that are on that disk."""
+    """Return the copies of objects, in all saves that are on that disk."""
     return sorted(path for path in folder.glob("*/*/*/*") if path.is_file())
 
 
@@ -94,23 +102,25 @@ def all_bytes(store: NearStore | MemoryStore, manifest: Manifest) -> bytes:
 
 def test_what_came_over_the_disk_is_what_would_have_come_without(tmp_path: Path) -> None:
     direct, by_way = Root(), Root()
-    hop = FirstHop(by_way.store, LocalTier(TierPlace(folder=str(tmp_path)), by_way.store.uri))
+    staging = LocalStaging(by_way.store, LocalTier(TierPlace(folder=str(tmp_path)), by_way.store.uri))
     for rank in (0, 1):
-        one = order(rank=rank, world_size=2)
-        wrote = write_checkpoint(direct.store, one, memoryview(DATA), aliases={"v": "w0"})
-        staged = hop.stage(one, memoryview(DATA), aliases={"v": "w0"})
+        one = order(rank=rank, world_size=2, aliases={"v": "w0"})
+        wrote = write_checkpoint(direct.store, one, memoryview(DATA))
+        staged = staging.stage(one, memoryview(DATA))
         assert staged == wrote
-        hop.upload(staged)
+        staging.upload(staged)
     assert by_way.store.bucket.objects == direct.store.bucket.objects
     assert "1/0-" + "ab" * 16 + "/manifest.1.json" in by_way.store.bucket.objects
 
 
-def test_once_staged_the_memory_is_not_needed_and_the_root_has_nothing(root: Root, hop: FirstHop) -> None:
+def test_once_staged_the_memory_is_not_needed_and_the_root_has_nothing(
+    root: Root, staging: LocalStaging
+) -> None:
     memory = bytearray(DATA)
-    manifest = hop.stage(order(), memoryview(memory))
+    manifest = staging.stage(order(), memoryview(memory))
     memory[:] = bytes(len(memory))
     assert root.store.bucket.objects == {}
-    hop.upload(manifest)
+    staging.upload(manifest)
     direct = Root()
     write_checkpoint(direct.store, order(), memoryview(DATA))
     assert root.store.bucket.objects == direct.store.bucket.objects
@@ -123,26 +133,26 @@ def test_objects_are_as_many_as_the_root_wants(tmp_path: Path) -> None:
     root = Root()
     streamed = Streamed(root.store, LocalTier(TierPlace(folder=str(tmp_path / "other")), "x"))
     tier = LocalTier(TierPlace(folder=str(tmp_path)), streamed.uri)
-    manifest = FirstHop(streamed, tier).stage(order(), memoryview(DATA))
+    manifest = LocalStaging(streamed, tier).stage(order(), memoryview(DATA))
     assert manifest == write_checkpoint(streamed, order(), memoryview(DATA))
     assert len(manifest.objects) > 1
 
 
-def test_what_is_there_is_read_there(root: Root, tier: LocalTier, hop: FirstHop) -> None:
-    manifest = hop.stage(order(), memoryview(DATA))
-    hop.upload(manifest)
+def test_what_is_there_is_read_there(root: Root, tier: LocalTier, staging: LocalStaging) -> None:
+    manifest = staging.stage(order(), memoryview(DATA))
+    staging.upload(manifest)
     near = NearStore(root.store, tier)
     assert all_bytes(near, manifest) == all_bytes(near, manifest)
-    assert near.take_n_bytes() == 2 * manifest.size_bytes
+    assert near.take_read_bytes() == 2 * manifest.size_bytes
     assert not root.n["read"]
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped", "a folder"])
 def test_what_is_wrong_there_is_read_at_the_root_and_there_no_more(
-    tmp_path: Path, root: Root, tier: LocalTier, hop: FirstHop, how: str
+    tmp_path: Path, root: Root, tier: LocalTier, staging: LocalStaging, how: str
 ) -> None:
-    manifest = hop.stage(order(), memoryview(DATA))
-    hop.upload(manifest)
+    manifest = staging.stage(order(), memoryview(DATA))
+    staging.upload(manifest)
     expected = all_bytes(root.store, manifest)
     n_reads = root.n["read"]
     (copy, *_) = copies(tmp_path)
@@ -161,24 +171,24 @@ def test_what_is_wrong_there_is_read_at_the_root_and_there_no_more(
 
 
 def test_a_bad_copy_that_cannot_be_deleted_is_read_no_more(
-    tmp_path: Path, root: Root, tier: LocalTier, hop: FirstHop, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, root: Root, tier: LocalTier, staging: LocalStaging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = hop.stage(order(), memoryview(DATA))
-    hop.upload(manifest)
+    manifest = staging.stage(order(), memoryview(DATA))
+    staging.upload(manifest)
     for copy in copies(tmp_path):
         copy.write_bytes(bytes(copy.stat().st_size))
     monkeypatch.setattr(tier, "forget", lambda path: None)
     near = NearStore(root.store, tier)
-    assert near.copied(f"{manifest.folder}/")
+    assert near.list_copied(f"{manifest.folder}/")
     assert all_bytes(near, manifest) == all_bytes(root.store, manifest)
-    assert not near.copied(f"{manifest.folder}/")
+    assert not near.list_copied(f"{manifest.folder}/")
 
 
 def test_only_what_is_bad_at_the_root_is_torn(
-    tmp_path: Path, root: Root, tier: LocalTier, hop: FirstHop
+    tmp_path: Path, root: Root, tier: LocalTier, staging: LocalStaging
 ) -> None:
-    manifest = hop.stage(order(), memoryview(DATA))
-    hop.upload(manifest)
+    manifest = staging.stage(order(), memoryview(DATA))
+    staging.upload(manifest)
     path = f"{manifest.folder}/{manifest.objects[0].path}"
     bad = bytes(len(root.store.bucket.objects[path]))
     root.store.bucket.objects[path] = bad
@@ -192,35 +202,35 @@ def test_only_what_is_bad_at_the_root_is_torn(
 
 
 def test_a_disk_that_holds_something_else_by_then_uploads_nothing_of_it(
-    tmp_path: Path, root: Root, hop: FirstHop
+    tmp_path: Path, root: Root, staging: LocalStaging
 ) -> None:
-    manifest = hop.stage(order(), memoryview(DATA))
+    manifest = staging.stage(order(), memoryview(DATA))
     (copy, *_) = copies(tmp_path)
     copy.write_bytes(bytes(copy.stat().st_size))
     with pytest.raises(SaveError, match="not what was put there"):
-        hop.upload(manifest)
+        staging.upload(manifest)
     assert f"{manifest.folder}/{copy.name}" not in root.store.bucket.objects
 
 
 def test_an_upload_that_failed_can_be_tried_again_and_else_goes_before_what_was_committed(
-    tmp_path: Path, root: Root, hop: FirstHop
+    tmp_path: Path, root: Root, staging: LocalStaging
 ) -> None:
-    hop.upload(hop.stage(order(1), memoryview(DATA)))
-    manifest = hop.stage(order(2), memoryview(DATA))
+    staging.upload(staging.stage(order(1), memoryview(DATA)))
+    manifest = staging.stage(order(2), memoryview(DATA))
     root.fails = "write"
     with pytest.raises(StorageError, match="no"):
-        hop.upload(manifest)
+        staging.upload(manifest)
     root.fails = None
-    hop.upload(manifest)
+    staging.upload(manifest)
     assert saves(tmp_path) == ["1", "2"]
-    hop.stage(order(3), memoryview(DATA))
+    staging.stage(order(3), memoryview(DATA))
     assert saves(tmp_path) == ["2", "3"]
-    hop.stage(order(4), memoryview(DATA))
+    staging.stage(order(4), memoryview(DATA))
     assert saves(tmp_path) == ["2", "4"]
 
 
 def test_a_disk_that_gets_full_on_the_way_keeps_nothing(
-    tmp_path: Path, hop: FirstHop, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, staging: LocalStaging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Path.replace
 
@@ -231,12 +241,12 @@ def test_a_disk_that_gets_full_on_the_way_keeps_nothing(
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        hop.stage(order(), memoryview(DATA))
+        staging.stage(order(), memoryview(DATA))
     assert copies(tmp_path) == []
 
 
 def test_a_disk_that_is_full_takes_nothing_and_keeps_room_for_others(
-    tmp_path: Path, hop: FirstHop, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, staging: LocalStaging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def disk(available: int) -> None:
         found = SimpleNamespace(f_bavail=available, f_blocks=1000, f_frsize=N_BYTES // 100)
@@ -244,16 +254,16 @@ def test_a_disk_that_is_full_takes_nothing_and_keeps_room_for_others(
 
     disk(149)
     with pytest.raises(OSError, match="has room for"):
-        hop.stage(order(), memoryview(DATA))
+        staging.stage(order(), memoryview(DATA))
     disk(152)
-    hop.stage(order(), memoryview(DATA))
+    staging.stage(order(), memoryview(DATA))
     assert saves(tmp_path) == ["1"]
 
 
 def test_a_bound_is_kept_and_older_saves_make_room(tmp_path: Path, root: Root) -> None:
-    def with_bound(most_bytes: int) -> FirstHop:
+    def with_bound(most_bytes: int) -> LocalStaging:
         place = TierPlace(folder=str(tmp_path), most_bytes=most_bytes)
-        return FirstHop(root.store, LocalTier(place, root.store.uri))
+        return LocalStaging(root.store, LocalTier(place, root.store.uri))
 
     with_bound(3 * N_BYTES).stage(order(1), memoryview(DATA))
     with_bound(3 * N_BYTES).stage(order(2), memoryview(DATA))
@@ -267,21 +277,21 @@ def test_a_bound_is_kept_and_older_saves_make_room(tmp_path: Path, root: Root) -
 def test_the_bound_is_each_processs_own(tmp_path: Path, root: Root) -> None:
     place = TierPlace(folder=str(tmp_path), most_bytes=N_BYTES + 4096)
     for rank in (0, 1, 10):
-        hop = FirstHop(root.store, LocalTier(place, root.store.uri))
-        hop.stage(order(rank=rank, world_size=11), memoryview(DATA))
+        staging = LocalStaging(root.store, LocalTier(place, root.store.uri))
+        staging.stage(order(rank=rank, world_size=11), memoryview(DATA))
     assert {path.name.split("_")[2] for path in copies(tmp_path)} == {"0", "1", "10"}
 
 
 def test_of_other_saves_the_one_used_last_stays(
-    tmp_path: Path, root: Root, tier: LocalTier, hop: FirstHop
+    tmp_path: Path, root: Root, tier: LocalTier, staging: LocalStaging
 ) -> None:
-    restored = hop.stage(order(1), memoryview(DATA))
+    restored = staging.stage(order(1), memoryview(DATA))
     ages(tmp_path, "1", 100)
-    FirstHop(root.store, tier).stage(order(2), memoryview(DATA))
+    LocalStaging(root.store, tier).stage(order(2), memoryview(DATA))
     ages(tmp_path, "2", 50)
-    hop.upload(restored)
+    staging.upload(restored)
     all_bytes(NearStore(root.store, tier), restored)
-    hop.stage(order(3), memoryview(DATA))
+    staging.stage(order(3), memoryview(DATA))
     assert saves(tmp_path) == ["1", "3"]
 
 
@@ -292,26 +302,26 @@ def ages(folder: Path, step: str, age_s: int) -> None:
 
 
 def test_what_a_kill_left_goes_with_its_save_and_nobody_reads_it(
-    tmp_path: Path, root: Root, tier: LocalTier, hop: FirstHop
+    tmp_path: Path, root: Root, tier: LocalTier, staging: LocalStaging
 ) -> None:
-    manifest = hop.stage(order(1), memoryview(DATA))
-    hop.upload(manifest)
+    manifest = staging.stage(order(1), memoryview(DATA))
+    staging.upload(manifest)
     first = copies(tmp_path)[0]
     first.rename(first.with_name(f".tmp-{first.name}-{'0' * 32}"))
     assert tier.read(f"{manifest.folder}/{first.name}") is None
     ages(tmp_path, "1", 100)
     for step in (2, 3):
-        hop.upload(hop.stage(order(step), memoryview(DATA)))
+        staging.upload(staging.stage(order(step), memoryview(DATA)))
     assert saves(tmp_path) == ["2", "3"]
 
 
-def test_a_strangers_file_stays_and_so_does_its_folder(tmp_path: Path, hop: FirstHop) -> None:
-    hop.stage(order(1), memoryview(DATA))
+def test_a_strangers_file_stays_and_so_does_its_folder(tmp_path: Path, staging: LocalStaging) -> None:
+    staging.stage(order(1), memoryview(DATA))
     (save,) = tmp_path.glob("*/1/*")
     (save / "notes.txt").write_text("mine")
     (save.parent.parent / "results").mkdir()
     for step in (2, 3, 4):
-        hop.upload(hop.stage(order(step), memoryview(DATA)))
+        staging.upload(staging.stage(order(step), memoryview(DATA)))
     assert [path.name for path in copies(tmp_path) if path.parent == save] == ["notes.txt"]
     assert (save.parent.parent / "results").is_dir()
 
@@ -319,33 +329,33 @@ def test_a_strangers_file_stays_and_so_does_its_folder(tmp_path: Path, hop: Firs
 def test_roots_share_a_disk_and_see_nothing_of_each_other(tmp_path: Path) -> None:
     first, second = Root("one/run"), Root("one-run")
     tiers = [LocalTier(TierPlace(folder=str(tmp_path)), root.store.uri) for root in (first, second)]
-    manifest = FirstHop(first.store, tiers[0]).stage(order(), memoryview(DATA))
+    manifest = LocalStaging(first.store, tiers[0]).stage(order(), memoryview(DATA))
     path = f"{manifest.folder}/{manifest.objects[0].path}"
     assert tiers[0].read(path, 0, 10) is not None
     assert tiers[1].read(path, 0, 10) is None
     for step in (2, 3, 4):
-        FirstHop(second.store, tiers[1]).stage(order(step), memoryview(DATA))
+        LocalStaging(second.store, tiers[1]).stage(order(step), memoryview(DATA))
     assert tiers[0].read(path, 0, 10) is not None
 
 
 def test_a_folder_that_others_may_write_to_is_neither_read_nor_written(
-    tmp_path: Path, root: Root, tier: LocalTier, hop: FirstHop
+    tmp_path: Path, root: Root, tier: LocalTier, staging: LocalStaging
 ) -> None:
-    manifest = hop.stage(order(), memoryview(DATA))
+    manifest = staging.stage(order(), memoryview(DATA))
     (folder,) = tmp_path.iterdir()
     folder.chmod(0o777)
     again = LocalTier(TierPlace(folder=str(tmp_path)), root.store.uri)
     assert again.read(f"{manifest.folder}/{manifest.objects[0].path}") is None
     with pytest.raises(PermissionError, match="others may write to it"):
-        FirstHop(root.store, again).stage(order(2), memoryview(DATA))
+        LocalStaging(root.store, again).stage(order(2), memoryview(DATA))
 
 
 def test_a_disk_that_is_not_mounted_is_not_made(tmp_path: Path, root: Root) -> None:
     place = TierPlace(folder=str(tmp_path / "ssd" / "tier"))
     with pytest.raises(FileNotFoundError):
-        FirstHop(root.store, LocalTier(place, root.store.uri)).stage(order(), memoryview(DATA))
+        LocalStaging(root.store, LocalTier(place, root.store.uri)).stage(order(), memoryview(DATA))
     (tmp_path / "ssd").mkdir()
-    FirstHop(root.store, LocalTier(place, root.store.uri)).stage(order(), memoryview(DATA))
+    LocalStaging(root.store, LocalTier(place, root.store.uri)).stage(order(), memoryview(DATA))
     assert saves(tmp_path / "ssd" / "tier") == ["1"]
 
 
@@ -353,11 +363,11 @@ def test_many_processes_put_and_make_room_at_once(tmp_path: Path, root: Root) ->
     failures: list[BaseException] = []
 
     def save(rank: int) -> None:
-        hop = FirstHop(root.store, LocalTier(TierPlace(folder=str(tmp_path)), root.store.uri))
+        staging = LocalStaging(root.store, LocalTier(TierPlace(folder=str(tmp_path)), root.store.uri))
         try:
             for step in range(1, 6):
                 barrier.wait()
-                hop.upload(hop.stage(small(order(step, rank=rank, world_size=4)), memoryview(DATA)))
+                staging.upload(staging.stage(small(order(step, rank=rank, world_size=4)), memoryview(DATA)))
         except BaseException as error:
             failures.append(error)
             barrier.abort()
@@ -374,4 +384,4 @@ def test_many_processes_put_and_make_room_at_once(tmp_path: Path, root: Root) ->
 
 
 def small(one: SaveOrder) -> SaveOrder:
-    return replace(one, tensors=())
+    return replace(one, structure=Structure())

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from stepkeeper.errors import FencedError, RestoreError, TransientStorageError, UnknownOutcomeError
-from stepkeeper.log import Begin, Claim, LegacyBase, Log
+from stepkeeper.log import BeginEntry, Claim, ForeignBase, Log
 from stepkeeper.policy.keep import LastN
 from stepkeeper.retention.deletable import deletable
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
@@ -41,10 +41,10 @@ def test_on_what_head_is_nothing_is_begun(log: Log, commit: CommitStep) -> None:
     tail = log.state.tail
     assert log.begin(base=head, after=claim, nonce=NONCE) == claim
     assert log.state.tail == tail
-    older = LegacyBase(step=100, folder="100", reason="step 200 was read bad")
+    older = ForeignBase(step=100, folder="100", reason="step 200 was read bad")
     back = log.begin(base=older, after=claim)
     tail = log.state.tail
-    assert log.begin(base=LegacyBase(step=100, folder="100"), after=back) == back
+    assert log.begin(base=ForeignBase(step=100, folder="100"), after=back) == back
     assert log.state.tail == tail
 
 
@@ -90,6 +90,6 @@ def test_asked_again_for_the_same_begin_it_is_put_once(
     back = asked.begin(base=first, after=claim, nonce=NONCE)
     assert back == Claim(slot=second + 1, nonce=NONCE)
     assert asked.state.tail == second + 1
-    assert isinstance(asked.entry(back.slot).body, Begin)
+    assert isinstance(asked.entry(back.slot).body, BeginEntry)
     commit(asked, back, 4)
     assert asked.begin(base=first, after=claim, nonce=NONCE) == back

@@ -15,7 +15,7 @@ CommitStep = Callable[..., int]
 
 
 class Calls:
-    """What was asked of a store."""
+    """Record what is asked of a store."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

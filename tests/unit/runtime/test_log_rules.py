@@ -1,4 +1,4 @@
-"""Who may append what: claims, owners, bases, HEAD and lines."""
+"""Test which process may append what to the log: claims, owners, bases, HEAD and lines."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import pytest
 from stepkeeper.contract import Identity
 from stepkeeper.errors import (
     FencedError,
-    ForeignRootError,
+    OtherJobsRootError,
     RestoreError,
     StorageError,
     TransientStorageError,
@@ -75,7 +75,7 @@ def test_a_later_begin_fences_the_earlier_claim(log: Log, bucket: MemoryBucket, 
         lambda: commit(log, claim, 20),
         lambda: log.delete(claim, lambda state: [1]),
         lambda: log.quarantine(claim, 1, "bad"),
-        lambda: log.restored(claim, 1),
+        lambda: log.mark_restored(claim, 1),
         lambda: log.void(claim, "late", "10/0-x"),
     ):
         with pytest.raises(FencedError, match=f"claim {claim.slot} is stale: slot {later.slot}"):
@@ -190,7 +190,7 @@ def test_quarantine_moves_head_to_the_nearest_live_ancestor_and_keeps_the_record
 def test_a_restored_commit_is_marked_verified_and_head_stays(log: Log, commit: CommitStep) -> None:
     claim = log.begin()
     first, second = commit(log, claim, 10), commit(log, claim, 20)
-    log.restored(claim, first)
+    log.mark_restored(claim, first)
     assert log.state.commits[first].verified
     assert log.state.head == second
 
@@ -211,9 +211,9 @@ def test_an_older_start_of_the_same_job_is_fenced(log: Log) -> None:
 def test_another_jobs_root_needs_a_take_over(log: Log, take_over: str | bool) -> None:
     log.begin(identity())
     for wrong in (None, False, "team/other", "llm"):
-        with pytest.raises(ForeignRootError, match=r"belongs to team/llm.*team/new"):
+        with pytest.raises(OtherJobsRootError, match=r"belongs to team/llm.*team/new"):
             log.begin(identity(job="new", uid="u2"), take_over=wrong)
-    with pytest.raises(ForeignRootError):
+    with pytest.raises(OtherJobsRootError):
         log.begin(None)
     assert log.state.tail == 0
     log.begin(identity(job="new", uid="u2"), take_over=take_over)
@@ -265,7 +265,7 @@ def test_an_unknown_outcome_is_settled(
         commit(lossy, claim, 10)
     record = lossy.settle()
     assert record is not None
-    assert (record.slot, record.step, lossy.pending_slot, len(bucket.objects)) == (1, 10, None, 2)
+    assert (record.slot, record.step, lossy._pending, len(bucket.objects)) == (1, 10, None, 2)
     assert commit(lossy, claim, 20) == 2
 
 
@@ -276,7 +276,8 @@ def test_nothing_else_is_appended_before_an_unknown_outcome_is_settled(
     lossy = unanswered_once(bucket, claim, applied=False)
     with pytest.raises(UnknownOutcomeError):
         commit(lossy, claim, 10)
-    assert lossy.pending_slot == 1
+    assert lossy._pending is not None
+    assert lossy.state.tail == 0
     commit(lossy, claim, 20)
     assert [record.step for record in lossy.state.line] == [20, 10]
 
@@ -334,4 +335,4 @@ def test_a_refusal_is_no_unknown_outcome(log: Log, bucket: MemoryBucket, commit:
     refused.resume(claim)
     with pytest.raises(StorageError, match="permission denied"):
         commit(refused, claim, 10)
-    assert refused.pending_slot is None
+    assert refused._pending is None

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from store_parts.behind import Behind
 from typing_extensions import override
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, ValueOrder, write_checkpoint
+from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, ValueOrder, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.dcp_format.tensor_file import blob_layout
-from stepkeeper.checkpoint.packing import File, packed
+from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_blob
+from stepkeeper.checkpoint.packing import File, pack_order
 from stepkeeper.storage.base import Buffer
 from stepkeeper.storage.memory import MemoryStore
 
@@ -41,7 +41,13 @@ def order_of(shapes: list[tuple[int, ...]], values: list[int] | None = None) -> 
         orders.append(ValueOrder(fqn=f"value {number}", start=start, length_bytes=length_bytes))
         start += length_bytes
     return SaveOrder(
-        rank=2, world_size=3, step=1, claim=0, nonce="a" * 32, tensors=tuple(tensors), values=tuple(orders)
+        rank=2,
+        world_size=3,
+        step=1,
+        claim=0,
+        nonce="a" * 32,
+        structure=Structure.build(tensors),
+        values=tuple(orders),
     )
 
 
@@ -58,7 +64,7 @@ def check_whole(order: SaveOrder, files: tuple[File, ...]) -> None:
             position += item.order.length_bytes
             continue
         piece = item.order
-        assert item.length_bytes == blob_layout(piece.dtype, piece.sizes).length_bytes
+        assert item.length_bytes == lay_out_blob(piece.dtype, piece.sizes).length_bytes
         whole = order.tensors[int(piece.fqn)]
         before = (piece.start - whole.start) // 4
         for axis in reversed(range(len(whole.sizes))):
@@ -96,7 +102,7 @@ def check_whole(order: SaveOrder, files: tuple[File, ...]) -> None:
 @pytest.mark.parametrize("streams", [4, 8, 16])
 def test_all_that_is_sent_at_once_ends_at_once(shapes: list[tuple[int, ...]], streams: int) -> None:
     order = order_of(shapes, [100, 3000])
-    files = packed(order, streams=streams, least_bytes=2 * MIB)
+    files = pack_order(order, streams=streams, least_bytes=2 * MIB)
     assert [file.name for file in files] == [f"__2_{n}.distcp" for n in range(streams)]
     sizes = sizes_mib(files)
     assert max(sizes) < sum(sizes) / streams * 1.03
@@ -105,24 +111,24 @@ def test_all_that_is_sent_at_once_ends_at_once(shapes: list[tuple[int, ...]], st
 
 def test_a_share_that_is_huge_becomes_several_objects_for_each_stream() -> None:
     order = order_of([(3000, 1000, 1000), (1000, 2000)])
-    sizes = sizes_mib(packed(order, streams=4, least_bytes=MIB))
+    sizes = sizes_mib(pack_order(order, streams=4, least_bytes=MIB))
     assert len(sizes) == 24
     assert 470 < min(sizes) <= max(sizes) < 490
 
 
 def test_a_share_that_is_small_is_one_object_with_whole_tensors() -> None:
     order = order_of([(100, 100)] * 9, [1000])
-    (file,) = packed(order, streams=16, least_bytes=4 * MIB)
+    (file,) = pack_order(order, streams=16, least_bytes=4 * MIB)
     assert len(file.items) == 10
 
 
 def test_an_empty_share_is_no_object() -> None:
-    assert packed(order_of([]), streams=4, least_bytes=MIB) == ()
+    assert pack_order(order_of([]), streams=4, least_bytes=MIB) == ()
 
 
 def test_a_large_value_is_one_object_and_the_rest_is_not_scattered_for_it() -> None:
     order = order_of([(MIB,), (MIB,)], [40 * MIB, *[10] * 50])
-    files = packed(order, streams=8, least_bytes=MIB)
+    files = pack_order(order, streams=8, least_bytes=MIB)
     assert len(files) <= 8
     check_whole(order, files)
 
@@ -135,7 +141,7 @@ def test_a_large_value_is_one_object_and_the_rest_is_not_scattered_for_it() -> N
 )
 def test_no_element_is_lost(shapes: list[tuple[int, ...]], values: list[int], streams: int) -> None:
     order = order_of(shapes, values)
-    files = packed(order, streams=streams, least_bytes=100_000)
+    files = pack_order(order, streams=streams, least_bytes=100_000)
     check_whole(order, files)
     assert all(file.items for file in files)
     assert len(files) <= streams * 2 + len(values)

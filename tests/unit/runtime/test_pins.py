@@ -1,4 +1,4 @@
-"""Who reads a commit keeps its data; who comes too late learns it."""
+"""Test that a reader's pin keeps a commit's data, and that a reader who comes too late learns it."""
 
 import logging
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from stepkeeper.log import Claim, CommitRecord, Log, LogState
 from stepkeeper.retention.pins import (
     PIN_PREFIX,
     Pin,
-    hold,
     list_pins,
+    pin_commit,
     pin_path,
     pinned_slots,
     put_pin,
@@ -95,7 +95,7 @@ def test_a_pin_that_says_something_else_is_refused_by_name(
 
 def test_holding_pins_what_is_chosen(bucket: MemoryBucket, writer: Log) -> None:
     store = MemoryStore(bucket)
-    pin, record = hold(Log(store), store, latest, holder="ml/eval", reason="evaluates")
+    pin, record = pin_commit(Log(store), store, latest, holder="ml/eval", reason="evaluates")
     assert record.step == 20
     assert pin is not None
     assert (pin.slot, pin.holder, pin.reason) == (record.slot, "ml/eval", "evaluates")
@@ -105,7 +105,7 @@ def test_holding_pins_what_is_chosen(bucket: MemoryBucket, writer: Log) -> None:
 def test_a_forks_pin_has_the_name_it_is_given(bucket: MemoryBucket, writer: Log) -> None:
     store = MemoryStore(bucket)
     for _ in range(2):
-        pin, _ = hold(Log(store), store, latest, holder="ml/fork", nonce=NONCE, root="gs://b/fork")
+        pin, _ = pin_commit(Log(store), store, latest, holder="ml/fork", nonce=NONCE, root="gs://b/fork")
         assert pin is not None
     assert [(pin.nonce, pin.root) for pin in list_pins(store)] == [(NONCE, "gs://b/fork")]
 
@@ -122,7 +122,7 @@ def test_a_commit_that_is_deleted_before_the_pin_is_there_is_not_held(
     store = MemoryStore(bucket, hook=hook)
     log = Log(store)
     log.open()
-    pin, record = hold(log, store, oldest, holder="ml/eval")
+    pin, record = pin_commit(log, store, oldest, holder="ml/eval")
     assert record.step == 20
     assert list_pins(store) == [pin]
 
@@ -136,7 +136,7 @@ def test_who_may_not_write_reads_without_a_pin_and_is_told(
 
     store = MemoryStore(bucket, hook=hook)
     with caplog.at_level(logging.WARNING):
-        pin, record = hold(Log(store), store, latest, holder="ml/eval")
+        pin, record = pin_commit(Log(store), store, latest, holder="ml/eval")
     assert (pin, record.step) == (None, 20)
     assert "commit 2 of memory:// is read without a pin" in caplog.text
     assert "no storage.objects.create" in caplog.text
@@ -149,7 +149,7 @@ def test_no_answer_is_no_permission_to_read_unpinned(bucket: MemoryBucket, write
 
     store = MemoryStore(bucket, hook=hook)
     with pytest.raises(TransientStorageError):
-        hold(Log(store), store, latest, holder="ml/eval", patience=IMPATIENT)
+        pin_commit(Log(store), store, latest, holder="ml/eval", patience=IMPATIENT)
 
 
 def test_a_pin_is_not_left_where_the_log_says_nothing_after_it(bucket: MemoryBucket, writer: Log) -> None:
@@ -163,7 +163,7 @@ def test_a_pin_is_not_left_where_the_log_says_nothing_after_it(bucket: MemoryBuc
 
     store = MemoryStore(bucket, hook=hook)
     with pytest.raises(TransientStorageError):
-        hold(Log(store, patience=IMPATIENT), store, latest, holder="ml/eval", patience=IMPATIENT)
+        pin_commit(Log(store, patience=IMPATIENT), store, latest, holder="ml/eval", patience=IMPATIENT)
     assert pinned
     assert list_pins(MemoryStore(bucket)) == []
 
@@ -171,5 +171,5 @@ def test_a_pin_is_not_left_where_the_log_says_nothing_after_it(bucket: MemoryBuc
 def test_where_there_is_nothing_to_choose_nothing_is_pinned(bucket: MemoryBucket) -> None:
     store = MemoryStore(bucket)
     with pytest.raises(RestoreError, match="nothing there"):
-        hold(Log(store), store, latest, holder="ml/eval")
+        pin_commit(Log(store), store, latest, holder="ml/eval")
     assert bucket.objects == {}

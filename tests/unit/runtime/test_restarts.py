@@ -1,4 +1,4 @@
-"""How often a training is disrupted, as its root's log has it, and what the policy makes of that."""
+"""Test how often a training was disrupted, by its root's log, and what the policy makes of that."""
 
 import os
 from collections.abc import Callable
@@ -9,13 +9,13 @@ import pytest
 
 from stepkeeper.errors import MissingObjectError
 from stepkeeper.log import Entry
-from stepkeeper.log.restarts import Past, past_of
+from stepkeeper.log.restarts import RestartHistory, read_restart_history
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.log.tail import slot_path
 from stepkeeper.policy.save import Auto, Disruptions, SaveCost
 from stepkeeper.testing.checkpoints import SmallRoot
 from stepkeeper.testing.pod import pod_identity
-from stepkeeper.training.disruptions import Experience
+from stepkeeper.training.disruptions import DisruptionHistory
 
 DAY_S = 86400
 COST = SaveCost(stall_s=1.0, duration_s=2.0)
@@ -35,8 +35,8 @@ def put_at(root: SmallRoot, slot: int, time_unix_s: float) -> None:
     os.utime(Path(root.url.removeprefix("file://"), slot_path(slot)), (time_unix_s, time_unix_s))
 
 
-def past(root: SmallRoot) -> Past | None:
-    return past_of(root.log.entry, StoreTimes(root.store), root.claim.slot)
+def past(root: SmallRoot) -> RestartHistory | None:
+    return read_restart_history(root.log.entry, StoreTimes(root.store), root.claim.slot)
 
 
 def restarts(root: SmallRoot) -> int:
@@ -54,23 +54,25 @@ def test_a_first_start_has_no_past_and_learns_from_each_hour(
 ) -> None:
     root.begin()
     found = past(root)
-    assert found == Past(restarts=0, over_s=0)
+    assert found == RestartHistory(restarts=0, over_s=0)
     now_s = 100.0
     monkeypatch.setattr("stepkeeper.training.disruptions.time", SimpleNamespace(monotonic=lambda: now_s))
-    experience = Experience()
-    assert interval_s(experience.by_now(0, found)) == interval_s(Disruptions())
+    experience = DisruptionHistory()
+    assert interval_s(experience.count_until_now(0, found)) == interval_s(Disruptions())
     now_s += 10 * DAY_S
-    calm = experience.by_now(0, found)
+    calm = experience.count_until_now(0, found)
     assert calm == Disruptions(count=0, over_s=10 * DAY_S)
     assert interval_s(calm) > 3 * interval_s(Disruptions())
-    assert experience.by_now(1, found).over_s == 0, "another claim, whose past has the time before it"
+    assert experience.count_until_now(1, found).over_s == 0, (
+        "another claim, whose past has the time before it"
+    )
 
 
 @pytest.mark.parametrize("begin", [SmallRoot.begin, by_hand], ids=["operator", "by hand"])
 def test_restarts_twenty_times_a_day_make_saves_come_sooner(
     root: SmallRoot, begin: Callable[[SmallRoot], None]
 ) -> None:
-    """Whether an operator counts or nobody does. The root is ten days old, and was calm at first."""
+    """Test this with an operator that counts and without. The root is ten days old, and was calm at first."""
     for attempt in range(21):
         if begin is by_hand:
             by_hand(root)
@@ -80,8 +82,8 @@ def test_restarts_twenty_times_a_day_make_saves_come_sooner(
         put_at(root, root.save(attempt).slot, 10 * DAY_S + DAY_S * attempt / 20)
     put_at(root, 0, 1)
     found = past(root)
-    assert found == Past(restarts=16, over_s=16 * DAY_S // 20)
-    known = Experience().by_now(root.claim.slot, found)
+    assert found == RestartHistory(restarts=16, over_s=16 * DAY_S // 20)
+    known = DisruptionHistory().count_until_now(root.claim.slot, found)
     assert interval_s(known) < interval_s(Disruptions()) / 2
 
 
@@ -97,7 +99,7 @@ def test_all_jobsets_of_a_job_count_and_another_jobs_starts_do_not(root: SmallRo
     assert restarts(root) == 4
     for slot in range(root.log.open().tail + 1):
         put_at(root, slot, 1000.0 * slot)
-    assert past(root) == Past(restarts=4, over_s=1000 * (root.claim.slot - 2))
+    assert past(root) == RestartHistory(restarts=4, over_s=1000 * (root.claim.slot - 2))
 
 
 @pytest.mark.parametrize(
@@ -130,12 +132,12 @@ def test_several_claims_of_one_start_of_a_job_are_none(root: SmallRoot) -> None:
 
 
 def test_restarts_without_times_say_nothing(root: SmallRoot, caplog: pytest.LogCaptureFixture) -> None:
-    assert Experience().by_now(4, Past(restarts=9, over_s=None)) == Disruptions()
+    assert DisruptionHistory().count_until_now(4, RestartHistory(restarts=9, over_s=None)) == Disruptions()
     root.begin(0)
     root.begin(1)
 
     def gone(slot: int) -> Entry:
         raise MissingObjectError(2, f"no entry {slot}")
 
-    assert past_of(gone, StoreTimes(root.store), root.claim.slot) is None
+    assert read_restart_history(gone, StoreTimes(root.store), root.claim.slot) is None
     assert "how often this training was restarted" in caplog.text

@@ -1,4 +1,4 @@
-"""What may be deleted, as a function of the log and the policy."""
+"""Test which commits may be deleted, as a function of the log and the policy."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ def test_without_a_verified_one_nothing_goes(log: Log) -> None:
     claim = log.begin()
     slots = commits(log, claim, range(10, 60, 10))
     assert deletable(log.state, LastN(1)) == ()
-    log.restored(claim, slots[3])
+    log.mark_restored(claim, slots[3])
     assert steps_of(log, deletable(log.state, LastN(1))) == [10, 20, 30]
 
 

@@ -34,12 +34,12 @@ def is_direct(descriptor: int) -> bool:
 
 
 class Calls:
-    """How many bytes each call wrote, past the cache and through it."""
+    """Record how many bytes each call wrote, past the cache and through it."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, most: Callable[[int], int] = lambda asked: asked
     ) -> None:
-        """Of so many bytes that a direct write is asked for, at `most` so many are written."""
+        """Write at most `most` of the bytes that a direct write is asked for."""
         self.direct: list[int] = []
         self.cached: list[int] = []
         self._most = most

@@ -11,6 +11,7 @@ from typing_extensions import override
 from stepkeeper.checkpoint import (
     FinishedCheckpoint,
     SaveOrder,
+    Structure,
     TensorOrder,
     finish_checkpoint,
     read_manifests,
@@ -100,7 +101,13 @@ def order(rank: int, step: int, claim: Claim) -> SaveOrder:
         fqn="w", dtype="float32", global_shape=(2, 100), offsets=(rank, 0), sizes=(1, 100), start=0
     )
     return SaveOrder(
-        rank=rank, world_size=2, step=step, claim=claim.slot, nonce=NONCE, tensors=(row,), values=()
+        rank=rank,
+        world_size=2,
+        step=step,
+        claim=claim.slot,
+        nonce=NONCE,
+        structure=Structure.build([row]),
+        values=(),
     )
 
 
@@ -110,7 +117,9 @@ def finish(
     data = memoryview(bytes(400))
     other = write_checkpoint(hosts[1], order(1, step, claim), data, patience=world.patience)
     own = write_checkpoint(hosts[0], order(0, step, claim), data, patience=world.patience)
-    return finish_checkpoint(hosts[0], own, [other.ref()], patience=world.patience), order(0, step, claim)
+    return finish_checkpoint(hosts[0], own, [other.make_ref()], patience=world.patience), order(
+        0, step, claim
+    )
 
 
 def save(world: World, hosts: tuple[Host, Host], log: Log, step: int, claim: Claim) -> CommitRecord:

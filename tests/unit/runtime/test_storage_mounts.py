@@ -1,11 +1,11 @@
-"""Which mount a folder is on, and which are buckets in disguise."""
+"""Test which mount a folder is on, and which mounts are buckets in disguise."""
 
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from stepkeeper.errors import BadUriError
-from stepkeeper.storage import open as opening
+from stepkeeper.storage import open as open_module
 from stepkeeper.storage import open_store
 from stepkeeper.storage.mounts import gcsfuse_uri, mount_of, parse_mountinfo, read_mountinfo
 
@@ -123,7 +123,7 @@ def test_a_folder_on_a_mounted_bucket_is_refused_with_the_uri_to_write(
     (tmp_path / "bucket").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "bucket")
     line = f"60 22 0:55 / {tmp_path}/bucket rw - fuse.gcsfuse my-bucket rw"
-    monkeypatch.setattr(opening, "read_mountinfo", lambda: info(ROOT, line))
+    monkeypatch.setattr(open_module, "read_mountinfo", lambda: info(ROOT, line))
     for folder in ("bucket/run", "link/run"):
         with pytest.raises(BadUriError, match="write 'gs://my-bucket/run'"):
             open_store((tmp_path / folder).as_uri())

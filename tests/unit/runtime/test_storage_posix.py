@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepkeeper.errors import StorageError, TransientStorageError
-from stepkeeper.storage import posix
+from stepkeeper.storage import posix_files
 from stepkeeper.storage.base import Leftover
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.retry import Patience
@@ -301,7 +301,7 @@ def test_a_folder_that_a_deletion_takes_away_while_another_is_made_in_it_is_made
     store: PosixStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step is saved again while the last of its earlier data is deleted."""
-    make = posix._make_folder
+    make = posix_files.make_folder
     taken: list[Path] = []
 
     def make_and_lose(folder: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_folder_that_a_deletion_takes_away_while_another_is_made_in_it_is_made
             taken.append(folder)
             folder.rmdir()
 
-    monkeypatch.setattr(posix, "_make_folder", make_and_lose)
+    monkeypatch.setattr(posix_files, "make_folder", make_and_lose)
     Patience(sleep=lambda _: None).retry(lambda: store.write("20/4-new/__0_0.distcp", [b"data"]))
     assert taken
     assert store.read("20/4-new/__0_0.distcp") == b"data"

@@ -1,4 +1,4 @@
-"""What the store's own clock says of a root."""
+"""Test the times of a root's objects, by the store's own clock."""
 
 import os
 from pathlib import Path

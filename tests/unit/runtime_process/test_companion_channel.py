@@ -43,7 +43,7 @@ def test_file_descriptors_come_along() -> None:
 
 def test_hanging_up_ends_both_ends() -> None:
     left, right = pair()
-    left.hang_up()
+    left.shut_down()
     assert left.receive() is None
     assert right.receive() is None
     with pytest.raises(OSError, match="Broken pipe"):

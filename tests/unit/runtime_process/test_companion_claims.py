@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepkeeper.companion import supervisor
-from stepkeeper.companion.messages import Begin, Kind, Open
+from stepkeeper.companion.messages import ClaimRequest, Kind, OpenRequest
 from stepkeeper.companion.session import Session
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.contract.wire import decode, encode
@@ -19,8 +19,7 @@ from stepkeeper.errors import (
     TransientStorageError,
     UnknownOutcomeError,
 )
-from stepkeeper.log import Begin as BeginEntry
-from stepkeeper.log import CommitRecord, Log, ManifestRef
+from stepkeeper.log import BeginEntry, CommitRecord, Log, ManifestRef
 from stepkeeper.storage.memory import MemoryStore, named_bucket
 from stepkeeper.storage.retry import Patience
 
@@ -38,21 +37,21 @@ class InThisProcess:
         self.lost = False
         self.session: Session | None = None
 
-    def leave(self) -> None:
+    def dismiss(self) -> None:
         """Nothing of it is anywhere else."""
 
-    def ask(self, kind: Kind, body: dict[str, Any], **_: object) -> dict[str, Any]:
+    def send_request(self, kind: Kind, body: dict[str, Any], **_: object) -> dict[str, Any]:
         if kind is Kind.OPEN:
-            self.session = Session(decode(Open, body), lambda _directive: None, patience=IMPATIENT)
-            self.session.resume()
+            self.session = Session(decode(OpenRequest, body), lambda _directive: None, patience=IMPATIENT)
+            self.session.resume_claim()
             return {}
         assert self.session is not None
         if kind is Kind.REFRESH:
-            refreshed: dict[str, Any] = encode(self.session.refresh())
+            refreshed: dict[str, Any] = encode(self.session.refresh_head())
             return refreshed
-        assert kind is Kind.BEGIN
+        assert kind is Kind.CLAIM
         self.die("before")
-        begun: dict[str, Any] = encode(self.session.begin(decode(Begin, body)))
+        begun: dict[str, Any] = encode(self.session.claim_root(decode(ClaimRequest, body)))
         self.die("after")
         return begun
 
@@ -62,7 +61,7 @@ class InThisProcess:
             self.lost = True
             raise CompanionLostError(f"killed {moment} it began")
 
-    def tell(self, kind: Kind, body: dict[str, Any]) -> None:
+    def send_state(self, kind: Kind, body: dict[str, Any]) -> None:
         pass
 
     def close(self, timeout_s: float = 0.0) -> None:
@@ -75,7 +74,7 @@ class Root:
         self.store = MemoryStore(named_bucket(self.uri.removeprefix("memory://")))
 
     def companion(self) -> Companion:
-        return Companion(Open(rank=0, world_size=1, uri=self.uri), lambda _directive: None)
+        return Companion(OpenRequest(rank=0, world_size=1, uri=self.uri), lambda _directive: None)
 
     def log(self) -> Log:
         log = Log(self.store)
@@ -83,8 +82,8 @@ class Root:
         return log
 
     def commit(self, companion: Companion, step: int) -> CommitRecord:
-        assert companion.begun is not None
-        claim, log = companion.begun.claim, self.log()
+        assert companion.claimed_root is not None
+        claim, log = companion.claimed_root.claim, self.log()
         folder = f"{step}/{claim.slot}-{secrets.token_hex(16)}"
         return log.commit(claim, step=step, folder=folder, size_bytes=1, manifest=MANIFEST)
 
@@ -104,26 +103,26 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Root:
 
 def test_a_restore_of_an_older_commit_is_begun_with_once_however_many_saves_there_are(root: Root) -> None:
     companion = root.companion()
-    claim = companion.begin().claim
+    claim = companion.claim_root().claim
     first, _ = (root.commit(companion, step) for step in (1, 2))
     back = Origin(first.slot)
-    begun = companion.begin(origin=back)
+    begun = companion.claim_root(origin=back)
     assert begun.claim.slot > claim.slot
-    assert (begun.base, companion.begun) == (first, begun)
+    assert (begun.base, companion.claimed_root) == (first, begun)
     assert root.commit(companion, 3).parent == first.slot
-    assert companion.begin(origin=back) == begun
-    assert companion.begin() == begun
+    assert companion.claim_root(origin=back) == begun
+    assert companion.claim_root() == begun
     # The same commit restored again: what was saved meanwhile is no part of that state either.
-    assert companion.begin(origin=Origin(first.slot)).claim.slot > begun.claim.slot
+    assert companion.claim_root(origin=Origin(first.slot)).claim.slot > begun.claim.slot
     assert root.commit(companion, 4).parent == first.slot
     assert root.begins() == [None, first.slot, first.slot]
 
 
 def test_a_restore_of_what_head_is_begins_nothing(root: Root) -> None:
     companion = root.companion()
-    claim = companion.begin().claim
+    claim = companion.claim_root().claim
     head = [root.commit(companion, step) for step in (1, 2)][-1]
-    assert companion.begin(origin=Origin(head.slot)).claim == claim
+    assert companion.claim_root(origin=Origin(head.slot)).claim == claim
     assert root.commit(companion, 3).parent == head.slot
     assert root.begins() == [None]
 
@@ -134,13 +133,13 @@ def test_a_companion_that_is_lost_while_it_goes_back_costs_no_more_than_itself(
 ) -> None:
     """The next one isn't fenced by what the lost one may have put."""
     companion = root.companion()
-    companion.begin()
+    companion.claim_root()
     first, _ = (root.commit(companion, step) for step in (1, 2))
     back = Origin(first.slot)
     InThisProcess.dies = moment
     with pytest.raises(CompanionLostError):
-        companion.begin(origin=back)
-    companion.begin(origin=back)
+        companion.claim_root(origin=back)
+    companion.claim_root(origin=back)
     assert root.begins() == [None, first.slot]
     assert root.commit(companion, 3).parent == first.slot
 
@@ -150,18 +149,18 @@ def test_who_asks_for_the_latest_brings_nothing_about_that_a_lost_companion_has_
     root: Root, moment: str
 ) -> None:
     companion = root.companion()
-    companion.begin()
+    companion.claim_root()
     first, second = (root.commit(companion, step) for step in (1, 2))
     back = Origin(first.slot)
     InThisProcess.dies = moment
     with pytest.raises(CompanionLostError):
-        companion.begin(origin=back)
+        companion.claim_root(origin=back)
     latest = first if moment == "after" else second
-    assert companion.latest() == latest
+    assert companion.read_latest() == latest
     assert root.begins() == [None, latest.slot]
     # A late put of the lost one finds its name taken; and a save of what was restored goes back as ever.
     assert root.commit(companion, 3).parent == latest.slot
-    begun = companion.begin(origin=back if moment == "before" else Origin(first.slot))
+    begun = companion.claim_root(origin=back if moment == "before" else Origin(first.slot))
     assert begun.base == first
 
 
@@ -169,7 +168,7 @@ def test_what_had_no_answer_is_asked_for_again_before_anything_else(
     root: Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     companion = root.companion()
-    companion.begin()
+    companion.claim_root()
     first, second, _ = (root.commit(companion, step) for step in (1, 2, 3))
     with monkeypatch.context() as patch:
 
@@ -178,15 +177,15 @@ def test_what_had_no_answer_is_asked_for_again_before_anything_else(
 
         patch.setattr(MemoryStore, "put_if_absent", unanswered)
         with pytest.raises(UnknownOutcomeError):
-            companion.begin(origin=Origin(first.slot))
-    companion.begin(origin=Origin(second.slot))
+            companion.claim_root(origin=Origin(first.slot))
+    companion.claim_root(origin=Origin(second.slot))
     assert root.begins() == [None, first.slot, second.slot]
     assert root.commit(companion, 4).parent == second.slot
 
 
 def test_a_begin_that_was_refused_does_not_come_later(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     companion = root.companion()
-    companion.begin()
+    companion.claim_root()
     first, second = (root.commit(companion, step) for step in (1, 2))
     with monkeypatch.context() as patch:
 
@@ -195,27 +194,27 @@ def test_a_begin_that_was_refused_does_not_come_later(root: Root, monkeypatch: p
 
         patch.setattr(MemoryStore, "put_if_absent", refused)
         with pytest.raises(StorageError, match="no space left"):
-            companion.begin(origin=Origin(first.slot))
-    assert companion.latest() == second
+            companion.claim_root(origin=Origin(first.slot))
+    assert companion.read_latest() == second
     assert root.begins() == [None]
 
 
 def test_what_cannot_be_gone_back_to_is_forgotten(root: Root) -> None:
     companion = root.companion()
-    begun = companion.begin()
+    begun = companion.claim_root()
     first, _ = (root.commit(companion, step) for step in (1, 2))
     root.log().quarantine(begun.claim, first.slot, "bad")
     with pytest.raises(RestoreError):
-        companion.begin(origin=Origin(first.slot))
-    assert companion.latest() is not None
+        companion.claim_root(origin=Origin(first.slot))
+    assert companion.read_latest() is not None
     assert root.begins() == [None]
 
 
 def test_another_claim_is_not_taken_from_its_owner(root: Root) -> None:
     companion, other = root.companion(), root.companion()
-    companion.begin()
+    companion.claim_root()
     first, _ = (root.commit(companion, step) for step in (1, 2))
-    other.begin()
+    other.claim_root()
     with pytest.raises(FencedError):
-        companion.begin(origin=Origin(first.slot))
+        companion.claim_root(origin=Origin(first.slot))
     root.commit(other, 3)

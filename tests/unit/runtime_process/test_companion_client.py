@@ -10,7 +10,7 @@ import pytest
 
 from stepkeeper.companion import client, supervisor
 from stepkeeper.companion.client import CompanionProcess
-from stepkeeper.companion.messages import Kind, Open
+from stepkeeper.companion.messages import Kind, OpenRequest
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract import Directive
 from stepkeeper.errors import CompanionError, CompanionLostError
@@ -25,7 +25,7 @@ def test_a_directive_that_is_not_followed_costs_no_answer(caplog: pytest.LogCapt
     process._take({"directive": {"dump_stacks": True}})
     assert "was not followed" in caplog.text
     with pytest.raises(CompanionError, match="before anything was opened"):
-        process.ask(Kind.CLOSE, {})
+        process.send_request(Kind.CLOSE, {})
     process.close()
 
 
@@ -36,7 +36,7 @@ def test_what_cannot_be_understood_ends_the_wait_for_an_answer(monkeypatch: pyte
     monkeypatch.setattr(client.CompanionProcess, "_take", take)
     process = CompanionProcess(refuse)
     with pytest.raises(CompanionLostError):
-        process.ask(Kind.CLOSE, {}, timeout_s=30)
+        process.send_request(Kind.CLOSE, {}, timeout_s=30)
     assert process.lost
     process.close()
 
@@ -45,9 +45,9 @@ def test_a_full_socket_does_not_outlast_the_time_for_an_answer() -> None:
     process = CompanionProcess(refuse)
     os.kill(process.pid, signal.SIGSTOP)
     for _ in range(1000):
-        process.tell(Kind.STATE, {"error": "x" * 10_000})
+        process.send_state(Kind.STATE, {"error": "x" * 10_000})
     with pytest.raises(CompanionLostError, match="did not answer"):
-        process.ask(Kind.CLOSE, {}, timeout_s=0.2)
+        process.send_request(Kind.CLOSE, {}, timeout_s=0.2)
     process.close()
 
 
@@ -61,10 +61,10 @@ def test_a_companion_that_cannot_open_its_root_is_gone(
         return started[-1]
 
     monkeypatch.setattr(supervisor, "CompanionProcess", start)
-    opening = Open(uri="nothing://here", rank=0, world_size=1)
+    opening = OpenRequest(uri="nothing://here", rank=0, world_size=1)
     companion = Companion(opening, refuse)
     with pytest.raises(ValueError, match="nothing"):
-        companion.process()
+        companion.ensure_process()
     (process,) = started
     assert process._process.poll() is not None
     assert companion.pid is None
@@ -74,12 +74,12 @@ def test_a_companion_that_cannot_open_its_root_is_gone(
 def test_of_a_companion_that_was_dropped_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    companion = Companion(Open(uri=tmp_path.as_uri(), rank=0, world_size=1), refuse)
-    process = companion.process()
+    companion = Companion(OpenRequest(uri=tmp_path.as_uri(), rank=0, world_size=1), refuse)
+    process = companion.ensure_process()
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
-        process.leave()
-    assert companion.begin().claim.slot == 0, "a forked child that drops its copy ends nothing"
+        process.dismiss()
+    assert companion.claim_root().claim.slot == 0, "a forked child that drops its copy ends nothing"
     del companion
     gc.collect()
     process._reader.join(30)

@@ -1,4 +1,4 @@
-"""What a companion answers first: a save never waits for what comes after the commits before it."""
+"""Test the order of a companion's answers: a save never waits for what comes after the commits before it."""
 
 import errno
 import os
@@ -11,18 +11,26 @@ from typing import Any, final
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder, ValueOrder
+from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
 from stepkeeper.companion import server as module
-from stepkeeper.companion.background import Work, aside
+from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.companion.channel import Packet
-from stepkeeper.companion.messages import Begin, Close, Commit, Kind, Open, Upload, Write
-from stepkeeper.companion.server import _Server
+from stepkeeper.companion.messages import (
+    ClaimRequest,
+    CloseRequest,
+    CommitRequest,
+    Kind,
+    OpenRequest,
+    UploadRequest,
+)
+from stepkeeper.companion.server import Server
 from stepkeeper.companion.session import Session
 from stepkeeper.contract.wire import encode
 from stepkeeper.errors import StorageError
 from stepkeeper.log import Log
 from stepkeeper.policy.keep import Keep, LastN
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
+from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.tier import TierPlace
 
 Predicate = Callable[[Operation, str], bool]
@@ -51,12 +59,12 @@ class Trainer:
         self.uri = uri or f"memory://{secrets.token_hex(4)}"
         self.bucket = named_bucket(self.uri.removeprefix("memory://"))
         self.answers = Answers()
-        self.server = _Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
+        self.server = Server(self.answers)  # type: ignore[arg-type]  # what a server needs of a channel
         self.n_asked = 0
         self.nonces: dict[int, str] = {}
         keep, tier = Keep(last=(LastN(last),)), None if disk is None else TierPlace(folder=str(disk))
-        self.body(self.ask(Kind.OPEN, Open(rank=0, world_size=1, uri=self.uri, keep=keep, tier=tier)))
-        self.claim = int(self.body(self.ask(Kind.BEGIN, Begin()))["claim"]["slot"])
+        self.body(self.ask(Kind.OPEN, OpenRequest(rank=0, world_size=1, uri=self.uri, keep=keep, tier=tier)))
+        self.claim = int(self.body(self.ask(Kind.CLAIM, ClaimRequest()))["claim"]["slot"])
 
     @property
     def session(self) -> Session:
@@ -66,7 +74,9 @@ class Trainer:
     def ask(self, kind: Kind, body: object = None, fds: tuple[int, ...] = ()) -> int:
         self.n_asked += 1
         raw = {} if body is None else encode(body)
-        self.server.hear(Packet(message={"id": self.n_asked, "kind": str(kind), "body": raw}, fds=fds))
+        self.server.receive_packet(
+            Packet(message={"id": self.n_asked, "kind": str(kind), "body": raw}, fds=fds)
+        )
         return self.n_asked
 
     def write(self, step: int, kind: Kind = Kind.WRITE) -> int:
@@ -77,32 +87,32 @@ class Trainer:
             step=step,
             claim=self.claim,
             nonce=self.nonces[step],
-            tensors=(),
+            structure=Structure(),
             values=(ValueOrder(fqn="note", start=0, length_bytes=4),),
         )
         region = os.memfd_create("region")
         os.write(region, b"note")
-        return self.ask(kind, Write(order=order), (region,))
+        return self.ask(kind, write_request(order), (region,))
 
     def commit(self, step: int) -> int:
         folder = f"{step}/{self.claim}-{self.nonces[step]}"
-        return self.ask(Kind.COMMIT, Commit(folder=folder, others=(), duration_millis=1))
+        return self.ask(Kind.COMMIT, CommitRequest(folder=folder, others=(), duration_millis=1))
 
     def save(self, step: int) -> None:
         self.body(self.write(step))
         self.body(self.commit(step))
 
     def body(self, number: int) -> dict[str, Any]:
-        """Of the answer, which comes if the server gets its turns."""
+        """Return the answer's body; it comes if the server gets its turns."""
         while number not in self.answers.by_id:
-            self.server.turn()
+            self.server.run_once()
         body: dict[str, Any] = self.answers.by_id[number]["body"]
         return body
 
     def finish(self) -> None:
         """All that comes after commits is done."""
-        while self.server._aside.n_works:
-            self.server.turn()
+        while self.server._tasks.n_tasks:
+            self.server.run_once()
 
     @property
     def steps(self) -> list[int]:
@@ -140,7 +150,7 @@ class Block:
     def asked(self) -> list[int]:
         """The call has come, and so have the requests."""
         while not self._came.is_set():
-            self._trainer.server.turn()
+            self._trainer.server.run_once()
         return [self._asked.get(timeout=20) for _ in self._meanwhile]
 
 
@@ -163,10 +173,10 @@ HELD_UP: dict[str, Predicate] = {
 
 @pytest.mark.parametrize("what", HELD_UP)
 def test_saves_go_before_what_comes_after_commits(trainer: Trainer, what: str) -> None:
-    trainer.session._collected = True
+    trainer.session._upkeep._collected = True
     trainer.save(10)
     trainer.finish()
-    trainer.session._collected = False
+    trainer.session._upkeep._collected = False
     block = Block(trainer, HELD_UP[what], lambda: trainer.write(30))
     trainer.save(20)
     (write,) = block.asked()
@@ -178,9 +188,9 @@ def test_saves_go_before_what_comes_after_commits(trainer: Trainer, what: str) -
     assert Log(MemoryStore(trainer.bucket)).open().line[0].step == 40
     block.released.set()
     trainer.finish()
-    assert trainer.session._complaint is None
+    assert trainer.session._upkeep.complaint is None
     assert trainer.steps == [40]
-    assert trainer.session._folders.keys() == {
+    assert trainer.session._upkeep._folders.keys() == {
         record.slot for record in Log(MemoryStore(trainer.bucket)).open().live
     }
 
@@ -223,22 +233,22 @@ def test_who_restores_waits_for_the_deletion_and_a_save_that_comes_later_does_no
     block.released.set()
     assert trainer.body(refresh)["base"]["step"] == 20
     assert trainer.steps == [20, 30], "30 is written, and isn't committed"
-    assert trainer.server._aside.n_works == 0
+    assert trainer.server._tasks.n_tasks == 0
 
 
 def test_a_training_that_saves_faster_than_its_commits_are_seen_to_waits_in_the_end(trainer: Trainer) -> None:
     did: list[int] = []
 
-    def work(number: int) -> Work:
+    def work(number: int) -> BackgroundTask:
         did.append(number)
         yield from ()
 
     for number in range(module._MOST_BEHIND):
-        trainer.server._aside.add(work(number))
+        trainer.server._tasks.add_task(work(number))
     write = trainer.write(10)
-    trainer.server.turn()
+    trainer.server.run_once()
     assert (did, write in trainer.answers.by_id) == ([0], False)
-    trainer.server.turn()
+    trainer.server.run_once()
     assert (did, write in trainer.answers.by_id) == ([0], True)
 
 
@@ -247,7 +257,7 @@ def test_a_companion_that_is_closed_deletes_first_and_reports_then(
 ) -> None:
     trainer.save(10)
     trainer.save(20)
-    trainer.body(trainer.ask(Kind.CLOSE, Close(within_millis=600_000)))
+    trainer.body(trainer.ask(Kind.CLOSE, CloseRequest(within_millis=600_000)))
     assert trainer.steps == [20]
     assert capsys.readouterr().err == ""
 
@@ -259,7 +269,7 @@ def test_a_companion_that_is_closed_leaves_what_takes_too_long_to_the_next_start
     trainer.finish()
     block = Block(trainer, of_data(10))
     trainer.save(20)
-    trainer.body(trainer.ask(Kind.CLOSE, Close(within_millis=50)))
+    trainer.body(trainer.ask(Kind.CLOSE, CloseRequest(within_millis=50)))
     assert capsys.readouterr().err == (
         "stepkeeper: closed before all was deleted that can be: the first save of the next start does that\n"
     )
@@ -308,7 +318,7 @@ def test_an_upload_that_finds_no_room_waits_too(tmp_path: Path, monkeypatch: pyt
     trainer.save(20)
     full = Full(trainer, monkeypatch, blocks=10)
     assert trainer.body(trainer.write(30, Kind.STAGE))["held"]
-    trainer.body(trainer.ask(Kind.UPLOAD, Upload(folder=f"30/{trainer.claim}-{trainer.nonces[30]}")))
+    trainer.body(trainer.ask(Kind.UPLOAD, UploadRequest(folder=f"30/{trainer.claim}-{trainer.nonces[30]}")))
     assert full.n_refused == 1
     trainer.body(trainer.commit(30))
     trainer.finish()
@@ -337,10 +347,10 @@ def test_without_anything_to_delete_a_full_store_is_told(
     full = Full(trainer, monkeypatch, blocks=10)
     number = trainer.write(20)
     while number not in trainer.answers.by_id:
-        trainer.server.turn()
+        trainer.server.run_once()
     assert "No space left on device" in trainer.answers.by_id[number]["error"]["message"]
     assert full.n_refused == 2
-    assert trainer.session._complaint is None
+    assert trainer.session._upkeep.complaint is None
 
 
 def test_a_stale_companion_that_was_held_up_deletes_nothing_of_a_later_claim(trainer: Trainer) -> None:
@@ -364,13 +374,13 @@ def test_what_a_job_raises_is_raised_where_it_was_asked_for(trainer: Trainer) ->
     def fail() -> int:
         raise ValueError("no")
 
-    def work() -> Work:
-        seen.append((yield from aside(lambda: threading.current_thread() is threading.main_thread())))
+    def work() -> BackgroundTask:
+        seen.append((yield from run_in_thread(lambda: threading.current_thread() is threading.main_thread())))
         try:
-            yield from aside(fail)
+            yield from run_in_thread(fail)
         except ValueError as error:
             seen.append(str(error))
 
-    trainer.server._aside.add(work())
+    trainer.server._tasks.add_task(work())
     trainer.finish()
     assert seen == [False, "no"]

@@ -1,4 +1,4 @@
-"""What a companion does for a trainer, without the processes around it."""
+"""Test what a companion does for a trainer, without the processes around it."""
 
 import os
 import queue
@@ -10,15 +10,14 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder, verify_objects
+from stepkeeper.checkpoint import SaveOrder, Structure, verify_objects
 from stepkeeper.companion import reporter
-from stepkeeper.companion import session as module
+from stepkeeper.companion import upkeep as module
 from stepkeeper.companion.endpoint import ReportTarget
-from stepkeeper.companion.messages import Begin, Commit, Open, Write
+from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest
 from stepkeeper.companion.reporter import LogView, TrainerState
 from stepkeeper.companion.session import Session
-from stepkeeper.contract import Commit as ReportedCommit
-from stepkeeper.contract import Directive, Report, ReportPhase
+from stepkeeper.contract import Directive, Report, ReportedCommit, ReportPhase
 from stepkeeper.errors import FencedError, TransientStorageError
 from stepkeeper.log import Claim, Log
 from stepkeeper.policy.keep import Keep, LastN
@@ -26,6 +25,7 @@ from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.background import done
+from stepkeeper.testing.checkpoints import write_request
 
 
 class Reports:
@@ -45,10 +45,16 @@ def region() -> Iterator[int]:
 
 def save(session: Session, claim: int, step: int, region: int) -> None:
     order = SaveOrder(
-        rank=0, world_size=1, step=step, claim=claim, nonce=secrets.token_hex(16), tensors=(), values=()
+        rank=0,
+        world_size=1,
+        step=step,
+        claim=claim,
+        nonce=secrets.token_hex(16),
+        structure=Structure(),
+        values=(),
     )
-    session.write(Write(order=order), region)
-    _, after = session.commit(Commit(folder=order.folder, others=(), duration_millis=1))
+    session.shares.write_share(write_request(order), region)
+    _, after = session.commit_save(CommitRequest(folder=order.folder, others=(), duration_millis=1))
     done(after)
 
 
@@ -57,13 +63,13 @@ def test_what_goes_wrong_after_a_commit_is_said_and_ends_nothing(
 ) -> None:
     complaints: list[str | None] = []
     session = Session(
-        Open(rank=0, world_size=1, uri=f"memory://{secrets.token_hex(4)}"),
+        OpenRequest(rank=0, world_size=1, uri=f"memory://{secrets.token_hex(4)}"),
         lambda directive: None,
         on_complaint=complaints.append,
     )
     reports = Reports()
     monkeypatch.setattr(session, "reporter", reports)
-    claim = session.begin(Begin()).claim.slot
+    claim = session.claim_root(ClaimRequest()).claim.slot
 
     def broken(*args: object, **options: object) -> None:
         raise ValueError("an odd name")
@@ -93,14 +99,14 @@ class Root:
         self.store = MemoryStore(self.bucket)
         self.region = region
 
-    def opening(self, claim: Claim | None = None) -> Open:
-        return Open(
+    def opening(self, claim: Claim | None = None) -> OpenRequest:
+        return OpenRequest(
             rank=0, world_size=1, uri=f"memory://{self.name}", keep=Keep(last=(LastN(1),)), claim=claim
         )
 
     def session(self, claim: Claim | None = None) -> Session:
         session = Session(self.opening(claim), lambda directive: None, patience=IMPATIENT)
-        session.resume()
+        session.resume_claim()
         return session
 
     def save(self, session: Session, claim: Claim, step: int) -> None:
@@ -116,7 +122,7 @@ class Root:
 def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(Begin()).claim
+    claim = session.claim_root(ClaimRequest()).claim
     root.save(session, claim, 10)
     pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
     put_pin(root.store, pin)
@@ -132,13 +138,13 @@ def test_what_was_pinned_when_it_was_deleted_goes_with_a_later_save(region: int)
 def test_pinned_garbage_of_an_earlier_claim_goes_with_a_later_save_too(region: int) -> None:
     root = Root(region)
     first = root.session()
-    claim = first.begin(Begin()).claim
+    claim = first.claim_root(ClaimRequest()).claim
     root.save(first, claim, 10)
     pin = Pin(slot=1, nonce="a" * 32, holder="an evaluation")
     put_pin(root.store, pin)
     root.save(first, claim, 20)
     second = root.session()
-    later = second.begin(Begin()).claim
+    later = second.claim_root(ClaimRequest()).claim
     root.save(second, later, 30)
     assert root.steps == [10, 30]
     remove_pin(root.store, pin)
@@ -152,7 +158,7 @@ def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
 ) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(Begin()).claim
+    claim = session.claim_root(ClaimRequest()).claim
     root.save(session, claim, 10)
     deleting = False
 
@@ -167,12 +173,14 @@ def test_a_deletion_cut_short_is_taken_up_after_the_next_save(
     broken = MemoryStore(root.bucket, hook=hook)
     with monkeypatch.context() as patch:
         patch.setattr(session, "_store", broken)
+        patch.setattr(session.shares, "_store", broken)
+        patch.setattr(session._upkeep, "_store", broken)
         patch.setattr(session._log, "_store", broken)
         root.save(session, claim, 20)
-        assert session._complaint is not None
+        assert session._upkeep.complaint is not None
         assert root.steps[-1] == 20
     root.save(session, claim, 30)
-    assert session._complaint is None
+    assert session._upkeep.complaint is None
     assert root.steps == [30]
 
 
@@ -181,7 +189,7 @@ def test_a_save_after_a_deletion_without_an_answer_is_committed(
 ) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(Begin()).claim
+    claim = session.claim_root(ClaimRequest()).claim
     root.save(session, claim, 10)
     unanswered = 4
 
@@ -193,7 +201,8 @@ def test_a_save_after_a_deletion_without_an_answer_is_committed(
 
     monkeypatch.setattr(session._log, "_store", MemoryStore(root.bucket, hook=hook))
     root.save(session, claim, 20)
-    assert session._log.pending_slot == 3
+    assert session._log._pending is not None
+    assert session._log.state.tail == 2
     root.save(session, claim, 30)
     assert [record.step for record in Log(root.store).open().live] == [30]
     assert root.steps == [30]
@@ -204,19 +213,19 @@ def test_a_stale_companion_whose_commit_was_deleted_since_does_not_call_it_damag
 ) -> None:
     root = Root(region)
     session = root.session()
-    claim = session.begin(Begin()).claim
+    claim = session.claim_root(ClaimRequest()).claim
 
     def meanwhile(*args: Any, **options: Any) -> None:
         later = root.session()
         with monkeypatch.context() as patch:
             patch.setattr(module, "verify_objects", verify_objects)
-            root.save(later, later.begin(Begin()).claim, 20)
+            root.save(later, later.claim_root(ClaimRequest()).claim, 20)
         verify_objects(*args, **options)
 
     monkeypatch.setattr(module, "verify_objects", meanwhile)
     root.save(session, claim, 10)
-    assert session._complaint is not None
-    assert "FencedError" in session._complaint
+    assert session._upkeep.complaint is not None
+    assert "FencedError" in session._upkeep.complaint
     assert root.steps == [20]
 
 
@@ -228,13 +237,13 @@ def test_a_companion_of_a_stale_claim_reports_nothing(region: int, monkeypatch: 
     posted: queue.SimpleQueue[Report] = queue.SimpleQueue()
     monkeypatch.setattr(reporter, "post_report", lambda _, body: posted.put(Report.from_json(body)))
     root = Root(region)
-    claim = root.session().begin(Begin()).claim
-    root.session().begin(Begin())
+    claim = root.session().claim_root(ClaimRequest()).claim
+    root.session().claim_root(ClaimRequest())
     opening = replace(root.opening(claim), report_target=TARGET)
     session = Session(opening, lambda directive: None, patience=IMPATIENT)
     with pytest.raises(FencedError):
-        session.resume()
-    session.flush(0)
+        session.resume_claim()
+    session.await_last_report(0)
     assert "reporter" not in {thread.name for thread in threading.enumerate()}
     assert posted.empty()
 
@@ -251,12 +260,12 @@ def test_the_first_report_of_a_companion_that_follows_a_lost_one_says_how_the_tr
     monkeypatch.setattr(reporter, "post_report", post)
     root = Root(region)
     first = root.session()
-    claim = first.begin(Begin()).claim
+    claim = first.claim_root(ClaimRequest()).claim
     root.save(first, claim, 10)
     session = Session(replace(root.opening(claim), report_target=TARGET), lambda directive: None)
-    session.resume()
+    session.resume_claim()
     assert session.reporter is not None
-    session.reporter.update(TrainerState(phase=ReportPhase.TRAINING, step=12))
+    session.reporter.update_state(TrainerState(phase=ReportPhase.TRAINING, step=12))
     report = posted.get(timeout=30)
     assert (report.phase, report.step, report.claim, report.tail) == (ReportPhase.TRAINING, 12, claim.slot, 1)
     assert report.head is not None

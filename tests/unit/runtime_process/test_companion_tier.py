@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from stepkeeper.checkpoint import SaveOrder, ValueOrder
-from stepkeeper.companion.messages import Begin, Commit, Open, Upload, Void, Write
+from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
+from stepkeeper.companion.messages import (
+    ClaimRequest,
+    CommitRequest,
+    OpenRequest,
+    UploadRequest,
+    VoidRequest,
+    WriteRequest,
+)
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import CompanionError
 from stepkeeper.storage.memory import named_bucket
+from stepkeeper.testing.checkpoints import write_request
 from stepkeeper.tier import TierPlace
 
 DATA = b"what torch.save wrote of a value"
@@ -27,19 +35,21 @@ def region() -> Iterator[int]:
 
 def session_at(disk: Path | None, name: str) -> Session:
     tier = None if disk is None else TierPlace(folder=str(disk))
-    return Session(Open(rank=0, world_size=1, uri=f"memory://{name}", tier=tier), lambda directive: None)
+    return Session(
+        OpenRequest(rank=0, world_size=1, uri=f"memory://{name}", tier=tier), lambda directive: None
+    )
 
 
-def write_of(session: Session, step: int) -> Write:
-    claim = session.begin(Begin()).claim.slot if step == 1 else 0
-    return Write(
-        order=SaveOrder(
+def write_of(session: Session, step: int) -> WriteRequest:
+    claim = session.claim_root(ClaimRequest()).claim.slot if step == 1 else 0
+    return write_request(
+        SaveOrder(
             rank=0,
             world_size=1,
             step=step,
             claim=claim,
             nonce=secrets.token_hex(16),
-            tensors=(),
+            structure=Structure(),
             values=(ValueOrder(fqn="n", start=0, length_bytes=len(DATA)),),
         )
     )
@@ -49,17 +59,17 @@ def test_what_was_staged_is_uploaded_without_the_region_and_committed(tmp_path: 
     name = secrets.token_hex(4)
     session = session_at(tmp_path, name)
     body = write_of(session, 1)
-    folder = body.order.folder
-    assert session.stage(body, region).held
+    folder = body.folder
+    assert session.shares.stage_share(body, region).held
     os.ftruncate(region, 0)
     assert not [path for path in named_bucket(name).objects if path.startswith(folder)]
-    written = session.upload(Upload(folder=folder))
+    written = session.shares.upload_share(UploadRequest(folder=folder))
     assert written.size_bytes == len(DATA)
     assert named_bucket(name).objects[f"{folder}/__0_0.distcp"] == DATA
-    committed, _ = session.commit(Commit(folder=folder, others=(), duration_millis=1))
+    committed, _ = session.commit_save(CommitRequest(folder=folder, others=(), duration_millis=1))
     assert committed.record.folder == folder
     with pytest.raises(CompanionError, match="nothing was staged"):
-        session.upload(Upload(folder=folder))
+        session.shares.upload_share(UploadRequest(folder=folder))
 
 
 def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Path, region: int) -> None:
@@ -67,7 +77,7 @@ def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Pa
     session = session_at(disk / "tier", secrets.token_hex(4))
 
     def stage(step: int) -> tuple[bool, bool]:
-        staged = session.stage(write_of(session, step), region)
+        staged = session.shares.stage_share(write_of(session, step), region)
         return staged.held, staged.why_not is not None
 
     assert [stage(1), stage(2)] == [(False, True), (False, False)]
@@ -80,13 +90,13 @@ def test_a_disk_that_takes_nothing_is_said_once_until_it_does_again(tmp_path: Pa
 def test_a_save_that_was_given_up_is_not_uploaded(tmp_path: Path, region: int) -> None:
     session = session_at(tmp_path, secrets.token_hex(4))
     body = write_of(session, 1)
-    assert session.stage(body, region).held
-    session.void(Void(folder=body.order.folder, reason="another rank failed"))
+    assert session.shares.stage_share(body, region).held
+    session.void_save(VoidRequest(folder=body.folder, reason="another rank failed"))
     with pytest.raises(CompanionError, match="nothing was staged"):
-        session.upload(Upload(folder=body.order.folder))
+        session.shares.upload_share(UploadRequest(folder=body.folder))
 
 
 def test_without_a_tier_nothing_is_staged(region: int) -> None:
     session = session_at(None, secrets.token_hex(4))
     with pytest.raises(CompanionError, match="no local tier"):
-        session.stage(write_of(session, 1), region)
+        session.shares.stage_share(write_of(session, 1), region)

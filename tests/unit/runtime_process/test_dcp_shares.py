@@ -1,4 +1,4 @@
-"""What a rank's items become, and what `.metadata` says of them."""
+"""Test what a rank's items become, and what `.metadata` says of them."""
 
 import io
 from typing import Any
@@ -15,24 +15,25 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from stepkeeper.checkpoint import SaveOrder
-from stepkeeper.checkpoint.layout_cache import inventory_of
-from stepkeeper.checkpoint.manifest import ChunkRecord, Inventory, Manifest, ObjectRecord, ValueRecord
-from stepkeeper.checkpoint.packing import packed
-from stepkeeper.checkpoint.writing import manifest_of
-from stepkeeper.dcp.shares import Share, WrittenItem, joined_manifest, with_places
+from stepkeeper.checkpoint import SaveOrder, Structure
+from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, ValueRecord
+from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
+from stepkeeper.checkpoint.packing import pack_order
+from stepkeeper.checkpoint.structure_cache import build_inventory
+from stepkeeper.checkpoint.writing import build_manifest
+from stepkeeper.dcp.shares import Share, WrittenItem, add_storage_places, join_manifests
 from stepkeeper.errors import SaveError
 from stepkeeper_planners.saving.global_metadata import GlobalMetadata
 
 
-def tensor_item(fqn: str, tensor: torch.Tensor) -> WriteItem:
+def make_tensor_item(fqn: str, tensor: torch.Tensor) -> WriteItem:
     size = tensor.shape
     chunk = ChunkStorageMetadata(offsets=torch.Size([0] * len(size)), sizes=size)
     data = TensorWriteData(chunk=chunk, properties=TensorProperties(dtype=tensor.dtype), size=size)
     return WriteItem(index=MetadataIndex(fqn, chunk.offsets), type=WriteItemType.TENSOR, tensor_data=data)
 
 
-def value_item(fqn: str) -> WriteItem:
+def make_value_item(fqn: str) -> WriteItem:
     return WriteItem(index=MetadataIndex(fqn), type=WriteItemType.BYTE_IO)
 
 
@@ -49,14 +50,20 @@ class Planner:
 
     def items(self) -> list[WriteItem]:
         return [
-            tensor_item(fqn, value) if isinstance(value, torch.Tensor) else value_item(fqn)
+            make_tensor_item(fqn, value) if isinstance(value, torch.Tensor) else make_value_item(fqn)
             for fqn, value in self.held.items()
         ]
 
 
 def order_of(share: Share) -> SaveOrder:
     return SaveOrder(
-        rank=3, world_size=1, step=0, claim=0, nonce="a", tensors=share.tensors, values=share.values
+        rank=3,
+        world_size=1,
+        step=0,
+        claim=0,
+        nonce="a",
+        structure=Structure.build(share.tensors),
+        values=share.values,
     )
 
 
@@ -81,9 +88,9 @@ def test_each_item_has_its_pieces_also_what_was_cut_and_what_is_empty() -> None:
         n=io.BytesIO(b"value"),
     )
     share = Share(planner.items(), planner.resolve)
-    files = packed(order_of(share), streams=3, least_bytes=64 * 1024)
-    manifest = manifest_of(order_of(share), inventory_of(files), (), {})
-    written = {item.index.fqn: each for item, each in share.written(files, manifest)}
+    files = pack_order(order_of(share), streams=3, least_bytes=64 * 1024)
+    manifest = build_manifest(order_of(share), build_inventory(files), ())
+    written = {item.index.fqn: each for item, each in share.locate_items(files, manifest)}
     cut = [piece for piece in written["cut"].pieces if isinstance(piece, ChunkRecord)]
     assert len(cut) > 1
     assert sum(piece.sizes[0] for piece in cut) == 100_000
@@ -137,7 +144,7 @@ def test_what_was_cut_are_chunks_of_their_own_under_each_name_of_a_tied_tensor()
             pieces=(ValueRecord(fqn="n", path="c", offset_bytes=0, length_bytes=5),)
         ),
     }
-    placed = with_places(planned, written)
+    placed = add_storage_places(planned, written)
     assert type(placed) is Metadata
     for name in ("w", "also"):
         stored = placed.state_dict_metadata[name]
@@ -167,6 +174,6 @@ def test_the_manifest_of_all_ranks_stands_alone() -> None:
     ]
     written = [WrittenItem(pieces=(), manifest=manifest) for manifest in manifests] + [WrittenItem(pieces=())]
     own = ObjectRecord(path=".metadata", size_bytes=3, blocks=(1,))
-    joined = joined_manifest(written, nonce="save", more=(own,))
+    joined = join_manifests(written, nonce="save", more=(own,))
     assert (joined.rank, joined.world_size, joined.nonce) == (0, 1, "save")
     assert [each.path for each in joined.objects] == ["__0_0.distcp", "__1_0.distcp", ".metadata"]

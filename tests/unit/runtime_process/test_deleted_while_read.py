@@ -7,19 +7,22 @@ from typing import Literal, cast
 import pytest
 import torch
 
-from stepkeeper.checkpoint import SaveOrder, TensorOrder, finish_checkpoint, write_checkpoint
+from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, finish_checkpoint, write_checkpoint
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import RestoreError, StorageError, TornCheckpointError
 from stepkeeper.log import Claim, CommitRecord, Log
-from stepkeeper.restore import Restorer
+from stepkeeper.restore import Restorer, describe_step, restore_step, verify_step
 from stepkeeper.storage.memory import MemoryStore, Operation
 
 
 class NoCompanion:
     """This process has claimed nothing."""
 
-    begun = None
+    claimed_root = None
+
+
+NO_COMPANION = cast(Companion, NoCompanion())
 
 
 @dataclass
@@ -41,7 +44,7 @@ class Root:
 
     def _committed(self, step: int) -> CommitRecord:
         other, own = (write_checkpoint(self.store, *order(rank, step)) for rank in (1, 0))
-        finished = finish_checkpoint(self.store, own, [other.ref()])
+        finished = finish_checkpoint(self.store, own, [other.make_ref()])
         log = Log(self.store)
         log.open()
         return log.commit(
@@ -60,13 +63,13 @@ class Root:
             raise StorageError("no permission")
 
     def release(self) -> None:
-        """As retention does first."""
+        """Do what retention does first."""
         log = Log(self.store)
         log.open()
         log.delete(self.claim, lambda _: [self.commit.slot])
 
     def sweep(self, but: str = "") -> None:
-        """As retention does then."""
+        """Do what retention does then."""
         gone = [path for path in self.store.bucket.objects if path.startswith(f"{self.commit.folder}/")]
         for path in gone:
             if path != f"{self.commit.folder}/{but}":
@@ -78,10 +81,10 @@ class Root:
         self.store.bucket.objects[path] = bytes([data[0] ^ 1]) + data[1:]
 
     def verify(self) -> None:
-        assert self.restorer().verify(1).step == 1
+        assert verify_step(self.restorer(), NO_COMPANION, 1).step == 1
 
     def restorer(self) -> Restorer:
-        return Restorer(self.store, cast(Companion, NoCompanion()), SoloGang(), reopen=lambda: self.store)
+        return Restorer(self.store, SoloRankGroup(), reopen=lambda: self.store)
 
 
 def order(rank: int, step: int) -> tuple[SaveOrder, memoryview]:
@@ -89,7 +92,13 @@ def order(rank: int, step: int) -> tuple[SaveOrder, memoryview]:
         fqn="w", dtype="float32", global_shape=(2, 8), offsets=(rank, 0), sizes=(1, 8), start=0
     )
     save = SaveOrder(
-        rank=rank, world_size=2, step=step, claim=0, nonce=f"{step:032x}", tensors=(tensor,), values=()
+        rank=rank,
+        world_size=2,
+        step=step,
+        claim=0,
+        nonce=f"{step:032x}",
+        structure=Structure.build([tensor]),
+        values=(),
     )
     return save, memoryview(bytearray(32))
 
@@ -106,21 +115,21 @@ def test_retention_that_comes_meanwhile_is_what_is_said() -> None:
 
 def test_a_restore_of_a_step_says_so_too() -> None:
     with pytest.raises(RestoreError, match="was deleted while it was read"):
-        Root(deleted).restorer().step(1, {"w": torch.zeros(2, 8)})
+        restore_step(Root(deleted).restorer(), NO_COMPANION, 1, {"w": torch.zeros(2, 8)})
 
 
 def test_what_a_pin_holds_is_damaged_where_it_is_missing() -> None:
     """Retention let go of the commit, and had to leave its data: somebody else took them."""
     root = Root(deleted)
     with pytest.raises(TornCheckpointError, match="is missing"):
-        root.restorer().record(root.commit, {"w": torch.zeros(2, 8)}, pinned=True)
+        root.restorer().restore(root.commit, {"w": torch.zeros(2, 8)}, pinned=True)
 
 
 def test_what_a_commit_holds_is_damaged_or_deleted() -> None:
     with pytest.raises(RestoreError, match="was deleted just now"):
-        Root(deleted, when_read="manifest.0.json").restorer().describe(1)
+        describe_step(Root(deleted, when_read="manifest.0.json").store, 1)
     with pytest.raises(TornCheckpointError, match="is missing"):
-        Root(Root.sweep, when_read="manifest.0.json").restorer().describe(1)
+        describe_step(Root(Root.sweep, when_read="manifest.0.json").store, 1)
 
 
 def test_objects_that_go_missing_by_themselves_are_damage() -> None:

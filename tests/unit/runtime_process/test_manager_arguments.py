@@ -1,4 +1,4 @@
-"""What a manager is constructed with, by code that was written for torch_xla's or reads a configuration."""
+"""Test a manager's arguments, as code for torch_xla's manager or from a configuration passes them."""
 
 from pathlib import Path
 from typing import Any

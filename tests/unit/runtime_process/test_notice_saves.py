@@ -2,7 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
@@ -10,55 +10,57 @@ from typing_extensions import override
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang, StoreGang
+from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
 from stepkeeper.coordination.root_check import RootProof
 from stepkeeper.errors import StorageError
-from stepkeeper.save.pipeline import InFlight, SaveState
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.report import SaveState
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.storage.memory import MemoryStore
 
 WORLD_SIZE = 3
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[Saves]:
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Saver]:
     """Those that have begun one."""
-    found: list[Saves] = []
+    found: list[Saver] = []
 
-    def begin(saves: Saves, *_: object, is_last: bool) -> None:
-        assert is_last
+    def start_save(saves: Saver, request: SaveRequest, _timeout_s: float) -> None:
+        assert request.is_last
         found.append(saves)
 
-    monkeypatch.setattr(Saves, "begin", begin)
+    monkeypatch.setattr(Saver, "start_save", start_save)
     return found
 
 
-def ranks_in(states: list[SaveState]) -> list[Saves]:
+def ranks_in(states: list[SaveState]) -> list[Saver]:
     """One rank each, whose last save, of step 7, has come so far as it knows."""
     store = HashStore()
     ranks = []
     for rank, state in enumerate(states):
-        gang = StoreGang(store, rank, len(states))
-        saves = Saves(
-            MemoryStore(), cast(Companion, None), gang, Progress(lambda _state: None), max_pending=1
+        rank_group = StoreRankGroup(store, rank, len(states))
+        saves = Saver(
+            MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
         )
-        saves._last_begun = InFlight(7)
-        saves._last_begun.state = state
+        saves._newest_save = InFlight(7)
+        saves._newest_save.state = state
         ranks.append(saves)
     return ranks
 
 
-def notice(ranks: list[Saves], step: int, timeout_s: float) -> None:
-    state: dict[str, Any] = {}
+def notice(ranks: list[Saver], step: int, timeout_s: float) -> None:
+    request = SaveRequest(step=step, state={})
     with ThreadPoolExecutor(len(ranks)) as threads:
-        for done in [threads.submit(each.save_for_notice, step, state, timeout_s) for each in ranks]:
+        for done in [threads.submit(each.save_for_notice, request, timeout_s) for each in ranks]:
             done.result(60)
     for each in ranks:
         each.close()
 
 
 @pytest.mark.parametrize("knows", range(WORLD_SIZE))
-def test_a_failure_that_one_rank_knows_of_first_is_made_good_by_all(knows: int, begun: list[Saves]) -> None:
+def test_a_failure_that_one_rank_knows_of_first_is_made_good_by_all(knows: int, begun: list[Saver]) -> None:
     states = [SaveState.COMMITTING] * WORLD_SIZE
     states[knows] = SaveState.FAILED
     ranks = ranks_in(states)
@@ -66,18 +68,18 @@ def test_a_failure_that_one_rank_knows_of_first_is_made_good_by_all(knows: int, 
     assert set(begun) == set(ranks)
 
 
-def test_what_is_on_its_way_is_not_begun_again(begun: list[Saves]) -> None:
+def test_what_is_on_its_way_is_not_begun_again(begun: list[Saver]) -> None:
     notice(ranks_in([SaveState.COMMITTED, SaveState.COMMITTING]), 7, 30)
     assert not begun
 
 
-def test_another_step_needs_no_agreement(begun: list[Saves]) -> None:
+def test_another_step_needs_no_agreement(begun: list[Saver]) -> None:
     ranks = ranks_in([SaveState.FAILED, SaveState.COMMITTED])
     notice(ranks, 8, 0)
     assert set(begun) == set(ranks)
 
 
-def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saves]) -> None:
+def test_where_a_rank_does_not_answer_none_begins_alone(begun: list[Saver]) -> None:
     ranks = ranks_in([SaveState.FAILED, SaveState.FAILED])
     notice(ranks[1:], 7, 0.1)
     assert not begun
@@ -96,16 +98,18 @@ class Proof:
 
 
 def test_a_root_that_gives_no_answer_does_not_take_the_grace_period(caplog: pytest.LogCaptureFixture) -> None:
-    gang, answer = SoloGang(), threading.Event()
-    saves = Saves(MemoryStore(), cast(Companion, None), gang, Progress(lambda _state: None), max_pending=1)
+    rank_group, answer = SoloRankGroup(), threading.Event()
+    saves = Saver(
+        MemoryStore(), cast(Companion, None), rank_group, Progress(lambda _state: None), max_pending=1
+    )
     saves._proof = cast(RootProof, Proof(answer))
     late = threading.Timer(3, answer.set)
     late.start()
-    saves.save_for_notice(1, {"step": 1}, 0.05)
+    saves.save_for_notice(SaveRequest(step=1, state={"step": 1}), 0.05)
     assert not answer.is_set()
     late.cancel()
     answer.set()
-    assert saves.last_begun is None
+    assert saves.newest_save is None
     assert "another rank gave no answer for 0.1 s" in caplog.text
     saves.close()
 
@@ -116,21 +120,21 @@ def test_why_the_root_is_none_is_said_where_there_is_a_limit_too(caplog: pytest.
         def make(self) -> None:
             raise StorageError("no such bucket")
 
-    saves = Saves(
-        MemoryStore(), cast(Companion, None), SoloGang(), Progress(lambda _state: None), max_pending=1
+    saves = Saver(
+        MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
     )
     saves._proof = cast(RootProof, Refused(threading.Event()))
-    saves.save_for_notice(1, {"step": 1}, 30)
+    saves.save_for_notice(SaveRequest(step=1, state={"step": 1}), 30)
     assert "no such bucket" in caplog.text
     saves.close()
 
 
 def test_a_root_that_was_proven_takes_no_time_where_none_is_left() -> None:
-    saves = Saves(
-        MemoryStore(), cast(Companion, None), SoloGang(), Progress(lambda _state: None), max_pending=1
+    saves = Saver(
+        MemoryStore(), cast(Companion, None), SoloRankGroup(), Progress(lambda _state: None), max_pending=1
     )
     proof = Proof(threading.Event())
     proof.made = True
     saves._proof = cast(RootProof, proof)
-    assert saves._prove(0.0) == 0.0
+    assert saves._prove_root(0.0) == 0.0
     saves.close()

@@ -1,4 +1,4 @@
-"""What the manager of a job is constructed with: by the job, by its template, and by the training code."""
+"""Test what a job's manager is constructed with: by the job, by its template, and by the training code."""
 
 from pathlib import Path
 from typing import Any
@@ -9,23 +9,23 @@ from stepkeeper import CheckpointManager
 from stepkeeper.contract import SETTINGS_FILE_NAME, Interval, Settings
 from stepkeeper.policy import keep, save
 from stepkeeper.policy.save import SavePolicy
-from stepkeeper.testing.pod import pod_identity
+from stepkeeper.testing.pod import pod_environ, pod_identity
 from stepkeeper.training import environment as env
-from stepkeeper.training.environment import Places
+from stepkeeper.training.environment import PodPaths
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
-    for name, value in pod_identity().to_env().items():
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodPaths:
+    for name, value in pod_environ(pod_identity()).items():
         monkeypatch.setenv(name, value)
     settings = Settings(uri="gs://bucket/run", interval=Interval(steps=1))
     (tmp_path / SETTINGS_FILE_NAME).write_bytes(settings.to_json())
-    return Places(settings_folder=tmp_path, local_tier_folder=tmp_path / "volume")
+    return PodPaths(settings_folder=tmp_path, local_tier_folder=tmp_path / "volume")
 
 
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a manager is constructed with, without becoming one."""
+    """Return the arguments that a manager is constructed with, without constructing it."""
     found: dict[str, Any] = {}
 
     def note(_: CheckpointManager, __: str, policy: SavePolicy, **given: object) -> None:
@@ -35,20 +35,20 @@ def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_what_the_job_does_not_say_can_be_given(places: Places, options: dict[str, Any]) -> None:
+def test_what_the_job_does_not_say_can_be_given(places: PodPaths, options: dict[str, Any]) -> None:
     CheckpointManager.from_env(places=places)
     assert options["policy"] == save.EveryNSteps(1)
     assert options["keep"] == keep.LastN(3)
     CheckpointManager.from_env(
         places=places,
         max_pending_async=2,
-        also_save=save.OnException(),
+        also_save=save.AtSteps((250,)),
         also_keep=keep.BestN(2, "loss", "min"),
         unsafe_single_writer=True,
         device_budget_bytes=5,
     )
     assert options["max_pending_async"] == 2
-    assert options["policy"] == save.AnyOf((save.EveryNSteps(1), save.OnException()))
+    assert options["policy"] == save.AnyOf((save.EveryNSteps(1), save.AtSteps((250,))))
     assert options["keep"] == keep.AnyOf((keep.LastN(3), keep.BestN(2, "loss", "min")))
     assert options["unsafe_single_writer"]
     assert options["device_budget_bytes"] == 5
@@ -64,7 +64,7 @@ def test_what_the_job_does_not_say_can_be_given(places: Places, options: dict[st
     ],
 )
 def test_what_the_code_names_comes_before_what_the_template_mounts(
-    places: Places,
+    places: PodPaths,
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
     is_mounted: bool,

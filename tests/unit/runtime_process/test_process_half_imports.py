@@ -1,4 +1,4 @@
-"""What starting costs: neither the package's import nor the companion process loads torch."""
+"""Test the cost of starting: neither the package's import nor the companion process loads torch."""
 
 import subprocess
 import sys

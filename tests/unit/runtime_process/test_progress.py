@@ -1,4 +1,4 @@
-"""What the companion is told of the trainer."""
+"""Test what the companion is told of the trainer."""
 
 import logging
 from decimal import Decimal
@@ -10,17 +10,17 @@ from typing_extensions import override
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.reporter import TrainerState
-from stepkeeper.contract import ReportPhase, Restored
+from stepkeeper.contract import ReportedRestore, ReportPhase
 from stepkeeper.contract.report import MAX_METRICS
 
 
 def test_a_finished_step_is_told_at_the_next_tick_and_once() -> None:
     told: list[TrainerState] = []
     progress = Progress(told.append)
-    progress.finished(4, {"loss": 0.5})
+    progress.record_step(4, {"loss": 0.5})
     assert not told
-    progress.flush()
-    progress.flush()
+    progress.send_latest_step()
+    progress.send_latest_step()
     assert [(state.step, state.metrics) for state in told] == [(4, {"loss": "0.5"})]
     assert progress.step == 4
 
@@ -28,27 +28,27 @@ def test_a_finished_step_is_told_at_the_next_tick_and_once() -> None:
 def test_news_are_told_at_once_and_carry_the_last_step() -> None:
     told: list[TrainerState] = []
     progress = Progress(told.append)
-    progress.restored(Restored(sequence=7, step=70))
-    progress.finished(71, None)
-    progress.noticed("sigterm")
-    progress.failed("x" * 5000)
+    progress.record_restore(ReportedRestore(sequence=7, step=70))
+    progress.record_step(71, None)
+    progress.record_notice("sigterm")
+    progress.set_error("x" * 5000)
     last = told[-1]
     assert (last.phase, last.step, last.notice) == (ReportPhase.TRAINING, 71, "sigterm")
     assert last.error is not None
     assert len(last.error) == 2000
-    assert [b.urgent_after(a) for a, b in pairwise(told)] == [True, True]
+    assert [b.is_urgent_after(a) for a, b in pairwise(told)] == [True, True]
 
 
 def test_a_report_is_not_refused_for_too_many_metrics() -> None:
     told: list[TrainerState] = []
     progress = Progress(told.append)
-    progress.finished(1, {f"metric-{i}": i for i in range(100)})
-    progress.flush()
+    progress.record_step(1, {f"metric-{i}": i for i in range(100)})
+    progress.send_latest_step()
     assert len(told[0].metrics) == MAX_METRICS
 
 
 class Unreadable(float):
-    """As a tensor on a device can be, whose buffer is gone."""
+    """A tensor that can't be read, like one on a device whose buffer is gone."""
 
     @override
     def __str__(self) -> str:
@@ -76,8 +76,8 @@ def test_a_metric_that_cannot_be_read_is_told_as_such_and_logged_once(
     }
     with caplog.at_level(logging.WARNING):
         for step in (1, 2):
-            progress.finished(step, metrics)
-            progress.flush()
+            progress.record_step(step, metrics)
+            progress.send_latest_step()
     assert [state.step for state in told] == [1, 2]
     assert told[1].metrics == {
         "lost": "?",

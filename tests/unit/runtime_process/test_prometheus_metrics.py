@@ -1,4 +1,4 @@
-"""What a registry holds of a manager's saves: while they are exported, and after."""
+"""Test a registry's metrics of a manager's saves: while they are exported, and after."""
 
 from typing import cast
 
@@ -7,38 +7,37 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from stepkeeper import CheckpointManager
 from stepkeeper.prometheus import export
-from stepkeeper.save.hooks import Events
-from stepkeeper.save.persist import SaveState
-from stepkeeper.save.report import SaveClock, SaveReport
+from stepkeeper.save.hooks import SaveHooks
+from stepkeeper.save.report import SaveClock, SaveReport, SaveState
 
 PARTS = ("transfer", "queue", "persist", "commit", "duration")
 
 
-def manager_with(events: Events) -> CheckpointManager:
-    """As far as metrics go: hooks are all that they use of a manager."""
-    return cast(CheckpointManager, events)
+def manager_with(save_hooks: SaveHooks) -> CheckpointManager:
+    """Make a manager, as far as metrics go: hooks are all that they use of it."""
+    return cast(CheckpointManager, save_hooks)
 
 
 def report(step: int, error: Exception | None = None) -> SaveReport:
     clock = SaveClock()
-    clock.released()
-    clock.reached(SaveState.WRITING)
+    clock.mark_released()
+    clock.mark_state(SaveState.WRITING)
     if error is not None:
-        return clock.report(step, size_bytes=50, error=error)
-    clock.reached(SaveState.COMMITTING)
-    return clock.report(step, size_bytes=100, sequence=step, total_bytes=120)
+        return clock.build_report(step, size_bytes=50, error=error)
+    clock.mark_state(SaveState.COMMITTING)
+    return clock.build_report(step, size_bytes=100, sequence=step, total_bytes=120)
 
 
-def tell(events: Events, *reports: SaveReport) -> None:
+def tell(save_hooks: SaveHooks, *reports: SaveReport) -> None:
     for each in reports:
-        events.saved(each)
-    assert events.finish(60)
+        save_hooks.report_save(each)
+    assert save_hooks.await_hooks(60)
 
 
 def test_a_save_that_failed_is_counted_as_that_and_its_stall_only() -> None:
-    events, registry = Events(), CollectorRegistry()
-    export(manager_with(events), registry)
-    tell(events, report(1), report(2, OSError("no room")), report(3), report(4, OSError("no room")))
+    save_hooks, registry = SaveHooks(), CollectorRegistry()
+    export(manager_with(save_hooks), registry)
+    tell(save_hooks, report(1), report(2, OSError("no room")), report(3), report(4, OSError("no room")))
     value = registry.get_sample_value
     assert value("stepkeeper_saves_total", {"outcome": "committed"}) == 2
     assert value("stepkeeper_saves_total", {"outcome": "failed"}) == 2
@@ -49,7 +48,7 @@ def test_a_save_that_failed_is_counted_as_that_and_its_stall_only() -> None:
 
 
 def test_another_manager_is_exported_once_the_first_is_no_more() -> None:
-    first, second, registry = Events(), Events(), CollectorRegistry()
+    first, second, registry = SaveHooks(), SaveHooks(), CollectorRegistry()
     end = export(manager_with(first), registry)
     tell(first, report(1), report(2))
     with pytest.raises(ValueError, match="Duplicated"):
@@ -68,7 +67,7 @@ def test_a_name_that_is_taken_leaves_the_registry_as_it_was() -> None:
     registry = CollectorRegistry()
     theirs = Gauge("stepkeeper_committed_step", "Somebody else's.", registry=registry)
     with pytest.raises(ValueError, match="committed_step"):
-        export(manager_with(Events()), registry)
+        export(manager_with(SaveHooks()), registry)
     assert [metric.name for metric in registry.collect()] == ["stepkeeper_committed_step"]
     registry.unregister(theirs)
-    export(manager_with(Events()), registry)
+    export(manager_with(SaveHooks()), registry)

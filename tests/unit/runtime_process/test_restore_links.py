@@ -1,4 +1,4 @@
-"""What goes over a connection between two ranks arrives as it was sent, or not at all; and only between such."""
+"""Test that data between two ranks arrives as it was sent or not at all, and only between ranks of one restore."""
 
 import socket
 from collections.abc import Iterator
@@ -8,10 +8,11 @@ from queue import Queue
 import numpy as np
 import pytest
 
-from stepkeeper.errors import GangError
+from stepkeeper.errors import PeerLostError
 from stepkeeper.restore.peers import frames as wire
-from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive, send
-from stepkeeper.restore.peers.links import Links, PeerStoppedError, addresses_of_host
+from stepkeeper.restore.peers.frames import FRAME_BYTES, Kind, receive_frame, send_frame
+from stepkeeper.restore.peers.joining import addresses_of_host
+from stepkeeper.restore.peers.links import Links, PeerStoppedError
 from stepkeeper.restore.placing import Bytes
 
 Pair = tuple[socket.socket, socket.socket]
@@ -25,10 +26,10 @@ def _pair() -> Iterator[Pair]:
 
 
 def test_a_frame_arrives(pair: Pair) -> None:
-    send(pair[0], Kind.BLOCK, 7, 2**40, memoryview(b"elements"))
-    send(pair[0], Kind.BYE)
+    send_frame(pair[0], Kind.BLOCK, 7, 2**40, memoryview(b"elements"))
+    send_frame(pair[0], Kind.BYE)
     buffer = bytearray(FRAME_BYTES)
-    frame = receive(pair[1], buffer)
+    frame = receive_frame(pair[1], buffer)
     assert frame is not None
     assert (frame.kind, frame.number, frame.first, frame.data.tobytes()) == (
         Kind.BLOCK,
@@ -36,46 +37,46 @@ def test_a_frame_arrives(pair: Pair) -> None:
         2**40,
         b"elements",
     )
-    frame = receive(pair[1], buffer)
+    frame = receive_frame(pair[1], buffer)
     assert frame is not None
     assert frame.kind is Kind.BYE
     pair[0].close()
-    assert receive(pair[1], buffer) is None
+    assert receive_frame(pair[1], buffer) is None
 
 
 @pytest.mark.parametrize(
     "place", [-3, 0, 1, 9, 17, 21], ids=["data", "kind", "number", "first", "length", "checksum"]
 )
 def test_what_changes_on_the_way_is_refused_bytes_and_where_they_belong(pair: Pair, place: int) -> None:
-    send(pair[0], Kind.BLOCK, 0, 0, b"elements")
+    send_frame(pair[0], Kind.BLOCK, 0, 0, b"elements")
     sent = bytearray(pair[1].recv(1000))
     sent[place] ^= 2
     pair[0].sendall(sent + bytes(8))
     with pytest.raises(ConnectionError, match="changed on the way"):
-        receive(pair[1], bytearray(FRAME_BYTES))
+        receive_frame(pair[1], bytearray(FRAME_BYTES))
 
 
 def test_no_frame_is_longer_than_the_buffer(pair: Pair) -> None:
-    send(pair[0], Kind.BLOCK, 0, 0, b"12345")
+    send_frame(pair[0], Kind.BLOCK, 0, 0, b"12345")
     with pytest.raises(ConnectionError, match="frame of 5 bytes"):
-        receive(pair[1], bytearray(4))
+        receive_frame(pair[1], bytearray(4))
 
 
 def linked(secrets: tuple[bytes, bytes]) -> tuple[Links, Links]:
     """Two ranks of this process; rank 1 has called rank 0."""
     links = tuple(
-        Links(rank, lambda lost, why: GangError(f"rank {lost} is lost: {why}")) for rank in range(2)
+        Links(rank, lambda lost, why: PeerLostError(f"rank {lost} is lost: {why}")) for rank in range(2)
     )
     addresses = [{"hosts": ["127.0.0.1"], "port": each.port} for each in links]
     links[0].start(secrets[0], relayed_to=(1,))
     links[1].start(secrets[1], relayed_to=())
     try:
-        links[1].call((0,), addresses)
+        links[1].connect_to((0,), addresses)
     except OSError:
         for each in links:
             each.close()
         raise
-    links[0].meet((1,))
+    links[0].await_peers((1,))
     return links[0], links[1]
 
 
@@ -86,12 +87,12 @@ def test_who_does_not_know_the_secret_is_refused() -> None:
 
 def test_another_rank_at_the_port_that_one_is_said_to_have_is_not_taken_for_it() -> None:
     """Hosts give their ports independently: 127.0.0.1 and the other host's port may be a rank of this host."""
-    links = [Links(rank, lambda lost, why: GangError(f"rank {lost} is lost: {why}")) for rank in range(3)]
+    links = [Links(rank, lambda lost, why: PeerLostError(f"rank {lost} is lost: {why}")) for rank in range(3)]
     for each in links:
         each.start(b"s" * 32, relayed_to=())
     address = {"hosts": ["127.0.0.1"], "port": links[1].port}
     with pytest.raises(ConnectionError, match=r"isn't rank 0 of this restore"):
-        links[2].call((0,), [address, address])
+        links[2].connect_to((0,), [address, address])
     for each in links:
         each.close()
 
@@ -102,7 +103,7 @@ def test_a_call_that_is_given_up_is_no_lost_rank() -> None:
 
     def note(rank: int, why: str) -> Exception:
         lost.put(rank)
-        return GangError(f"rank {rank} is lost: {why}")
+        return PeerLostError(f"rank {rank} is lost: {why}")
 
     first, second = Links(0, note), Links(1, note)
     first.start(b"s" * 32, relayed_to=())
@@ -112,10 +113,10 @@ def test_a_call_that_is_given_up_is_no_lost_rank() -> None:
         answer = wire._exactly(sock, 48)
         sock.sendall(wire._proof(b"s" * 32, b"caller", 1, answer[:16]))
         assert sock.recv(1) == b"\1"
-    second.call((0,), [{"hosts": ["127.0.0.1"], "port": first.port}])
-    first.meet((1,))
+    second.connect_to((0,), [{"hosts": ["127.0.0.1"], "port": first.port}])
+    first.await_peers((1,))
     heard = Heard(first)
-    second.send(0, 3, np.zeros(5, dtype=np.uint8))
+    second.send_block(0, 3, np.zeros(5, dtype=np.uint8))
     second.close()
     first.close()
     assert lost.empty()
@@ -123,12 +124,12 @@ def test_a_call_that_is_given_up_is_no_lost_rank() -> None:
 
 
 class Heard:
-    """What came to one of them."""
+    """Record what came to one of them."""
 
     def __init__(self, links: Links) -> None:
         self.data = bytearray()
         self.failures: Queue[Exception] = Queue()
-        links.take(self.put, self.failures.put)
+        links.deliver_to(self.put, self.failures.put)
 
     def put(self, number: int, first: int, data: Bytes) -> None:
         assert (number, first) == (3, len(self.data))
@@ -139,13 +140,13 @@ def test_manifests_and_blocks_arrive_whole_and_then_what_failed() -> None:
     first, second = linked((b"s" * 32, b"s" * 32))
     manifests = [b"{}", b"m" * (2 * FRAME_BYTES + 5)]
     with ThreadPoolExecutor(1) as threads:
-        came = threads.submit(second.manifests, 30)
+        came = threads.submit(second.receive_manifests, 30)
         first.send_manifests(manifests)
         assert came.result(30) == manifests
     heard = Heard(first)
     block = np.arange(3 * FRAME_BYTES + 1, dtype=np.uint8)
-    second.send(0, 3, block)
-    second.stop(ValueError("its disk is full"))
+    second.send_block(0, 3, block)
+    second.announce_failure(ValueError("its disk is full"))
     with pytest.raises(PeerStoppedError, match="rank 1: its disk is full"):
         raise heard.failures.get(timeout=30)
     assert heard.data == block.tobytes()
@@ -154,16 +155,16 @@ def test_manifests_and_blocks_arrive_whole_and_then_what_failed() -> None:
 
 
 def test_who_waits_for_manifests_behind_another_rank_hears_why_none_come() -> None:
-    links = [Links(rank, lambda lost, why: GangError(f"rank {lost} is lost: {why}")) for rank in range(3)]
+    links = [Links(rank, lambda lost, why: PeerLostError(f"rank {lost} is lost: {why}")) for rank in range(3)]
     addresses = [{"hosts": ["127.0.0.1"], "port": each.port} for each in links]
     for rank, below in enumerate(((1,), (2,), ())):
         links[rank].start(b"s" * 32, relayed_to=below)
     for rank in (1, 2):
-        links[rank].call((rank - 1,), addresses)
-        links[rank - 1].meet((rank,))
+        links[rank].connect_to((rank - 1,), addresses)
+        links[rank - 1].await_peers((rank,))
     with ThreadPoolExecutor(2) as threads:
-        waiting = [threads.submit(each.manifests, 60) for each in links[1:]]
-        links[0].stop(ValueError("the manifest is torn"))
+        waiting = [threads.submit(each.receive_manifests, 60) for each in links[1:]]
+        links[0].announce_failure(ValueError("the manifest is torn"))
         for answer in waiting:
             with pytest.raises(PeerStoppedError, match="rank 0: the manifest is torn"):
                 answer.result(30)
@@ -174,12 +175,12 @@ def test_who_waits_for_manifests_behind_another_rank_hears_why_none_come() -> No
 def test_who_leaves_without_a_word_is_lost_and_who_says_so_is_not() -> None:
     first, second = linked((b"s" * 32, b"s" * 32))
     heard = Heard(first), Heard(second)
-    first.close(said=False)
-    with pytest.raises(GangError, match="rank 0 is lost: "):
+    first.close(announced=False)
+    with pytest.raises(PeerLostError, match="rank 0 is lost: "):
         raise heard[1].failures.get(timeout=30)
     assert heard[0].failures.empty()
-    with pytest.raises(GangError, match="rank 0 is lost: "):
-        second.send(0, 3, np.zeros(5, dtype=np.uint8))
+    with pytest.raises(PeerLostError, match="rank 0 is lost: "):
+        second.send_block(0, 3, np.zeros(5, dtype=np.uint8))
     second.close()
 
     first, second = linked((b"s" * 32, b"s" * 32))

@@ -10,18 +10,18 @@ import pytest
 from stepkeeper import CheckpointManager
 from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import Gang
+from stepkeeper.coordination.rank_group import RankGroup
 from stepkeeper.errors import (
     CompanionLostError,
     DevicesFullError,
     FencedError,
-    GangError,
+    PeerLostError,
     SaveError,
     StepkeeperError,
 )
 from stepkeeper.log import CommitRecord
-from stepkeeper.log.entries import ManifestRef
-from stepkeeper.save.persist import SaveJob, _own_or_shared
+from stepkeeper.log.records import ManifestRef
+from stepkeeper.save.persist import SaveJob, _choose_error
 
 STATE = {"step": 1}
 RECORD = CommitRecord(
@@ -35,9 +35,9 @@ RECORD = CommitRecord(
 
 
 class Ends(list[BaseException | None]):
-    """How one save after the other ends."""
+    """Decide how one save after the other ends."""
 
-    def __call__(self, job: SaveJob, companion: Companion, gang: Gang) -> Committed:  # persist's
+    def __call__(self, job: SaveJob, companion: Companion, rank_group: RankGroup) -> Committed:  # persist's
         end = self.pop(0)
         if end is not None:
             raise end
@@ -47,7 +47,7 @@ class Ends(list[BaseException | None]):
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     found = Ends()
-    monkeypatch.setattr("stepkeeper.save.pipeline.persist", found)
+    monkeypatch.setattr("stepkeeper.save.pipeline.persist_save", found)
     monkeypatch.setattr("stepkeeper.coordination.root_check.RootProof.make", lambda _proof: None)
     return found
 
@@ -74,7 +74,7 @@ def test_what_was_handled_does_not_end_the_training(
 ) -> None:
     ends += [error("no space")]
     manager.save_async(1, STATE)
-    begun = manager._saves.last_begun
+    begun = manager._parts.saver.newest_save
     assert begun is not None
     with pytest.raises(error, match="no space"):
         begun.result()
@@ -87,7 +87,7 @@ def test_a_failure_that_nobody_asked_for_is_raised_whatever_others_were_heard(
     ends += [SaveError("no space"), SaveError("no answer")]
     with pytest.raises(SaveError, match="no space"):
         manager.save(1, STATE)
-    heard = manager._saves.last_begun
+    heard = manager._parts.saver.newest_save
     manager.save_async(2, STATE)
     assert heard is not None
     with pytest.raises(SaveError, match="no space"):
@@ -97,7 +97,7 @@ def test_a_failure_that_nobody_asked_for_is_raised_whatever_others_were_heard(
     manager.close()
 
 
-@pytest.mark.parametrize("error", [FencedError, GangError])
+@pytest.mark.parametrize("error", [FencedError, PeerLostError])
 def test_that_the_root_or_the_peers_are_lost_stays_true(
     manager: CheckpointManager, ends: Ends, error: type[StepkeeperError]
 ) -> None:
@@ -111,10 +111,10 @@ def test_that_the_root_or_the_peers_are_lost_stays_true(
 
 
 def test_of_several_ranks_one_that_asks_does_not_go_on_alone(manager: CheckpointManager, ends: Ends) -> None:
-    vars(manager._saves._saver)["_gang"] = SimpleNamespace(world_size=2)
+    vars(manager._parts.saver._pipeline)["_rank_group"] = SimpleNamespace(world_size=2)
     ends += [SaveError("no space"), SaveError("no answer"), None]
     manager.save_async(1, STATE)
-    begun = manager._saves.last_begun
+    begun = manager._parts.saver.newest_save
     assert begun is not None
     with pytest.raises(SaveError, match="no space"):
         begun.result()
@@ -135,19 +135,19 @@ def test_what_the_next_save_mends_is_one_error_in_all_ranks(
     own: StepkeeperError, shared: StepkeeperError
 ) -> None:
     """So that all of them count alike how often it came."""
-    assert _own_or_shared(own, shared) is shared
-    assert _own_or_shared(SaveError("mine"), shared) is not shared
+    assert _choose_error(own, shared) is shared
+    assert _choose_error(SaveError("mine"), shared) is not shared
 
 
 def test_who_keeps_a_save_for_its_report_keeps_nothing_else(tmp_path: Path, ends: Ends) -> None:
     ends += [None]
     manager = CheckpointManager(str(tmp_path), 1)
     manager.save_async(1, STATE)
-    begun = manager._saves.last_begun
+    begun = manager._parts.saver.newest_save
     assert begun is not None
     begun.result()
     manager.close()
-    saver = weakref.ref(manager._saves._saver)
+    saver = weakref.ref(manager._parts.saver._pipeline)
     del manager
     gc.collect()
     assert saver() is None

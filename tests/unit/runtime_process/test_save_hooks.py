@@ -8,62 +8,63 @@ import pytest
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError
-from stepkeeper.save.hooks import Events
+from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.report import SaveClock, SaveReport
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.storage.memory import MemoryStore
 
 
 class NoCompanion:
     """Every save fails."""
 
-    def begin(self, **_: object) -> NoReturn:
+    def claim_root(self, **_: object) -> NoReturn:
         raise CompanionError("nothing is written here")
 
 
-def saves_with(events: Events) -> Saves:
+def saves_with(save_hooks: SaveHooks) -> Saver:
     progress = Progress(lambda _state: None)
     companion = cast(Companion, NoCompanion())
-    return Saves(MemoryStore(), companion, SoloGang(), progress, max_pending=1, events=events)
+    return Saver(MemoryStore(), companion, SoloRankGroup(), progress, max_pending=1, save_hooks=save_hooks)
 
 
 def report_of(step: int) -> SaveReport:
-    return SaveClock().report(step, size_bytes=0, sequence=step)
+    return SaveClock().build_report(step, size_bytes=0, sequence=step)
 
 
 def test_a_hook_may_wait_for_the_save_that_it_is_told_of() -> None:
-    events, ended = Events(), []
-    saves = saves_with(events)
+    save_hooks, ended = SaveHooks(), []
+    saves = saves_with(save_hooks)
 
     def ask(_: SaveReport) -> None:
-        assert saves.last_begun is not None
-        ended.append((saves.wait(5), type(saves.last_begun.future.exception(5))))
+        assert saves.newest_save is not None
+        ended.append((saves.wait_until_idle(5), type(saves.newest_save.future.exception(5))))
 
-    events.on_save(ask)
-    saves.begin(3, {"step": 3})
+    save_hooks.on_save(ask)
+    saves.start_save(SaveRequest(step=3, state={"step": 3}))
     saves.close()
-    assert events.finish(60)
+    assert save_hooks.await_hooks(60)
     assert ended == [(True, CompanionError)]
 
 
 def test_no_save_waits_for_a_hook() -> None:
-    events, told = Events(), []
+    save_hooks, told = SaveHooks(), []
     free = threading.Event()
 
     def wait(report: SaveReport) -> None:
         free.wait(60)
         told.append(report.step)
 
-    events.on_save(wait)
-    saves = saves_with(events)
+    save_hooks.on_save(wait)
+    saves = saves_with(save_hooks)
     for step in range(3):
-        saves.begin(step, {"step": step}, 10.0)
-    assert saves.wait(10)
+        saves.start_save(SaveRequest(step=step, state={"step": step}), 10.0)
+    assert saves.wait_until_idle(10)
     assert told == []
     free.set()
-    assert events.finish(60)
+    assert save_hooks.await_hooks(60)
     assert told == [0, 1, 2]
     saves.close()
 
@@ -75,59 +76,59 @@ def test_hooks_are_called_in_order_whatever_one_of_them_raises(
     def fail(_: SaveReport) -> NoReturn:
         raise error
 
-    events = Events()
+    save_hooks = SaveHooks()
     told: list[tuple[str, int]] = []
-    first = events.on_save(lambda report: told.append(("first", report.step)))
-    events.on_save(fail)
-    events.on_save(lambda report: told.append(("last", report.step)))
-    events.saved(report_of(1))
+    first = save_hooks.on_save(lambda report: told.append(("first", report.step)))
+    save_hooks.on_save(fail)
+    save_hooks.on_save(lambda report: told.append(("last", report.step)))
+    save_hooks.report_save(report_of(1))
     first()
     first()
-    events.saved(report_of(2))
-    assert events.finish(60)
-    events.saved(report_of(3))
-    assert events.finish(60)
+    save_hooks.report_save(report_of(2))
+    assert save_hooks.await_hooks(60)
+    save_hooks.report_save(report_of(3))
+    assert save_hooks.await_hooks(60)
     assert told == [("first", 1), ("last", 1), ("last", 2), ("last", 3)]
     failed = [each for each in caplog.records if "a hook for saves failed" in each.getMessage()]
     assert [each.__dict__["step"] for each in failed] == [1, 2, 3]
 
 
 def test_a_hook_that_hangs_is_waited_for_only_so_long(caplog: pytest.LogCaptureFixture) -> None:
-    events, free = Events(), threading.Event()
-    events.on_save(lambda _: free.wait(60))
-    events.saved(report_of(1))
-    assert not events.finish(0.01)
+    save_hooks, free = SaveHooks(), threading.Event()
+    save_hooks.on_save(lambda _: free.wait(60))
+    save_hooks.report_save(report_of(1))
+    assert not save_hooks.await_hooks(0.01)
     assert "still running after 0.0 s" in caplog.text
     free.set()
-    assert events.finish(60)
+    assert save_hooks.await_hooks(60)
 
 
 def test_a_hook_that_closes_the_manager_waits_for_no_hook() -> None:
-    events, finished = Events(), []
-    events.on_save(lambda _: finished.append(events.finish(60)))
-    events.saved(report_of(1))
-    assert events.finish(60)
+    save_hooks, finished = SaveHooks(), []
+    save_hooks.on_save(lambda _: finished.append(save_hooks.await_hooks(60)))
+    save_hooks.report_save(report_of(1))
+    assert save_hooks.await_hooks(60)
     assert finished == [True]
 
 
 def test_who_waits_while_the_thread_is_being_started_waits_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    events, told, finished = Events(), [], []
-    events.on_save(lambda report: told.append(report.step))
+    save_hooks, told, finished = SaveHooks(), [], []
+    save_hooks.on_save(lambda report: told.append(report.step))
     start = threading.Thread.start
 
     def watched(thread: threading.Thread) -> None:
-        finished.append(events.finish(60))
+        finished.append(save_hooks.await_hooks(60))
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", watched)
-    events.saved(report_of(1))
-    assert events.finish(60)
+    save_hooks.report_save(report_of(1))
+    assert save_hooks.await_hooks(60)
     assert (told, finished) == ([1], [True])
 
 
 def test_without_hooks_there_is_no_thread() -> None:
-    events = Events()
-    events.on_save(lambda _: None)()
+    save_hooks = SaveHooks()
+    save_hooks.on_save(lambda _: None)()
     before = threading.active_count()
-    events.saved(report_of(1))
+    save_hooks.report_save(report_of(1))
     assert threading.active_count() == before

@@ -1,4 +1,4 @@
-"""What a save that came to nothing is called in each rank."""
+"""Test how each rank reports a save that came to nothing."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -10,22 +10,24 @@ import torch
 
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import (
     CompanionLostError,
     FencedError,
-    ForeignRootError,
-    GangError,
+    OtherJobsRootError,
+    PeerLostError,
     SaveError,
     StepkeeperError,
     StorageError,
 )
-from stepkeeper.save.persist import SaveJob, persist
-from stepkeeper.save.saver import Saves
-from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.persist import SaveJob, persist_save
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
+from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.training.step_controller import checked_step
+from stepkeeper.training.step_controller import validate_step
 from stepkeeper_planners.geometry.layout import Ranks
 
 
@@ -33,10 +35,10 @@ class FailingCompanion:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def process(self) -> None:
+    def ensure_process(self) -> None:
         raise self.error
 
-    def begin(self, *, origin: object) -> None:
+    def claim_root(self, *, origin: object) -> None:
         raise self.error
 
 
@@ -70,7 +72,7 @@ class FirstOfTwo:
     def propose(self, name: str, value: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def proposed(self, name: str) -> dict[str, Any] | None:
+    def read_proposal(self, name: str) -> dict[str, Any] | None:
         raise NotImplementedError
 
 
@@ -78,16 +80,14 @@ def a_job() -> SaveJob:
     region = Region()
     transferred: Future[None] = Future()
     transferred.set_result(None)
-    snapshot = Snapshots(Ranks(rank=0, world_size=1)).take({"step": 7}, region)
+    snapshot = SnapshotTaker(Ranks(rank=0, world_size=1)).take_snapshot({"step": 7}, region)
     return SaveJob(
         name="save/0",
-        step=7,
+        in_flight=InFlight(7),
         origin=None,
         snapshot=snapshot,
         region=region,
-        transferred=transferred,
-        moved=lambda _state: None,
-        duration_millis=lambda: 1,
+        transfer=transferred,
     )
 
 
@@ -97,7 +97,7 @@ def a_job() -> SaveJob:
         (CompanionLostError, CompanionLostError, CompanionLostError, CompanionLostError),
         (CompanionLostError, StorageError, SaveError, SaveError),
         (StorageError, CompanionLostError, StorageError, SaveError),
-        (CompanionLostError, ForeignRootError, FencedError, FencedError),
+        (CompanionLostError, OtherJobsRootError, FencedError, FencedError),
         (StorageError, StorageError, StorageError, SaveError),
     ],
 )
@@ -107,42 +107,42 @@ def test_a_lost_companion_is_one_for_all_ranks_or_for_none(
     raised: type[Exception],
     shared: type[Exception],
 ) -> None:
-    gang = FirstOfTwo(other("of rank 1"))
+    rank_group = FirstOfTwo(other("of rank 1"))
     with pytest.raises(raised) as caught:
-        persist(a_job(), cast(Companion, FailingCompanion(own("of rank 0"))), gang)
+        persist_save(a_job(), cast(Companion, FailingCompanion(own("of rank 0"))), rank_group)
     assert type(caught.value) is raised
-    said = gang.said["save/0/outcome"]["error"]
+    said = rank_group.said["save/0/outcome"]["error"]
     assert said["kind"] == shared.__name__
     assert "rank 0: of rank 0; rank 1: of rank 1" in said["message"]
 
 
 def test_a_lost_peer_is_called_one_however_it_came_up() -> None:
-    class Alone(SoloGang):
+    class Alone(SoloRankGroup):
         def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:  # type: ignore[explicit-override]  # Python 3.11 has no typing.override
             if name.startswith("probe/"):
                 return [dict(value)]
-            raise GangError(f"{name}: rank 1 is lost {value} {timeout_s}")
+            raise PeerLostError(f"{name}: rank 1 is lost {value} {timeout_s}")
 
     companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saves(MemoryStore(), companion, Alone(), Progress(lambda _state: None), max_pending=1)
-    saves.begin(7, {"step": 7})
-    assert saves.wait(10)
-    with pytest.raises(GangError, match="rank 1 is lost"):
+    saves = Saver(MemoryStore(), companion, Alone(), Progress(lambda _state: None), max_pending=1)
+    saves.start_save(SaveRequest(step=7, state={"step": 7}))
+    assert saves.wait_until_idle(10)
+    with pytest.raises(PeerLostError, match="rank 1 is lost"):
         saves.raise_failure()
     saves.close()
 
 
 def test_a_lost_companion_is_forgiven_until_the_last_save_or_the_second_loss() -> None:
     companion = cast(Companion, FailingCompanion(CompanionLostError("gone")))
-    saves = Saves(MemoryStore(), companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
-    saves.begin(7, {"step": 7})
-    assert saves.wait(10)
+    saves = Saver(MemoryStore(), companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
+    saves.start_save(SaveRequest(step=7, state={"step": 7}))
+    assert saves.wait_until_idle(10)
     saves.raise_failure()
     with pytest.raises(SaveError, match="gone"):
         saves.raise_failure(newest=True)
     for step in (8, 9):
-        saves.begin(step, {"step": step})
-        assert saves.wait(10)
+        saves.start_save(SaveRequest(step=step, state={"step": step}))
+        assert saves.wait_until_idle(10)
         with pytest.raises(SaveError, match="gone"):
             saves.raise_failure()
     saves.close()
@@ -154,11 +154,11 @@ def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
 
     progress = Progress(lambda _state: None)
     companion = cast(Companion, FailingCompanion(StorageError("full")))
-    saves = Saves(MemoryStore(), companion, SoloGang(), progress, max_pending=1)
-    begun = saves.begin(7, {"step": 7})
-    assert saves.wait(10)
-    progress.failed = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
-    begun = saves.begin(8, {"step": 8})
+    saves = Saver(MemoryStore(), companion, SoloRankGroup(), progress, max_pending=1)
+    begun = saves.start_save(SaveRequest(step=7, state={"step": 7}))
+    assert saves.wait_until_idle(10)
+    progress.set_error = refuse  # type: ignore[method-assign]  # what goes wrong there is no save's business
+    begun = saves.start_save(SaveRequest(step=8, state={"step": 8}))
     with pytest.raises(StorageError, match="full"):
         begun.result(10)
     saves.close()
@@ -166,11 +166,11 @@ def test_a_save_ends_whatever_becomes_of_those_who_are_told() -> None:
 
 @pytest.mark.parametrize("step", [np.int64(5), torch.tensor(5), True + 4])
 def test_a_step_is_a_number_of_whatever_library(step: SupportsIndex) -> None:
-    assert type(checked_step(step)) is int
+    assert type(validate_step(step)) is int
     with pytest.raises(ValueError, match="at least 0"):
-        checked_step(-1)
+        validate_step(-1)
     with pytest.raises(TypeError):
-        checked_step(cast(SupportsIndex, 1.5))
+        validate_step(cast(SupportsIndex, 1.5))
 
 
 def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> None:
@@ -180,10 +180,13 @@ def test_nothing_is_begun_and_nothing_restored_before_the_root_is_proven() -> No
 
     companion = cast(Companion, FailingCompanion(AssertionError("the companion was asked")))
     store = MemoryStore(hook=refuse)
-    saves = Saves(store, companion, SoloGang(), Progress(lambda _state: None), max_pending=1)
-    for use in (saves.await_and_prove, lambda: saves.begin(7, {"step": 7})):
+    saves = Saver(store, companion, SoloRankGroup(), Progress(lambda _state: None), max_pending=1)
+    for use in (
+        saves.await_saves_and_prove_root,
+        lambda: saves.start_save(SaveRequest(step=7, state={"step": 7})),
+    ):
         with pytest.raises(StorageError, match=r"\.stepkeeper/probes/.* not allowed"):
             use()
-    saves.save_for_notice(7, {"step": 7}, 1.0)
-    assert saves.last_begun is None
+    saves.save_for_notice(SaveRequest(step=7, state={"step": 7}), 1.0)
+    assert saves.newest_save is None
     saves.close()

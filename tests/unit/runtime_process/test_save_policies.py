@@ -1,4 +1,4 @@
-"""When a step is to be saved."""
+"""Test which steps a policy saves."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,6 @@ from stepkeeper.policy.save import (
     EveryNSteps,
     EverySeconds,
     Moment,
-    OnException,
     OnPreemption,
     SaveCost,
     SavePolicy,
@@ -46,7 +45,6 @@ NOW = Moment(step=7, since_save_s=100.0, saving=False, cost=CHEAP)
         (Continuous(minimum_s=5.0), Moment(step=7, saving=False, since_save_s=5.0), True),
         (OnPreemption(), Moment(step=7, stopping=True), True),
         (OnPreemption(), Moment(step=7, saving=False, since_save_s=1e9), False),
-        (OnException(), Moment(step=7, stopping=True, saving=False, since_save_s=1e9), False),
         (Auto(), NOW, False),
         (Auto(), Moment(step=7, since_save_s=61.0, saving=False), True),
         (Auto(), Moment(step=7, since_save_s=59.0, saving=False), False),
@@ -63,15 +61,15 @@ def test_truth_table(policy: SavePolicy, moment: Moment, due: bool) -> None:
 
 @pytest.mark.parametrize("policy", [EverySeconds(1e-9), Continuous(), Auto(least_s=1e-9)])
 def test_without_clocks_and_saves_only_steps_decide(policy: SavePolicy) -> None:
-    """That is the answer that every rank comes to by itself."""
+    """Check the answer that every rank comes to by itself."""
     assert not policy.due(Moment(step=0))
 
 
 def test_policies_are_values() -> None:
-    assert AnyOf((EveryNSteps(4), OnException())) == AnyOf((EveryNSteps(4), OnException()))
+    assert AnyOf((EveryNSteps(4), AtSteps((9,)))) == AnyOf((EveryNSteps(4), AtSteps((9,))))
     assert len({Auto(), Auto(), Continuous(), Continuous(minimum_s=0.0)}) == 2
-    nested = AnyOf((EveryNSteps(4), AnyOf((OnException(), AnyOf((OnPreemption(),))))))
-    assert list(parts_of(nested)) == [EveryNSteps(4), OnException(), OnPreemption()]
+    nested = AnyOf((EveryNSteps(4), AnyOf((AtSteps((9,)), AnyOf((OnPreemption(),))))))
+    assert list(parts_of(nested)) == [EveryNSteps(4), AtSteps((9,)), OnPreemption()]
 
 
 def test_settings_become_policies() -> None:
@@ -94,7 +92,7 @@ def test_the_last_step_is_saved_whatever_the_interval() -> None:
 
 
 def lost_share(interval_s: float, cost_s: float, between_s: float) -> float:
-    """What a training loses to saves, and to steps done again, which are half an interval's in the mean."""
+    """Compute what a training loses to saves, and to steps done again, which are half an interval's in the mean."""
     return cost_s / interval_s + interval_s / 2 / between_s
 
 

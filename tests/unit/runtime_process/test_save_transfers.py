@@ -13,14 +13,14 @@ from stepkeeper.companion.messages import Committed, Kind, Written
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
 from stepkeeper.contract.wire import encode
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.error_codec import encode_error
 from stepkeeper.errors import SaveError
 from stepkeeper.log import CommitRecord, ManifestRef
 from stepkeeper.save import report as save_report
-from stepkeeper.save.persist import SaveState
-from stepkeeper.save.report import SaveClock
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.report import SaveClock, SaveState
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.save.snapshot import Region, Snapshot
 from stepkeeper.storage.memory import MemoryStore
 from stepkeeper_planners.geometry.layout import Ranks
@@ -34,20 +34,20 @@ class SlowCompanion:
 
     has_tier = False
     lost = False
-    told = None
+    structure_key = None
 
     def __init__(self) -> None:
         self.writing = threading.Event()
         self.may_answer = threading.Event()
         self.n_written = 0
 
-    def process(self) -> "SlowCompanion":
+    def ensure_process(self) -> "SlowCompanion":
         return self
 
-    def begin(self, **_: object) -> Any:
+    def claim_root(self, **_: object) -> Any:
         return SimpleNamespace(claim=SimpleNamespace(slot=0))
 
-    def ask(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
+    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
         if kind is Kind.WRITE:
             self.writing.set()
             assert self.may_answer.wait(LONGEST_S)
@@ -75,7 +75,7 @@ class Moves:
         self._changed = threading.Condition()
 
     def move(self, snapshot: Snapshot, region: Region) -> None:
-        step = int(region.places(snapshot.plan.orders)[0][0])
+        step = int(region.view_orders(snapshot.plan.orders)[0][0])
         try:
             if step in self.by_step:
                 self.by_step[step](snapshot)
@@ -97,7 +97,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
     def transfer(snapshot: Snapshot, region: Region) -> None:
         found.move(snapshot, region)
 
-    monkeypatch.setattr(Snapshot, "transfer", transfer)
+    monkeypatch.setattr(Snapshot, "move_copies", transfer)
     return found
 
 
@@ -108,11 +108,11 @@ def companion() -> Iterator[SlowCompanion]:
     found.may_answer.set()
 
 
-def saves_with(companion: SlowCompanion, gang: SoloGang | None = None) -> Saves:
-    return Saves(
+def saves_with(companion: SlowCompanion, rank_group: SoloRankGroup | None = None) -> Saver:
+    return Saver(
         MemoryStore(),
         cast(Companion, companion),
-        gang or SoloGang(),
+        rank_group or SoloRankGroup(),
         Progress(lambda _: None),
         max_pending=2,
     )
@@ -126,9 +126,9 @@ def test_the_devices_are_empty_while_the_save_before_is_written(
     moves: Moves, companion: SlowCompanion
 ) -> None:
     saves = saves_with(companion)
-    first = saves.begin(1, state_of(1))
+    first = saves.start_save(SaveRequest(step=1, state=state_of(1)))
     assert companion.writing.wait(LONGEST_S)
-    second = saves.begin(2, state_of(2))
+    second = saves.start_save(SaveRequest(step=2, state=state_of(2)))
     assert moves.tried(2)
     assert not first.done
     assert second.state is SaveState.TRANSFERRING
@@ -143,27 +143,27 @@ def test_what_cannot_be_moved_fails_its_own_save_in_its_turn(moves: Moves, compa
 
     moves.by_step[2] = refuse
     saves = saves_with(companion)
-    first = saves.begin(1, state_of(1))
+    first = saves.start_save(SaveRequest(step=1, state=state_of(1)))
     assert companion.writing.wait(LONGEST_S)
-    second = saves.begin(2, state_of(2))
+    second = saves.start_save(SaveRequest(step=2, state=state_of(2)))
     assert moves.tried(2)
     assert not second.done
     saves.raise_failure()
     with pytest.raises(TimeoutError, match="step 1 was still in flight"):
-        saves.begin(3, state_of(3), 0.0)
+        saves.start_save(SaveRequest(step=3, state=state_of(3)), 0.0)
     companion.may_answer.set()
     assert first.result(LONGEST_S).record.slot == 1
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
         second.result(LONGEST_S)
     saves.raise_failure()  # it was said
-    assert saves.begin(3, state_of(3)).result(LONGEST_S).record.slot == 2
+    assert saves.start_save(SaveRequest(step=3, state=state_of(3))).result(LONGEST_S).record.slot == 2
     saves.close()
 
 
-class FirstOfTwo(SoloGang):
+class FirstOfTwo(SoloRankGroup):
     """Rank 0, whose other rank does as it does."""
 
-    world_size = 2  # type: ignore[misc]  # SoloGang's own is final
+    world_size = 2  # type: ignore[misc]  # SoloRankGroup's own is final
     ranks = Ranks(rank=0, world_size=2)  # type: ignore[misc]  # as above
 
     def __init__(self) -> None:
@@ -194,21 +194,21 @@ def test_the_ranks_talk_of_one_save_after_the_other_in_one_thread(
         raise SaveError("elements are lacking")
 
     moves.by_step[2] = refuse
-    gang = FirstOfTwo()
-    saves = saves_with(companion, gang)
-    first = saves.begin(1, state_of(1))
+    rank_group = FirstOfTwo()
+    saves = saves_with(companion, rank_group)
+    first = saves.start_save(SaveRequest(step=1, state=state_of(1)))
     assert companion.writing.wait(LONGEST_S)
-    second = saves.begin(2, state_of(2))
+    second = saves.start_save(SaveRequest(step=2, state=state_of(2)))
     assert moves.tried(2)
-    assert gang.said == [f"save/0/{part}" for part in ("state", "same", "place")]
+    assert rank_group.said == [f"save/0/{part}" for part in ("state", "same", "place")]
     companion.may_answer.set()
     first.result(LONGEST_S)
     with pytest.raises(SaveError, match="elements are lacking"):
         second.result(LONGEST_S)
     parts = ("state", "same", "place", "vote", "outcome")
-    assert gang.said == [f"save/{number}/{part}" for number in (0, 1) for part in parts]
-    assert gang.votes["save/1/vote"] == {"error": encode_error(SaveError("elements are lacking"))}
-    assert len(gang.threads) == 1, "each thread has a client of its own"
+    assert rank_group.said == [f"save/{number}/{part}" for number in (0, 1) for part in parts]
+    assert rank_group.votes["save/1/vote"] == {"error": encode_error(SaveError("elements are lacking"))}
+    assert len(rank_group.threads) == 1, "each thread has a client of its own"
     saves.close()
 
 
@@ -226,13 +226,13 @@ def test_what_will_not_be_moved_any_more_is_dropped_at_once(moves: Moves, compan
 
     moves.by_step[2] = fail
     saves = saves_with(companion)
-    saves.begin(1, state_of(1))
+    saves.start_save(SaveRequest(step=1, state=state_of(1)))
     assert companion.writing.wait(LONGEST_S)
-    failed = saves.begin(2, state_of(2))
+    failed = saves.start_save(SaveRequest(step=2, state=state_of(2)))
     assert moves.tried(2)
     # The next one is moved after the one that failed has been dealt with.
     dealt_with = threading.Event()
-    saves._saver._transfers.submit(dealt_with.set)
+    saves._pipeline._transfers.submit(dealt_with.set)
     assert dealt_with.wait(LONGEST_S)
     assert not failed.done
     assert [copy() for copy in copies] == [None, None]
@@ -245,11 +245,12 @@ def test_a_region_is_not_used_again_before_all_is_in_it(moves: Moves, companion:
     moves.by_step[1] = lambda _: cast(None, may_move.wait(LONGEST_S))
     companion.may_answer.set()
     saves = saves_with(companion)
-    begun = [saves.begin(step, state_of(step)) for step in (1, 2)]
+    begun = [saves.start_save(SaveRequest(step=step, state=state_of(step))) for step in (1, 2)]
+    assert not companion.writing.wait(0.5), "nothing is written before all of it is in the region"
     with pytest.raises(TimeoutError, match="step 1 was still in flight"):
-        saves.begin(3, state_of(3), 0.0)
+        saves.start_save(SaveRequest(step=3, state=state_of(3)), 0.0)
     may_move.set()
-    begun.append(saves.begin(3, state_of(3)))
+    begun.append(saves.start_save(SaveRequest(step=3, state=state_of(3))))
     assert [each.result(LONGEST_S).record.slot for each in begun] == [1, 2, 3]
     assert moves.moved == [1, 2, 3], "in the order of the saves"
     saves.close()
@@ -260,7 +261,7 @@ def test_the_end_waits_for_what_is_still_on_the_devices(moves: Moves, companion:
     moves.by_step[2] = lambda _: cast(None, may_move.wait(LONGEST_S))
     companion.may_answer.set()
     saves = saves_with(companion)
-    begun = [saves.begin(step, state_of(step)) for step in (1, 2)]
+    begun = [saves.start_save(SaveRequest(step=step, state=state_of(step))) for step in (1, 2)]
     begun[0].result(LONGEST_S)
     assert not begun[1].done
     threading.Timer(0.05, may_move.set).start()
@@ -275,11 +276,11 @@ def test_the_wait_for_the_save_before_is_no_part_of_moving_or_writing(
     times = iter([0.0, 1.0, 3.0, 10.0, 30.0, 100.0])
     monkeypatch.setattr(save_report, "time", SimpleNamespace(monotonic=lambda: next(times)))
     clock = SaveClock()
-    clock.released()
-    clock.transferred()
-    clock.reached(SaveState.WRITING)
-    clock.reached(SaveState.COMMITTING)
-    report = clock.report(7, size_bytes=1)
+    clock.mark_released()
+    clock.mark_transferred()
+    clock.mark_state(SaveState.WRITING)
+    clock.mark_state(SaveState.COMMITTING)
+    report = clock.build_report(7, size_bytes=1)
     parts = (report.stall_s, report.transfer_s, report.queue_s, report.persist_s, report.commit_s)
     assert parts == (1, 2, 7, 20, 70)
     assert report.duration_s == sum(parts)

@@ -10,11 +10,12 @@ import pytest
 from stepkeeper import loggers
 from stepkeeper.companion.progress import Progress
 from stepkeeper.companion.supervisor import Companion
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.errors import CompanionError
-from stepkeeper.save.hooks import Events
+from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.report import SaveReport
-from stepkeeper.save.saver import Saves
+from stepkeeper.save.request import SaveRequest
+from stepkeeper.save.saver import Saver
 from stepkeeper.storage.memory import MemoryStore
 
 
@@ -24,12 +25,12 @@ class SlowCompanion:
     def __init__(self) -> None:
         self.free = threading.Event()
 
-    def process(self) -> None:
+    def ensure_process(self) -> None:
         self.free.wait(60)
         raise CompanionError("nothing is written here")
 
-    def begin(self, **_: object) -> None:
-        self.process()
+    def claim_root(self, **_: object) -> None:
+        self.ensure_process()
 
 
 @pytest.fixture
@@ -39,15 +40,15 @@ def companion() -> Iterator[SlowCompanion]:
     companion.free.set()
 
 
-def saves_with(companion: SlowCompanion, max_pending: int, events: Events | None = None) -> Saves:
+def saves_with(companion: SlowCompanion, max_pending: int, save_hooks: SaveHooks | None = None) -> Saver:
     progress = Progress(lambda _state: None)
-    return Saves(
+    return Saver(
         MemoryStore(),
         cast(Companion, companion),
-        SoloGang(),
+        SoloRankGroup(),
         progress,
         max_pending=max_pending,
-        events=events,
+        save_hooks=save_hooks,
     )
 
 
@@ -56,12 +57,12 @@ def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
     companion: SlowCompanion, max_pending: int
 ) -> None:
     reports: list[SaveReport] = []
-    events = Events()
-    events.on_save(reports.append)
-    saves = saves_with(companion, max_pending, events)
-    begun = [saves.begin(step, {"step": step}) for step in range(max_pending)]
+    save_hooks = SaveHooks()
+    save_hooks.on_save(reports.append)
+    saves = saves_with(companion, max_pending, save_hooks)
+    begun = [saves.start_save(SaveRequest(step=step, state={"step": step})) for step in range(max_pending)]
     with pytest.raises(TimeoutError, match="step 0 was still in flight"):
-        saves.begin(max_pending, {"step": max_pending}, 0.0)
+        saves.start_save(SaveRequest(step=max_pending, state={"step": max_pending}), 0.0)
     assert not any(save.done for save in begun)
     freed_s: list[float] = []
 
@@ -70,10 +71,10 @@ def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
         companion.free.set()
 
     threading.Timer(0.05, free).start()
-    waited = saves.begin(max_pending, {"step": max_pending})
+    waited = saves.start_save(SaveRequest(step=max_pending, state={"step": max_pending}))
     assert begun[0].done
-    assert saves.wait(60)
-    assert events.finish(60)
+    assert saves.wait_until_idle(60)
+    assert save_hooks.await_hooks(60)
     assert [report.step for report in reports] == [*range(max_pending + 1)]
     assert waited.report is not None
     ended_s = waited.clock.began_s + waited.report.stall_s
@@ -84,8 +85,8 @@ def test_one_more_than_may_be_in_flight_waits_for_the_oldest(
 def test_what_a_failed_save_wrote_counts_for_nothing(companion: SlowCompanion) -> None:
     companion.free.set()
     saves = saves_with(companion, 1)
-    failed = saves.begin(3, {"step": 3})
-    assert saves.wait(60)
+    failed = saves.start_save(SaveRequest(step=3, state={"step": 3}))
+    assert saves.wait_until_idle(60)
     assert failed.report is not None
     assert (failed.report.sequence, failed.report.size_bytes, failed.report.total_bytes) == (None, 0, None)
     assert failed.report.error == "CompanionError: " + str(failed.future.exception())
@@ -103,9 +104,9 @@ def test_failures_are_told_with_step_attempt_and_rank(
     monkeypatch.setattr(loggers, "_identity", {"attempt": None, "rank": None})
     loggers.identify(rank=0, attempt="1.0")
     companion.free.set()
-    saves = saves_with(companion, 1, Events())
-    saves.begin(3, {"step": 3})
-    assert saves.wait(60)
+    saves = saves_with(companion, 1, SaveHooks())
+    saves.start_save(SaveRequest(step=3, state={"step": 3}))
+    assert saves.wait_until_idle(60)
     (record,) = [each for each in caplog.records if each.name == "stepkeeper"]
     assert record.levelname == "ERROR"
     assert told(record.__dict__) == (3, "1.0", 0)

@@ -1,4 +1,4 @@
-"""How much of a state is copied on its devices, when that is given, and when it has to be found out."""
+"""Test how much of a state is copied on its devices: where that is given, and where it has to be found out."""
 
 import threading
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import pytest
 from typing_extensions import override
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.save.snapshot import device
+from stepkeeper.save.snapshot import device, device_pieces
 from stepkeeper_planners import adapters
 
 MIB = 1024 * 1024
@@ -38,24 +38,24 @@ class Devices(device.DeviceCopies):
         self.asked: list[list[str]] = []
 
     @override
-    def _dispatched(self, tensors: Any, cuts: Any, fqns: Sequence[str]) -> Any:
+    def _dispatch_copies(self, tensors: Any, clones: Any, fqns: Sequence[str]) -> Any:
         self.asked.append(list(fqns))
-        if sum(cuts[fqn].device_bytes for fqn in fqns) > self.room_bytes:
+        if sum(clones[fqn].device_bytes for fqn in fqns) > self.room_bytes:
             raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
         return list(fqns)
 
     @override
-    def make(self, *arguments: Any, timeout_s: float | None = None) -> Any:
+    def make_copies(self, *arguments: Any, timeout_s: float | None = None) -> Any:
         """Those copies leave at once, unless they are kept."""
-        made, rest = super().make(*arguments, timeout_s=timeout_s)
+        made, rest = super().make_copies(*arguments, timeout_s=timeout_s)
         if made and not self.kept:
-            self.left()
+            self.release_copies()
         return made, rest
 
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = SimpleNamespace(is_one_program_of_many=lambda: False)
+    alone = SimpleNamespace(is_multi_process_program=lambda: False)
     monkeypatch.setattr(adapters, "xla_pieces", alone, raising=False)
 
 
@@ -64,34 +64,34 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     [(0, []), (99, []), (100, ["a"]), (500, ["a", "b"]), (700, ["b", "c"]), (1000, NAMES), (10**6, NAMES)],
 )
 def test_a_budget_is_kept_and_used_for_large_tensors_first(budget_mib: int, copied: list[str]) -> None:
-    made, rest = Devices(budget_mib * MIB, 2**60).make({}, CUTS, NAMES)
+    made, rest = Devices(budget_mib * MIB, 2**60).make_copies({}, CUTS, NAMES)
     assert cast(Any, made) == copied
     assert sorted([*copied, *rest]) == NAMES
 
 
 def test_room_is_found_out_by_halves_and_remembered() -> None:
     devices = Devices(None, 450 * MIB)
-    made, rest = devices.make({}, CUTS, NAMES)
+    made, rest = devices.make_copies({}, CUTS, NAMES)
     # 1000 MiB, then at most 500: a and b, which is still too much, then at most 250.
     assert devices.asked == [NAMES, ["a", "b"], ["d"]]
     assert cast(Any, made) == ["d"]
     assert rest == ["a", "b", "c"]
-    devices.make({}, CUTS, NAMES)
+    devices.make_copies({}, CUTS, NAMES)
     assert devices.asked[3:] == [["d"]]
 
 
 def test_without_any_room_nothing_is_tried_any_more() -> None:
     devices = Devices(None, 0)
-    assert devices.make({}, CUTS, NAMES) == ([], NAMES)
+    assert devices.make_copies({}, CUTS, NAMES) == ([], NAMES)
     assert devices.limit_bytes == 0
 
 
 def test_a_copy_that_fails_behind_the_training_lowers_what_the_next_save_tries() -> None:
     devices = Devices(None, 2**60)
     with pytest.raises(DevicesFullError, match="from the next one on 524288000 bytes"):
-        devices.refused(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
+        devices.handle_refusal(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
     assert devices.limit_bytes == 500 * MIB
-    devices.refused(RuntimeError("the program was cancelled"), CUTS, NAMES)
+    devices.handle_refusal(RuntimeError("the program was cancelled"), CUTS, NAMES)
     assert devices.limit_bytes == 500 * MIB
 
 
@@ -99,14 +99,14 @@ def test_one_process_of_many_does_not_learn_alone_what_its_devices_have_room_for
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The others would start another program."""
-    many = SimpleNamespace(is_one_program_of_many=lambda: True)
+    many = SimpleNamespace(is_multi_process_program=lambda: True)
     monkeypatch.setattr(adapters, "xla_pieces", many, raising=False)
     devices = Devices(None, 450 * MIB)
     with pytest.raises(SaveError, match="device_budget_bytes, the same on all ranks") as raised:
-        devices.refused(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
+        devices.handle_refusal(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
     assert not raised.value.next_save_mends
     with pytest.raises(SaveError, match="device_budget_bytes, the same on all ranks"):
-        devices.make({}, CUTS, NAMES)
+        devices.make_copies({}, CUTS, NAMES)
     assert devices.limit_bytes is None
 
 
@@ -123,16 +123,16 @@ class Leaving(threading.Condition):
         self.waited_s.append(timeout)
         if self.devices is None or predicate():
             return predicate()
-        self.devices.left()
+        self.devices.release_copies()
         return super().wait_for(predicate, 0)
 
 
 def test_copies_that_are_still_there_are_waited_for_where_there_is_a_budget() -> None:
     devices = Devices(500 * MIB, 2**60)
     devices.kept = True
-    devices.make({}, CUTS, NAMES)
+    devices.make_copies({}, CUTS, NAMES)
     vars(devices)["_changed"] = changed = Leaving(devices)
-    devices.make({}, CUTS, NAMES, timeout_s=7)
+    devices.make_copies({}, CUTS, NAMES, timeout_s=7)
     assert changed.waited_s == [7]
     assert len(devices.asked) == 2
 
@@ -140,38 +140,38 @@ def test_copies_that_are_still_there_are_waited_for_where_there_is_a_budget() ->
 def test_copies_that_do_not_leave_in_time_are_no_reason_to_wait_longer() -> None:
     devices = Devices(500 * MIB, 2**60)
     devices.kept = True
-    devices.make({}, CUTS, NAMES)
+    devices.make_copies({}, CUTS, NAMES)
     vars(devices)["_changed"] = Leaving(None)
     with pytest.raises(TimeoutError, match=r"after 7\.0 s"):
-        devices.make({}, CUTS, NAMES, timeout_s=7)
+        devices.make_copies({}, CUTS, NAMES, timeout_s=7)
     with pytest.raises(SaveError, match="still on the devices"):
-        devices.make({}, CUTS, NAMES)
+        devices.make_copies({}, CUTS, NAMES)
     assert len(devices.asked) == 1
 
 
 def test_a_given_budget_that_is_too_large_is_said_so() -> None:
     devices = Devices(1000 * MIB, 450 * MIB)
     with pytest.raises(SaveError, match=r"1048576000 bytes.*RESOURCE_EXHAUSTED.*smaller device_budget_bytes"):
-        devices.make({}, CUTS, NAMES)
+        devices.make_copies({}, CUTS, NAMES)
     with pytest.raises(SaveError, match="smaller device_budget_bytes"):
-        devices.refused(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
+        devices.handle_refusal(RuntimeError("RESOURCE_EXHAUSTED"), CUTS, NAMES)
     assert devices.limit_bytes == 1000 * MIB
 
 
 def test_another_failure_is_no_lack_of_room() -> None:
     class Broken(Devices):
         @override
-        def _dispatched(self, tensors: Any, cuts: Any, fqns: Sequence[str]) -> Any:
+        def _dispatch_copies(self, tensors: Any, clones: Any, fqns: Sequence[str]) -> Any:
             raise RuntimeError("INVALID_ARGUMENT")
 
     devices = Broken(None, 2**60)
     with pytest.raises(RuntimeError, match="INVALID_ARGUMENT"):
-        devices.make({}, CUTS, NAMES)
+        devices.make_copies({}, CUTS, NAMES)
     assert devices.limit_bytes is None
 
 
 def test_small_pieces_are_moved_together_and_large_ones_alone() -> None:
     sizes = [6, 6, 6, 16, 1, 1]
     pieces = cast(Any, [Size(0, size * MIB) for size in sizes])
-    together = [[piece.size_bytes // MIB for piece in batch] for batch in device.batches(pieces)]
+    together = [[piece.size_bytes // MIB for piece in batch] for batch in device_pieces.batch_pieces(pieces)]
     assert together == [[6, 6], [6], [16], [1, 1]]

@@ -10,20 +10,22 @@ import pytest
 import torch
 
 from stepkeeper.errors import DevicesFullError, SaveError
-from stepkeeper.save.pipeline import _transfer
+from stepkeeper.save.pipeline import _transfer_snapshot
 from stepkeeper.save.report import SaveClock
-from stepkeeper.save.snapshot import Region, Snapshots
+from stepkeeper.save.snapshot import Region, SnapshotTaker
 from stepkeeper.save.snapshot.device import DeviceCopies
-from stepkeeper.save.snapshot.plan import Planner
+from stepkeeper.save.snapshot.plan import SnapshotPlan
 from stepkeeper.save.snapshot.summary import StateSummary
-from stepkeeper.save.snapshot.take import Snapshot, _Arrivals
+from stepkeeper.save.snapshot.take import Snapshot, _RegionFiller
 from stepkeeper_planners import adapters
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.saving.known_plan import WrittenShare
-from stepkeeper_planners.state.gatherer import Gatherer
 
 ONE = Ranks(rank=0, world_size=1)
+
+
+def planned(snapshots: SnapshotTaker, state: dict[str, Any]) -> SnapshotPlan:
+    return snapshots._structures.look_up(state).derived
 
 
 def state(**changed: Any) -> dict[str, Any]:
@@ -41,10 +43,10 @@ def state(**changed: Any) -> dict[str, Any]:
     ],
 )
 def test_a_plan_is_kept_until_the_state_is_built_otherwise(changed: dict[str, Any]) -> None:
-    planner = Planner(ONE)
-    first = planner.plan(Gatherer().gather(state()))
-    assert planner.plan(Gatherer().gather(state(w=torch.zeros(4, 3), step=2))) is first
-    other = planner.plan(Gatherer().gather(state(**changed)))
+    snapshots = SnapshotTaker(ONE)
+    first = planned(snapshots, state())
+    assert planned(snapshots, state(w=torch.zeros(4, 3), step=2)) is first
+    other = planned(snapshots, state(**changed))
     assert other is not first
     assert {write.fqn for write in other.writes} == {
         name for name, value in state(**changed).items() if isinstance(value, torch.Tensor)
@@ -52,27 +54,27 @@ def test_a_plan_is_kept_until_the_state_is_built_otherwise(changed: dict[str, An
 
 
 def test_the_first_save_after_a_start_plans_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshots, region = Snapshots(Ranks(rank=0, world_size=2)), Region()
+    snapshots, region = SnapshotTaker(Ranks(rank=0, world_size=2)), Region()
     snapshots.prepare(state())
     monkeypatch.setattr("stepkeeper.save.snapshot.plan.plan_save", None)
-    assert [order.fqn for order in snapshots.take(state(step=2), region).tensors] == ["w"]
+    assert [order.fqn for order in snapshots.take_snapshot(state(step=2), region).tensors] == ["w"]
     region.close()
 
 
 def test_values_that_decide_who_writes_what_are_part_of_the_structure() -> None:
-    planner = Planner(Ranks(rank=0, world_size=2))
-    first = planner.plan(Gatherer().gather(state(text="x")))
-    assert planner.plan(Gatherer().gather(state(text="xyz"))) is first
-    assert planner.plan(Gatherer().gather(state(text="x" * 100_000))) is not first
+    snapshots = SnapshotTaker(Ranks(rank=0, world_size=2))
+    first = planned(snapshots, state(text="x"))
+    assert planned(snapshots, state(text="xyz")) is first
+    assert planned(snapshots, state(text="x" * 100_000)) is not first
 
 
 def test_what_grows_is_saved_whole_and_old_places_are_not_used_again() -> None:
-    snapshots, region = Snapshots(ONE), Region()
+    snapshots, region = SnapshotTaker(ONE), Region()
     for size in (3, 700_000, 5):
         tensor, text = torch.arange(size), "t" * size
-        snapshot = snapshots.take({"w": tensor, "text": text}, region)
+        snapshot = snapshots.take_snapshot({"w": tensor, "text": text}, region)
         tensor.zero_()
-        (place,) = region.places(snapshot.tensors)
+        (place,) = region.view_orders(snapshot.tensors)
         assert torch.equal(place, torch.arange(size))
         (value,) = snapshot.values
         assert region.size_bytes >= value.start + value.length_bytes
@@ -82,62 +84,60 @@ def test_what_grows_is_saved_whole_and_old_places_are_not_used_again() -> None:
 def test_memory_is_there_ahead_of_the_first_save() -> None:
     region = Region()
     region.reserve(1_000_000)
-    region.tensor(0, torch.uint8, (3,)).fill_(7)
+    region.view_tensor(0, torch.uint8, (3,)).fill_(7)
     region.populate(1_000_000)
     region.populate(10**9)
-    assert region.tensor(0, torch.uint8, (4,)).tolist() == [7, 7, 7, 0]
+    assert region.view_tensor(0, torch.uint8, (4,)).tolist() == [7, 7, 7, 0]
     region.close()
     region.populate(1_000_000)
 
 
 def test_elements_that_did_not_come_from_the_devices_fail_the_save() -> None:
-    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
+    plan = planned(SnapshotTaker(ONE), {"w": torch.ones(4, 3)})
     region = Region()
     region.reserve(plan.tensor_bytes)
     upper, lower = (Box(offsets=(start, 0), sizes=(2, 3)) for start in (0, 2))
-    arrivals = _Arrivals(plan, region, ["w"])
+    filler = _RegionFiller(plan, region, ["w"])
     with pytest.raises(SaveError, match="w: 12 elements"):
-        arrivals.check()
-    arrivals.put([("w", [(upper, torch.full((2, 3), 1.0))])])
+        filler.check_complete()
+    filler.put_parts([("w", [(upper, torch.full((2, 3), 1.0))])])
     with pytest.raises(SaveError, match="w: 6 elements"):
-        arrivals.check()
-    arrivals.put([("w", [(lower, torch.full((2, 3), 2.0))])])
-    arrivals.check()
-    (place,) = region.places(plan.orders)
+        filler.check_complete()
+    filler.put_parts([("w", [(lower, torch.full((2, 3), 2.0))])])
+    filler.check_complete()
+    (place,) = region.view_orders(plan.orders)
     assert place[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
     region.close()
 
 
 def test_copies_of_which_nothing_came_fail_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = SimpleNamespace(wait_until_there=lambda pieces: None, move=lambda batch: iter(()))
+    nothing = SimpleNamespace(wait_until_computed=lambda pieces: None, move_to_host=lambda batch: iter(()))
     monkeypatch.setattr(adapters, "xla_pieces", nothing, raising=False)
-    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
+    plan = planned(SnapshotTaker(ONE), {"w": torch.ones(4, 3)})
     region = Region()
     region.reserve(plan.tensor_bytes)
     snapshot = Snapshot(
         plan=plan,
         values=(),
-        aliases={},
-        key_paths={},
         summary=StateSummary(),
         copied=("w",),
         copies=DeviceCopies(None),
     )
     with pytest.raises(SaveError, match="w: 12 elements"):
-        snapshot.transfer(region)
+        snapshot.move_copies(region)
     region.close()
 
 
 def test_elements_of_a_part_that_two_ranks_write_come_to_where_this_one_writes_its_own() -> None:
     """A box that is none of the plan's is met with those that it overlaps."""
-    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
+    plan = planned(SnapshotTaker(ONE), {"w": torch.ones(4, 3)})
     region = Region()
     region.reserve(plan.tensor_bytes)
-    arrivals = _Arrivals(plan, region, ["w"])
+    filler = _RegionFiller(plan, region, ["w"])
     columns = [Box(offsets=(0, column), sizes=(4, 1)) for column in range(3)]
-    arrivals.put([("w", [(box, torch.full((4, 1), float(box.offsets[1]))) for box in columns])])
-    arrivals.check()
-    (place,) = region.places(plan.orders)
+    filler.put_parts([("w", [(box, torch.full((4, 1), float(box.offsets[1]))) for box in columns])])
+    filler.check_complete()
+    (place,) = region.view_orders(plan.orders)
     assert place.tolist() == [[0.0, 1.0, 2.0]] * 4
     region.close()
 
@@ -145,18 +145,18 @@ def test_elements_of_a_part_that_two_ranks_write_come_to_where_this_one_writes_i
 def test_what_another_rank_writes_is_let_go() -> None:
     """A program of several processes brings all ranks all that they hold, also whole batches of another one's."""
     ranks = Ranks(rank=1, world_size=2)
-    plan = Planner(ranks).plan(Gatherer().gather({"w": torch.ones(4, 3), "v": torch.ones(4, 3)}))
-    ((fqn, mine),) = plan.mine.items()
+    plan = planned(SnapshotTaker(ranks), {"w": torch.ones(4, 3), "v": torch.ones(4, 3)})
+    ((fqn, mine),) = plan.writes_by_fqn.items()
     other = "v" if fqn == "w" else "w"
     region = Region()
     region.reserve(plan.tensor_bytes)
-    arrivals = _Arrivals(plan, region, [fqn])
+    filler = _RegionFiller(plan, region, [fqn])
     whole = Box.whole((4, 3))
-    arrivals.put([(other, [(whole, torch.full((4, 3), 7.0))])])
-    arrivals.put([(fqn, [(whole, torch.full((4, 3), 2.0))])])
-    arrivals.check()
+    filler.put_parts([(other, [(whole, torch.full((4, 3), 7.0))])])
+    filler.put_parts([(fqn, [(whole, torch.full((4, 3), 2.0))])])
+    filler.check_complete()
     ((index, _),) = mine
-    assert region.places(plan.orders)[index].tolist() == [[2.0] * 3] * 4
+    assert region.view_orders(plan.orders)[index].tolist() == [[2.0] * 3] * 4
     region.close()
 
 
@@ -176,21 +176,21 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     monkeypatch.setattr(
         adapters,
         "xla_pieces",
-        SimpleNamespace(wait_until_there=lambda _: None, move=move, is_one_program_of_many=lambda: False),
+        SimpleNamespace(
+            wait_until_computed=lambda _: None, move_to_host=move, is_multi_process_program=lambda: False
+        ),
         raising=False,
     )
-    plan = Planner(ONE).plan(Gatherer().gather({"w": torch.ones(4, 3)}))
-    plan = replace(plan, cuts=cast(Any, {"w": SimpleNamespace(device_bytes=256 * 1024 * 1024)}))
+    plan = planned(SnapshotTaker(ONE), {"w": torch.ones(4, 3)})
+    plan = replace(plan, clones=cast(Any, {"w": SimpleNamespace(device_bytes=256 * 1024 * 1024)}))
     copies = DeviceCopies(None)
     pieces = cast(Any, [Copy(), Copy(), Copy()])
-    monkeypatch.setattr(copies, "_dispatched", lambda *_: list(pieces))
-    made, _ = copies.make({}, plan.cuts, ["w"])
+    monkeypatch.setattr(copies, "_dispatch_copies", lambda *_: list(pieces))
+    made, _ = copies.make_copies({}, plan.clones, ["w"])
     there = [weakref.ref(piece) for piece in pieces]
     snapshot = Snapshot(
         plan=plan,
         values=(),
-        aliases={},
-        key_paths={},
         summary=StateSummary(),
         on_device=made,
         copied=("w",),
@@ -201,7 +201,7 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     pieces.clear()
     kept_until_its_turn = None
     try:
-        _transfer(snapshot, region, SaveClock())
+        _transfer_snapshot(snapshot, region, SaveClock())
     except DevicesFullError as error:
         kept_until_its_turn = error
     assert "134217728 bytes" in str(kept_until_its_turn)
@@ -209,36 +209,14 @@ def test_devices_that_turn_out_to_be_full_keep_nothing_and_are_asked_for_less(
     assert copies.limit_bytes == 128 * 1024 * 1024
     monkeypatch.undo()
     # The next one doesn't wait for what is gone.
-    assert copies.make({}, plan.cuts, ["w"]) == ([], ["w"])
+    assert copies.make_copies({}, plan.clones, ["w"]) == ([], ["w"])
     region.close()
 
 
-@pytest.mark.parametrize(("more", "told"), [({}, "by the same plan"), ({"w": torch.ones(5, 3)}, "anew")])
-def test_a_plan_is_known_again_by_a_new_process(
-    more: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two = Ranks(rank=0, world_size=2)
-    before = Planner(two).plan(Gatherer().gather(state()))
-    boxes: dict[str, list[Box]] = {}
-    for write in before.writes:
-        boxes.setdefault(write.fqn, []).append(write.box)
-    assert before.digest is not None
-    after = Planner(two)
-    assert before.digest == Planner(two).plan(Gatherer().gather(state())).digest
-    after.recall(WrittenShare(digest=before.digest, boxes=boxes, values=before.values))
-    if not more:
-        monkeypatch.setattr("stepkeeper.save.snapshot.plan.plan_save", None)
-    with caplog.at_level("INFO", "stepkeeper"):
-        found = after.plan(Gatherer().gather(state(**more)))
-    assert [record.message for record in caplog.records if told in record.message]
-    assert (found.writes == before.writes) is not bool(more)
-    assert (found.digest == before.digest) is not bool(more)
-
-
 def test_numbers_that_ranks_compare_are_found_with_each_plan() -> None:
-    snapshots, region = Snapshots(Ranks(rank=0, world_size=2)), Region()
+    snapshots, region = SnapshotTaker(Ranks(rank=0, world_size=2)), Region()
     kinds = torch.ones(3), torch.arange(3), torch.arange(1, 4), torch.ones(3)
-    contents = [snapshots.take({"w": tensor}, region).summary.contents for tensor in kinds]
+    contents = [snapshots.take_snapshot({"w": tensor}, region).summary.contents for tensor in kinds]
     region.close()
     assert [sorted(each) for each in contents] == [[], ["w"], ["w"], []]
     assert contents[1] != contents[2]

@@ -14,7 +14,7 @@ def test_a_tensor_lies_where_it_was_put(dtype: torch.dtype) -> None:
     region = Region()
     region.reserve(4096)
     source = (torch.arange(12).view(3, 4) % 2).to(dtype)
-    region.tensor(64, dtype, (3, 4)).copy_(source)
+    region.view_tensor(64, dtype, (3, 4)).copy_(source)
     with mmap.mmap(region.fd, 0, access=mmap.ACCESS_READ) as other:
         seen = bytearray(other[64 : 64 + 12 * dtype.itemsize])
     assert torch.equal(torch.frombuffer(seen, dtype=dtype).view(3, 4), source)
@@ -29,10 +29,10 @@ def test_it_grows_and_never_shrinks() -> None:
         assert region.size_bytes >= wanted
         sizes.append(region.size_bytes)
     assert sizes == sorted(sizes)
-    region.write(9_000, b"tail")
-    assert bytes(region.tensor(9_000, torch.uint8, (4,)).tolist()) == b"tail"
-    assert region.tensor(0, torch.float32, ()).shape == ()
-    assert region.tensor(0, torch.float32, (0, 3)).numel() == 0
+    region.write_bytes(9_000, b"tail")
+    assert bytes(region.view_tensor(9_000, torch.uint8, (4,)).tolist()) == b"tail"
+    assert region.view_tensor(0, torch.float32, ()).shape == ()
+    assert region.view_tensor(0, torch.float32, (0, 3)).numel() == 0
     region.close()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stepkeeper.coordination.rank_group import SoloGang
+from stepkeeper.coordination.rank_group import SoloRankGroup
 from stepkeeper.coordination.step_agreement import STOP, StepAgreement
-from stepkeeper.errors import GangError
+from stepkeeper.errors import PeerLostError
 from stepkeeper_planners.geometry.layout import Ranks
 
 
@@ -20,7 +20,7 @@ class Board:
         self.changed = threading.Condition()
 
 
-class ThreadGang:
+class ThreadRankGroup:
     """One rank's end of a board that all ranks share."""
 
     def __init__(self, board: Board, rank: int, world_size: int) -> None:
@@ -52,7 +52,7 @@ class ThreadGang:
             self.board.values.setdefault(name, dict(value))
             self.board.changed.notify_all()
 
-    def proposed(self, name: str) -> dict[str, Any] | None:
+    def read_proposal(self, name: str) -> dict[str, Any] | None:
         with self.board.changed:
             return self.board.values.get(name)
 
@@ -65,15 +65,15 @@ class ThreadGang:
     def _get(self, name: str, timeout_s: float) -> dict[str, Any]:
         with self.board.changed:
             if not self.board.changed.wait_for(lambda: name in self.board.values, timeout_s):
-                raise GangError(name)
+                raise PeerLostError(name)
             return self.board.values[name]
 
 
 class Rank:
     """Trains until all agree to stop; `wishes` are made by other threads while it does."""
 
-    def __init__(self, gang: ThreadGang, stride: int) -> None:
-        self.agreement = StepAgreement(gang)
+    def __init__(self, rank_group: ThreadRankGroup, stride: int) -> None:
+        self.agreement = StepAgreement(rank_group)
         self.agreement.start()
         self.stride = stride
         self.acted: list[tuple[int, str]] = []
@@ -81,7 +81,7 @@ class Rank:
 
     def train(self) -> None:
         for step in itertools.count(0, self.stride):
-            due = self.agreement.passed(step)
+            due = self.agreement.pass_step(step)
             self.acted += [(step, name) for name in due]
             if STOP in due:
                 return
@@ -89,14 +89,14 @@ class Rank:
 
 def train_for_ever(agreement: StepAgreement) -> None:
     for step in itertools.count():
-        agreement.passed(step)
+        agreement.pass_step(step)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_all_ranks_act_at_the_same_steps(seed: int) -> None:
     chance = random.Random(seed)
     board, world_size, stride = Board(), 3, chance.choice([1, 7])
-    ranks = [Rank(ThreadGang(board, rank, world_size), stride) for rank in range(world_size)]
+    ranks = [Rank(ThreadRankGroup(board, rank, world_size), stride) for rank in range(world_size)]
     for rank in ranks:
         rank.thread.start()
     for name in ("save", "save/1", "save"):
@@ -120,45 +120,45 @@ def test_a_wish_that_comes_again_in_a_rank_that_is_ahead_does_not_move_the_first
     """The slow rank still has the first one before it when the fast one, done with it, wishes the same again."""
     monkeypatch.setattr("stepkeeper.coordination.step_agreement._POLL_S", 0.001)
     board = Board()
-    fast, slow = (StepAgreement(ThreadGang(board, rank, 2)) for rank in range(2))
+    fast, slow = (StepAgreement(ThreadRankGroup(board, rank, 2)) for rank in range(2))
     for agreement in (fast, slow):
         agreement.start()
     for step in range(10):
-        fast.passed(step)
+        fast.pass_step(step)
     for step in range(4):
-        slow.passed(step)
+        slow.pass_step(step)
     slow.wish("save")
     with board.changed:
         assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 10)
-    first = next(step for step in itertools.count(10) if "save" in fast.passed(step))
+    first = next(step for step in itertools.count(10) if "save" in fast.pass_step(step))
     fast.wish("save")
     with board.changed:
         assert board.changed.wait_for(lambda: "round/1/beyond" in board.values, 10)
-    second = next(step for step in itertools.count(first + 1) if "save" in fast.passed(step))
-    assert [step for step in range(4, second + 1) if "save" in slow.passed(step)] == [first, second]
+    second = next(step for step in itertools.count(first + 1) if "save" in fast.pass_step(step))
+    assert [step for step in range(4, second + 1) if "save" in slow.pass_step(step)] == [first, second]
     fast.close()
     slow.close()
 
 
 def test_alone_a_wish_is_due_at_once_and_once() -> None:
-    agreement = StepAgreement(SoloGang())
+    agreement = StepAgreement(SoloRankGroup())
     agreement.start()
-    assert agreement.passed(0) == ()
+    assert agreement.pass_step(0) == ()
     agreement.wish(STOP)
     agreement.wish(STOP)
-    assert agreement.passed(1) == (STOP,)
-    assert agreement.passed(2) == ()
+    assert agreement.pass_step(1) == (STOP,)
+    assert agreement.pass_step(2) == ()
     agreement.close()
 
 
 def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepkeeper.coordination.step_agreement._ROUND_TIMEOUT_S", 0.05)
     board = Board()
-    agreement = StepAgreement(ThreadGang(board, 0, 2))
+    agreement = StepAgreement(ThreadRankGroup(board, 0, 2))
     agreement.start()
     agreement.wish(STOP)
-    ThreadGang(board, 1, 2).gather("agreement/met", {}, 10)
-    with pytest.raises(GangError):
+    ThreadRankGroup(board, 1, 2).gather("agreement/met", {}, 10)
+    with pytest.raises(PeerLostError):
         train_for_ever(agreement)
     agreement.close()
 
@@ -166,24 +166,24 @@ def test_a_rank_that_is_lost_is_an_error_not_a_hang(monkeypatch: pytest.MonkeyPa
 def test_a_rank_that_starts_late_is_waited_for_by_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepkeeper.coordination.step_agreement._ROUND_TIMEOUT_S", 10.0)
     board = Board()
-    early, late = (StepAgreement(ThreadGang(board, rank, 2)) for rank in range(2))
+    early, late = (StepAgreement(ThreadRankGroup(board, rank, 2)) for rank in range(2))
     early.start()
     early.wish(STOP)
     with board.changed:
         assert board.changed.wait_for(lambda: "agreement/met/0" in board.values, 10)
-    assert [early.passed(step) for step in range(3)] == [()] * 3
+    assert [early.pass_step(step) for step in range(3)] == [()] * 3
     assert not any(name.startswith("round/") for name in board.values)
     late.start()
     with board.changed:
         assert board.changed.wait_for(lambda: "round/0/beyond" in board.values, 10)
     for agreement in (early, late):
-        assert [agreement.passed(2), agreement.passed(3)] == [(), (STOP,)]
+        assert [agreement.pass_step(2), agreement.pass_step(3)] == [(), (STOP,)]
         agreement.close()
 
 
 def test_an_error_of_any_kind_in_a_round_is_raised_in_the_train_thread() -> None:
     board = Board()
-    agreement = StepAgreement(ThreadGang(board, 0, 2))
+    agreement = StepAgreement(ThreadRankGroup(board, 0, 2))
     board.values |= {"agreement/met/1": {}, "round/0": {"no": "name"}}
     agreement.start()
     with pytest.raises(KeyError, match="name"):

@@ -1,6 +1,7 @@
-"""What a schema can't say about a CheckpointedTrainingJob, in CEL, each with a message that says what to write.
+"""List the CEL rules of a CheckpointedTrainingJob that a schema can't express.
 
-Lists and strings that a rule reads are bounded in the schema: the API server refuses rules that could cost too much.
+Each rule has a message that says what to write instead. The schema bounds the lists and strings that a rule
+reads: the API server refuses rules that could cost too much.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ __all__ = ["RULES", "Rule"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     at: str
-    """Path of the field that is `self`, from the root of the object; empty for the object."""
+    """Path of the field that is `self`, from the root of the object; empty for the object itself."""
 
     cel: str
     message: str
@@ -35,7 +36,7 @@ def _cel(values: tuple[str, ...] | tuple[int, ...]) -> str:
 
 
 def _host_sizes() -> str:
-    """CEL for the sizes of hosts of `self.accelerator`."""
+    """Return CEL for the host sizes of `self.accelerator`."""
     sizes = ", ".join(f"'{a.value}': {_cel(facts.host_sizes)}" for a, facts in ACCELERATORS.items())
     return f"{{{sizes}}}[self.accelerator]"
 

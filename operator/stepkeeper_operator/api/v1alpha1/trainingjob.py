@@ -1,6 +1,6 @@
-"""CheckpointedTrainingJob: what a user asks for. Its status is in `trainingjob_status`.
+"""Define CheckpointedTrainingJob, the job that a user asks for. Its status is in `trainingjob_status`.
 
-Field docstrings are the descriptions in the CRD; the rules that a schema can't say are in `rules`.
+Field docstrings become the descriptions in the CRD. The rules that a schema can't express are in `rules`.
 """
 
 from enum import StrEnum
@@ -49,7 +49,7 @@ Steps = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class Provisioning(StrEnum):
-    """How the machines are paid for, and so how they are lost."""
+    """The way the machines are bought, and so the way they can be lost."""
 
     ON_DEMAND = "OnDemand"
     SPOT = "Spot"
@@ -66,34 +66,35 @@ class TPUPlacement(SpecPart):
     """Chips along each side of one slice: 4x4 for v5e and v6e, 2x2x4 for v4, v5p and v7x."""
 
     slices: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of slices. All of them run, or none."""
+    """Number of slices. Either all of them run or none does."""
 
     chips_per_host: Annotated[int, Field(ge=1, le=8)] | None = None
-    """Chips on each host, which chooses the machine type: 1, 4 or 8 for v5e and v6e, 4 for v4 and v5p, 1 or 4 for
-    v7x. Unset: 4, or 1 where the slice is a single chip."""
+    """Chips on each host; this selects the machine type. 1, 4 or 8 for v5e and v6e, 4 for v4 and v5p, 1 or 4
+    for v7x. Unset: 4, or 1 where the slice is a single chip."""
 
     provisioning: Provisioning = Provisioning.ON_DEMAND
-    """Spot: machines that can be taken away at any time. Reserved: from the reservation that is named."""
+    """Spot: machines that the cloud can take away at any time. Reserved: machines of the reservation
+    reservationName."""
 
     reservation_name: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """Name of the reservation; only with provisioning Reserved."""
+    """Name of the reservation. Set it only with provisioning Reserved."""
 
 
 class HostsPlacement(SpecPart):
-    """Hosts without a TPU: the template says what each of them needs."""
+    """Hosts without a TPU. The template says what each of them needs."""
 
     count: Annotated[int, Field(ge=1, le=4096)]
-    """Number of hosts, with one pod on each. All of them run, or none."""
+    """Number of hosts, with one pod on each. Either all of them run or none does."""
 
 
 class PlacementSpec(SpecPart):
-    """Where the job runs: exactly one of tpu and hosts."""
+    """The machines that the job runs on: exactly one of tpu and hosts."""
 
     tpu: TPUPlacement | None = None
-    """On TPU slices."""
+    """Run on TPU slices."""
 
     hosts: HostsPlacement | None = None
-    """On hosts without a TPU: CPU, or whatever the template asks for."""
+    """Run on hosts without a TPU: CPU, or whatever the template asks for."""
 
     @property
     def n_slices(self) -> int:
@@ -101,7 +102,7 @@ class PlacementSpec(SpecPart):
 
     @property
     def hosts_per_slice(self) -> int:
-        """Pods of one slice; without a TPU all hosts are one slice."""
+        """Number of pods in one slice. Without a TPU all hosts form one slice."""
         if self.tpu:
             return count_hosts(self.tpu.topology, self.tpu.chips_per_host)
         return self.hosts.count if self.hosts else 0
@@ -112,7 +113,7 @@ class PlacementSpec(SpecPart):
 
     @property
     def chips_per_host(self) -> int:
-        """The google.com/tpu that each pod asks for; 0 without a TPU."""
+        """The google.com/tpu request of each pod; 0 without a TPU."""
         return chips_per_host(self.tpu.topology, self.tpu.chips_per_host) if self.tpu else 0
 
     @property
@@ -121,48 +122,51 @@ class PlacementSpec(SpecPart):
 
 
 class IntervalSpec(SpecPart):
-    """How often a checkpoint is saved. With steps and seconds, whichever comes first."""
+    """Interval between saves. With both steps and seconds, the one that is reached first counts."""
 
     type: IntervalType = IntervalType.FIXED
-    """Fixed: as steps and seconds say. Continuous: whenever no save is in flight. Auto: so often that saving and
-    repeating lost steps cost least together, by the measured cost of a save and how often the job was disrupted."""
+    """Fixed: save every so many steps or seconds. Continuous: save whenever no save is in flight. Auto: choose
+    the interval that makes saving plus repeating lost steps cheapest, from the measured cost of a save and the
+    rate of disruptions."""
 
     steps: Steps | None = None
-    """Fixed: save after that many steps."""
+    """Fixed: save after this many steps."""
 
     seconds: PositiveInt | None = None
-    """Fixed: save after that many seconds. Continuous: not sooner than that after the last one. Auto: not later."""
+    """Fixed: save after this many seconds. Continuous: least time since the last save. Auto: greatest time
+    since the last save."""
 
 
 class RetentionSpec(SpecPart):
-    """Which checkpoints are kept. The newest commit is never deleted."""
+    """The checkpoints that are kept. The newest commit is never deleted."""
 
     last: Annotated[int, Field(ge=1, le=10_000)] = 3
-    """Keep that many of the newest commits."""
+    """Keep this many of the newest commits."""
 
     every_steps: Steps | None = None
-    """Keep besides the commits whose step is a multiple of this."""
+    """Keep, in addition, the commits whose step is a multiple of this."""
 
 
 class CheckpointSpec(SpecPart):
-    """Where, when and how long checkpoints are kept."""
+    """Place, interval and retention of the checkpoints."""
 
     uri: Annotated[str, Field(min_length=6, max_length=1024)]
-    """Root of the job's checkpoints: gs://bucket/prefix, or file:///path on a volume of the template that all hosts
-    share. Without a slash at its end. No other job may use it."""
+    """Root of the job's checkpoints: gs://bucket/prefix, or file:///path on a volume of the template that all
+    hosts share. No slash at the end. No other job may use it."""
 
     interval: IntervalSpec
-    """When checkpoints are saved."""
+    """Interval between saves."""
 
     retention: RetentionSpec = RetentionSpec()
-    """Which checkpoints are kept."""
+    """The checkpoints that are kept."""
 
     on_disruption: OnDisruption = OnDisruption.SAVE
-    """What all hosts do together at notice of a disruption. Save: save one step, then stop. Skip: stop at once."""
+    """Reaction of all hosts to a notice of a disruption. Save: save one step together, then stop. Skip: stop at
+    once."""
 
 
 class BackoffSpec(SpecPart):
-    """How long the operator waits before it starts the job again after failures; doubled each time."""
+    """Wait before the operator starts the job again after a failure. The wait doubles with each failure."""
 
     initial_seconds: Annotated[int, Field(ge=0, le=86_400)] = 10
     """Wait after the first failure."""
@@ -172,50 +176,51 @@ class BackoffSpec(SpecPart):
 
 
 class RestartsSpec(SpecPart):
-    """How often the job is started again, by the cause of its end."""
+    """Limits on restarts, by the cause of the end."""
 
     max_failures: Annotated[int, Field(ge=0, le=10_000)] = 3
-    """Restarts after failures of the application; the next failure is final."""
+    """Restarts allowed after failures of the application. The next failure is final."""
 
     max_disruptions: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
-    """Restarts after disruptions (preemption, maintenance, a lost node). Unset: without bound."""
+    """Restarts allowed after disruptions (preemption, maintenance, a lost node). Unset: no limit."""
 
     reset_on_new_checkpoint: bool = True
-    """A newly committed checkpoint sets the count of failures back to 0: a job that makes progress goes on."""
+    """Set the count of failures back to 0 at each newly committed checkpoint, so that a job that makes progress
+    goes on."""
 
     fatal_exit_codes: Annotated[
         tuple[Annotated[int, Field(ge=0, le=255)], ...], Field(max_length=64, json_schema_extra=SET)
     ] = ()
-    """Exit codes of the trainer after which the job fails at once."""
+    """Exit codes of the trainer that fail the job at once."""
 
     backoff: BackoffSpec = BackoffSpec()
-    """Waiting before restarts after failures. Disruptions are not waited after."""
+    """Wait before restarts after failures. There is no wait after disruptions."""
 
 
 class TrainingJobSpec(SpecPart):
-    """What the job is."""
+    """The job that the user asks for."""
 
     placement: PlacementSpec
-    """Where the job runs: exactly one of tpu and hosts."""
+    """The machines that the job runs on: exactly one of tpu and hosts."""
 
     template: dict[str, Any]
-    """Pod template of every host. One container is named trainer: the process that trains, and saves checkpoints."""
+    """Pod template of every host. One container is named trainer: the process that trains and saves checkpoints."""
 
     suspend: bool = False
-    """True: the job saves, stops and gives its machines back. False again: it resumes from its latest checkpoint."""
+    """True: the job saves, stops and releases its machines. False again: it resumes from its latest checkpoint."""
 
     total_steps: Steps | None = None
-    """Steps of the whole training: for percent and the estimated end; the last one is saved whatever the interval. The
-    job is complete when every pod exits 0."""
+    """Steps of the whole training, for status.progress.percent and etaSeconds. The last step is saved whatever
+    the interval. The job is complete when every pod exits 0."""
 
     checkpoint: CheckpointSpec
-    """Where, when and how long checkpoints are kept."""
+    """Place, interval and retention of the checkpoints."""
 
     restarts: RestartsSpec = RestartsSpec()
-    """How often the job is started again."""
+    """Limits on restarts, by the cause of the end."""
 
     ttl_seconds_after_finished: Count | None = None
-    """Delete the job that long after its end. Unset: its record is kept."""
+    """Delete the job this many seconds after its end. Unset: keep its record."""
 
 
 class ObjectMeta(StatusPart):
@@ -226,10 +231,8 @@ class ObjectMeta(StatusPart):
     uid: str
     generation: int = 1
     resource_version: str = ""
-    creation_timestamp: Timestamp = 0
     deletion_timestamp: Timestamp | None = None
     labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
 
 
 class CheckpointedTrainingJob(Resource):
@@ -239,7 +242,7 @@ class CheckpointedTrainingJob(Resource):
     kind: Literal["CheckpointedTrainingJob"] = "CheckpointedTrainingJob"
     metadata: ObjectMeta
     spec: TrainingJobSpec
-    """What the job is."""
+    """The job that the user asks for."""
 
     status: TrainingJobStatus = TrainingJobStatus()
-    """What became of it. Storage is the truth, this is its mirror."""
+    """The observed state of the job. Storage is the truth; this is its mirror."""

@@ -1,4 +1,7 @@
-"""The status of a CheckpointedTrainingJob: a mirror for people, and what the operator has to know after its restart."""
+"""Define the status of a CheckpointedTrainingJob.
+
+It is a mirror for people, and it holds what the operator has to know after its own restart.
+"""
 
 from enum import StrEnum
 from typing import Annotated
@@ -38,7 +41,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Phase(StrEnum):
-    """One word for the conditions, for the column; conditions say why."""
+    """One word that sums up the conditions, for the printed column. The conditions say why."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -51,16 +54,16 @@ class Phase(StrEnum):
 
 class ConditionType(StrEnum):
     ACCEPTED = "Accepted"
-    """The spec is one that can be run."""
+    """The operator can run the spec."""
 
     RUNNING = "Running"
     """All pods of the current attempt run."""
 
     REPORTING = "Reporting"
-    """The job's reports arrive. False names the likely reasons; it is never by itself a ground for a restart."""
+    """The job's reports arrive. A False one names the likely reasons; it alone never restarts the job."""
 
     SUSPENDED = "Suspended"
-    """Nothing of the job runs, because it was asked for or because a bound was reached."""
+    """Nothing of the job runs, because the user asked for it or because a limit was reached."""
 
     COMPLETE = "Complete"
     """Every pod exited 0."""
@@ -83,23 +86,23 @@ class Condition(StatusPart):
     """True, False or Unknown."""
 
     reason: Annotated[str, Field(min_length=1, max_length=128)]
-    """One word for why."""
+    """One word that says why."""
 
     message: Annotated[str, Field(max_length=2048)] = ""
-    """Why, and what to do about it."""
+    """The reason in full, and what to do about it."""
 
     last_transition_time: Timestamp
-    """When status changed last."""
+    """Time of the last change of status."""
 
     observed_generation: Count | None = None
-    """The generation of the spec that this was found for."""
+    """Generation of the spec that the condition was found for."""
 
 
 class CommitStatus(StatusPart):
     """One committed checkpoint."""
 
     sequence: Count
-    """Slot of the commit in the storage log: grows with each commit, whatever its step."""
+    """Slot of the commit in the storage log. It grows with each commit, whatever the step."""
 
     step: Step
     """Last step that the checkpoint holds."""
@@ -108,23 +111,23 @@ class CommitStatus(StatusPart):
     """Folder of the checkpoint."""
 
     time: Timestamp | None = None
-    """When it was committed, by the clock of the pod."""
+    """Time of the commit, by the clock of the pod."""
 
     size_bytes: Count | None = None
-    """Bytes over all hosts."""
+    """Bytes of the checkpoint over all hosts."""
 
     duration_millis: Count | None = None
-    """From the snapshot to the commit."""
+    """Time from the snapshot to the commit."""
 
 
 class RestoredStatus(StatusPart):
-    """What an attempt resumed from."""
+    """The commit that an attempt resumed from."""
 
     sequence: Count
     """Slot of the commit in the storage log."""
 
     step: Step
-    """Its step."""
+    """Step of the commit."""
 
 
 class CheckpointStatus(StatusPart):
@@ -132,47 +135,48 @@ class CheckpointStatus(StatusPart):
     """The commit that the next attempt resumes from."""
 
     in_flight_step: Step | None = None
-    """Step of the save that is under way."""
+    """Step of the save that is in progress."""
 
     restored: RestoredStatus | None = None
-    """What the current attempt resumed from. Unset: it started from scratch, or hasn't said yet."""
+    """The commit that the current attempt resumed from. Unset: it started from scratch, or has not reported yet."""
 
     recent: Annotated[tuple[CommitStatus, ...], Field(max_length=MAX_RECENT)] = ()
-    """The newest commits that were reported, oldest first."""
+    """The newest reported commits, oldest first."""
 
     root: Annotated[str, Field(max_length=64)] | None = None
-    """Which storage log this is from: the nonce of its first entry."""
+    """Identity of the storage log that these commits are from: the nonce of its first entry."""
 
     tail: Count | None = None
-    """Highest slot of that log that was reported. latest changes only when this grows or root is another."""
+    """Highest reported slot of that log. latest changes only when this grows or when root changes."""
 
 
 class Attempt(StatusPart):
     """One start of all hosts together."""
 
     number: Count
-    """Counts the job's starts from 1."""
+    """Number of the start, counted from 1 over the job's life."""
 
     start: Timestamp
-    """When its pods were made."""
+    """Time when its pods were made."""
 
     end: Timestamp | None = None
-    """When it ended. Unset: it is the current one."""
+    """Time when it ended. Unset: it is the current attempt."""
 
     cause: Annotated[str, Field(max_length=64)] | None = None
-    """Why it ended: ApplicationError, SpotPreemption, NodeFailure, … It can still change for two minutes."""
+    """Cause of its end: ApplicationError, SpotPreemption, NodeFailure, … The operator can still correct it for
+    two minutes."""
 
     from_step: Step | None = None
-    """Step of the checkpoint that it resumed from. Unset: it started from scratch, or hasn't said."""
+    """Step of the checkpoint that it resumed from. Unset: it started from scratch, or has not reported yet."""
 
     to_step: Step | None = None
-    """Last step that it was heard to have finished."""
+    """Last step that it reported as finished."""
 
     node: Annotated[str, Field(max_length=253)] | None = None
-    """The node where its end began."""
+    """Node where its end began."""
 
     message: Annotated[str, Field(max_length=1024)] | None = None
-    """What was seen of its end."""
+    """The evidence of its end."""
 
 
 class CauseCount(StatusPart):
@@ -180,11 +184,11 @@ class CauseCount(StatusPart):
     """Cause of attempts that ended."""
 
     count: Count
-    """Restarts for it in the job's whole life."""
+    """Restarts for this cause in the job's whole life."""
 
     counted_towards_limit: Count = 0
-    """How many of them count towards the limit of their kind now: a new checkpoint can set failures back to 0. Always 0
-    where there is no limit."""
+    """Number of these restarts that count towards the limit of their kind now. A new checkpoint can set
+    failures back to 0. Always 0 where there is no limit."""
 
 
 class RestartsStatus(StatusPart):
@@ -192,48 +196,48 @@ class RestartsStatus(StatusPart):
     """Restarts in the job's whole life."""
 
     by_cause: Annotated[tuple[CauseCount, ...], Field(max_length=32)] = ()
-    """The same by cause."""
+    """The same restarts, by cause."""
 
 
 class Metric(StatusPart):
     name: Annotated[str, Field(min_length=1, max_length=63)]
-    """Name, as the training code gave it."""
+    """Name that the training code gave it."""
 
     value: Annotated[str, Field(max_length=64)]
-    """Its newest value, as text."""
+    """Newest value, as text."""
 
 
 class ProgressStatus(StatusPart):
-    """How far the training is; written at most once a minute."""
+    """Progress of the training; written at most once a minute."""
 
     step: Step | None = None
     """Last finished step."""
 
     percent: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Of totalSteps."""
+    """Share of totalSteps that is finished."""
 
     eta_seconds: Count | None = None
-    """Time to totalSteps at the present speed, without disruptions."""
+    """Time left to totalSteps at the present speed, without disruptions."""
 
     step_millis: Count | None = None
     """Duration of a step."""
 
     last_progress_time: Timestamp | None = None
-    """When the step was last heard to have grown."""
+    """Time when a report last showed a greater step."""
 
     slowest_rank: Count | None = None
     """The host that is furthest behind."""
 
     metrics: Annotated[tuple[Metric, ...], Field(max_length=MAX_METRICS)] = ()
-    """What the training code reports, e.g. the loss."""
+    """Values that the training code reports, e.g. the loss."""
 
 
 class JobSetRef(StatusPart):
     name: Annotated[str, Field(max_length=63)]
-    """Its name."""
+    """Name of the JobSet."""
 
     uid: Annotated[str, Field(max_length=64)]
-    """Its uid."""
+    """Uid of the JobSet."""
 
 
 class ResourcesStatus(StatusPart):
@@ -248,53 +252,53 @@ class ResourcesStatus(StatusPart):
 
 
 class Bookkeeping(StatusPart):
-    """What the operator has to know after its own restart and can't see in the cluster. For no one else."""
+    """State that the operator needs after its own restart and can't see in the cluster. Nobody else should read it."""
 
     job_sets: Count = 0
-    """JobSets made so far; the current one's number is this minus 1."""
+    """JobSets made so far. The number of the current one is this minus 1."""
 
     started: bool = False
-    """The current JobSet had an attempt."""
+    """True once the current JobSet has had an attempt."""
 
     restarts_seen: Count = 0
     """Restarts of the current JobSet that attempts already account for."""
 
     counted_restarts_seen: Count = 0
-    """Those of them that JobSet counted towards its own limit."""
+    """Restarts among restartsSeen that JobSet counted towards its own limit."""
 
     not_before: Timestamp | None = None
-    """The next JobSet is made no sooner: the back-off after a failure."""
+    """Earliest time to make the next JobSet: the back-off after a failure."""
 
     unexplained: Count = 0
     """Restarts in a row without evidence of their cause and without a commit."""
 
 
 class TrainingJobStatus(StatusPart):
-    """What became of the job."""
+    """The observed state of the job."""
 
     observed_generation: Count | None = None
-    """The generation of the spec that this is about."""
+    """Generation of the spec that this status is about."""
 
     phase: Phase | None = None
-    """One word for the conditions."""
+    """One word that sums up the conditions."""
 
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=map_by("type"))] = ()
-    """What is true of the job, and why."""
+    """The state of the job, and why."""
 
     checkpoint: CheckpointStatus | None = None
     """Committed checkpoints, as last reported."""
 
     attempts: Annotated[tuple[Attempt, ...], Field(max_length=MAX_ATTEMPTS)] = ()
-    """The newest starts of the job, oldest first: when, why they ended, from which step to which."""
+    """The newest starts of the job, oldest first: their times, the causes of their ends, their first and last steps."""
 
     restarts: RestartsStatus = RestartsStatus()
-    """How often the job was started again, and why."""
+    """Restarts of the job, by cause."""
 
     progress: ProgressStatus | None = None
-    """How far the training is."""
+    """Progress of the training."""
 
     resources: ResourcesStatus | None = None
-    """What the job is made of in the cluster."""
+    """The job's objects and machines in the cluster."""
 
     bookkeeping: Bookkeeping = Bookkeeping()
-    """The operator's own notes."""
+    """The operator's own state."""

@@ -1,1 +1,1 @@
-"""Read and write safetensors files as Hugging Face lays them out."""
+"""Read and write safetensors files in Hugging Face's layout."""

@@ -1,4 +1,4 @@
-"""safetensors files, as Hugging Face lays them out, as checkpoints, and checkpoints as such files."""
+"""Convert safetensors files in Hugging Face's layout to checkpoints, and checkpoints to such files."""
 
 import os
 from collections import Counter
@@ -11,29 +11,29 @@ from stepkeeper_planners.errors import (
     SourceError,
     UnsupportedValueError,
 )
-from stepkeeper_planners.formats.conversion import Conversion, Meter, Progress, joined, shown
+from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, as_checkpoint_files
+from stepkeeper_planners.formats.checkpoint_reader import CheckpointReader, open_checkpoint
+from stepkeeper_planners.formats.checkpoint_writer import write_checkpoint
 from stepkeeper_planners.formats.destination import new_file, new_folder
-from stepkeeper_planners.formats.files import CheckpointFiles, files_of
-from stepkeeper_planners.formats.safetensors.layout import (
+from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter, join_names, printable
+from stepkeeper_planners.formats.safetensors.shard_files import (
     INDEX_NAME,
     INDEX_SUFFIX,
     SUFFIX,
-    Shard,
+    ShardFile,
     build_index,
-    entry_for,
-    plan_shards,
+    make_entry,
+    plan_shard_files,
 )
 from stepkeeper_planners.formats.safetensors.source import open_safetensors
-from stepkeeper_planners.formats.stored import Checkpoint, open_checkpoint
-from stepkeeper_planners.formats.to_checkpoint import write_checkpoint
 
-__all__ = ["Rename", "checkpoint_to_safetensors", "safetensors_to_checkpoint"]
+__all__ = ["RenameFunction", "checkpoint_to_safetensors", "safetensors_to_checkpoint"]
 
-Rename = Callable[[str], str | None]
-"""A tensor's name there, of its name here; None leaves it out."""
+RenameFunction = Callable[[str], str | None]
+"""Returns a tensor's name in the result for its name in the source; None leaves the tensor out."""
 
 _MOST_NAMES: Final = 64
-"""Of a tied tensor: layers that share their weights are fewer."""
+"""Most names that a tied tensor may have; layers that share weights have fewer."""
 _METADATA: Final = {"format": "pt"}
 
 
@@ -42,23 +42,36 @@ def safetensors_to_checkpoint(
     dst: str | os.PathLike[str],
     *,
     prefix: str = "",
-    rename: Rename | None = None,
+    rename: RenameFunction | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """The folder `dst` is a checkpoint with the tensors of `src`: a file, a folder of files, or an index of files.
+    """Convert safetensors files to the checkpoint folder `dst`.
 
-    With the prefix "model" the tensor "a.weight" becomes what {"model": model.state_dict()} has as "model.a.weight".
-    Names are changed by `rename` first. Memory for about one tensor is needed; the files are mapped.
+    The files are mapped; memory for about one tensor is needed.
+
+    Args:
+        src: a file, a folder of files, or an index of files ("model.safetensors.index.json").
+        dst: the checkpoint folder to write.
+        prefix: put this before each name: with "model", the tensor "a.weight" gets the name that
+            {"model": model.state_dict()} has for it, "model.a.weight".
+        rename: changes each name, before the prefix is added; None from it leaves the tensor out.
+        overwrite: replace an existing checkpoint at `dst`.
+        progress: called with the bytes of tensors that are done, and those of all tensors.
+
+    Returns:
+        The files that were written, and the tensors by their names in `src`.
 
     Raises:
         FileNotFoundError: there is no `src`.
         SourceError: a file is damaged, cut off or missing, or the index names what isn't there.
-        DuplicateNameError: two tensors get one name.
+        DuplicateNameError: two tensors get the same name.
         DestinationExistsError: there is something at `dst`.
+
+    Ranks: one process, outside of a process group of several.
     """
     tensors = open_safetensors(Path(src))
-    names = _renamed(tensors, rename)
+    names = _rename_all(tensors, rename)
     state: dict[str, Any] = {name: tensors[source] for source, name in names.items()}
     conversion = write_checkpoint(
         {prefix: state} if prefix else state,
@@ -80,54 +93,68 @@ def checkpoint_to_safetensors(
     dst: str | os.PathLike[str],
     *,
     prefix: str = "",
-    rename: Rename | None = None,
+    rename: RenameFunction | None = None,
     values: Literal["refuse", "leave_out"] = "refuse",
     max_shard_bytes: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
-    """`dst` has the tensors of the checkpoint folder `src`: one file if it ends in .safetensors, else a folder.
+    """Convert the tensors of a checkpoint to safetensors files.
 
-    With the prefix "model" only "model.…" is written, without "model."; then names are changed by `rename`. A folder
-    gets files of at most `max_shard_bytes` (of tensors; one tensor may be more), and an index where there are several.
-    Tied tensors stand under each of their names. Memory for a few small buffers is needed. In place of a folder on
-    this machine `src` may be whatever reads its files.
+    Memory for a few small buffers is needed. A tied tensor is written under each of its names.
+
+    Args:
+        src: the checkpoint folder, or an object that reads its files.
+        dst: one file if it ends in ".safetensors", else a folder.
+        prefix: convert only the names below this one, and remove it: with "model", "model.a" becomes "a".
+        rename: changes each name, after the prefix is removed; None from it leaves the tensor out.
+        values: what to do with values that are no tensors, which the format can't hold: raise, or leave them out.
+        max_shard_bytes: the size of a file's tensors, at most; one larger tensor gets a file of its own. A folder of
+            several files also gets an index.
+        overwrite: replace existing safetensors files at `dst`.
+        progress: called with the bytes of tensors that are done, and those of all tensors.
+
+    Returns:
+        The files that were written, the tensors, and what was left out, by their names in `src`.
 
     Raises:
-        SourceError: `src` is no checkpoint, a file of it is missing or damaged, or it has no such tensors.
+        SourceError: `src` is no checkpoint, one of its files is missing or damaged, or it has no such tensors.
         MetadataDecodeError: its metadata is damaged, contradicts itself, or would run code.
-        UnsupportedValueError: there is a value that is no tensor, which the format lacks; or a dtype that it lacks.
-        DuplicateNameError: two tensors get one name.
+        UnsupportedValueError: there are values that are no tensors, or a tensor has a dtype or name that the format
+            lacks.
+        DuplicateNameError: two tensors get the same name.
         DestinationExistsError: there is something at `dst`.
+
+    Ranks: one process.
     """
-    checkpoint, target = open_checkpoint(files_of(src)), Path(dst)
-    names = _renamed(checkpoint.tensors, lambda fqn: _selected(fqn, prefix, rename))
+    checkpoint, target = open_checkpoint(as_checkpoint_files(src)), Path(dst)
+    names = _rename_all(checkpoint.tensors, lambda fqn: _select_name(fqn, prefix, rename))
     if not names:
         raise SourceError(
-            f"{checkpoint.files.name} has no tensor below {prefix!r}; it has {joined(list(checkpoint.tensors))}"
+            f"{checkpoint.files.name} has no tensor below {prefix!r}; it has {join_names(list(checkpoint.tensors))}"
         )
     if values == "refuse":
         _refuse_values(checkpoint, prefix)
-    _refuse_many_names(checkpoint, names)
+    _refuse_too_many_names(checkpoint, names)
     entries = [
-        entry_for(fqn, name, checkpoint.tensors[fqn].dtype, checkpoint.tensors[fqn].shape)
-        for fqn, name in sorted(names.items(), key=lambda pair: checkpoint.tensors[pair[0]].first_place)
+        make_entry(fqn, name, checkpoint.tensors[fqn].dtype, checkpoint.tensors[fqn].shape)
+        for fqn, name in sorted(names.items(), key=lambda pair: checkpoint.tensors[pair[0]].first_location)
     ]
     total_bytes = sum(entry.n_bytes for entry in entries)
-    meter = Meter(total_bytes=total_bytes, told=progress)
+    meter = ProgressMeter(total_bytes=total_bytes, callback=progress)
     if target.suffix == SUFFIX:
-        (shard,) = _single(target, plan_shards(entries, max_shard_bytes))
+        (shard,) = _require_single(target, plan_shard_files(entries, max_shard_bytes))
         with new_file(target, source=checkpoint.files.path, overwrite=overwrite) as file:
             _write(file, shard, checkpoint, meter)
         files: tuple[Path, ...] = (target,)
     else:
-        shards = plan_shards(entries, max_shard_bytes)
+        shards = plan_shard_files(entries, max_shard_bytes)
         files = tuple(target / name for name in _write_folder(target, shards, checkpoint, meter, overwrite))
     rest = [fqn for fqn in (*checkpoint.tensors, *checkpoint.values) if fqn not in names]
     return Conversion(files=files, tensors=tuple(names), left_out=tuple(rest), tensor_bytes=total_bytes)
 
 
-def _selected(fqn: str, prefix: str, rename: Rename | None) -> str | None:
+def _select_name(fqn: str, prefix: str, rename: RenameFunction | None) -> str | None:
     below = f"{prefix}." if prefix else ""
     if not fqn.startswith(below):
         return None
@@ -135,8 +162,8 @@ def _selected(fqn: str, prefix: str, rename: Rename | None) -> str | None:
     return rename(name) if rename is not None else name
 
 
-def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
-    """Source → new name, of those that are not left out."""
+def _rename_all(names: Iterable[str], rename: RenameFunction | None) -> dict[str, str]:
+    """Return the new name of each source name that is not left out."""
     renamed: dict[str, str] = {}
     sources: dict[str, str] = {}
     for source in names:
@@ -152,27 +179,27 @@ def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
     return renamed
 
 
-def _refuse_values(checkpoint: Checkpoint, prefix: str) -> None:
+def _refuse_values(checkpoint: CheckpointReader, prefix: str) -> None:
     values = [fqn for fqn in checkpoint.values if not prefix or fqn.startswith(f"{prefix}.")]
     if values:
         raise UnsupportedValueError(
             f"safetensors files hold tensors only, and {len(values)} values of {checkpoint.files.name} are none: "
-            f'{joined(values)}. Pass values="leave_out" to convert the rest'
+            f'{join_names(values)}. Pass values="leave_out" to convert the rest'
         )
 
 
-def _refuse_many_names(checkpoint: Checkpoint, names: Iterable[str]) -> None:
-    """A tied tensor is written once for each of its names: few bytes must not become very many."""
-    firsts = checkpoint.first_of_tied()
+def _refuse_too_many_names(checkpoint: CheckpointReader, names: Iterable[str]) -> None:
+    """Refuse a tied tensor with very many names: it is written once for each, so few bytes would become very many."""
+    firsts = checkpoint.find_tied()
     for first, n_names in Counter(firsts[fqn] for fqn in names).items():
         if n_names > _MOST_NAMES:
             raise SourceError(
-                f"{checkpoint.files.name}: {shown(first)} has {n_names} names, and would be written once for each; "
+                f"{checkpoint.files.name}: {printable(first)} has {n_names} names, and would be written once for each; "
                 f"leave out all but {_MOST_NAMES} of them by rename=, or write a torch.save file, which keeps it once"
             )
 
 
-def _single(target: Path, shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
+def _require_single(target: Path, shards: tuple[ShardFile, ...]) -> tuple[ShardFile, ...]:
     if len(shards) > 1:
         raise ValueError(
             f"{target} names one file, max_shard_bytes asks for {len(shards)}; name a folder, or leave it out"
@@ -181,7 +208,11 @@ def _single(target: Path, shards: tuple[Shard, ...]) -> tuple[Shard, ...]:
 
 
 def _write_folder(
-    target: Path, shards: tuple[Shard, ...], checkpoint: Checkpoint, meter: Meter, overwrite: bool
+    target: Path,
+    shards: tuple[ShardFile, ...],
+    checkpoint: CheckpointReader,
+    meter: ProgressMeter,
+    overwrite: bool,
 ) -> list[str]:
     with new_folder(
         target, source=checkpoint.files.path, overwrite=overwrite, replaceable=_is_of_safetensors
@@ -194,10 +225,10 @@ def _write_folder(
         return sorted(path.name for path in new.iterdir())
 
 
-def _write(file: BinaryIO, shard: Shard, checkpoint: Checkpoint, meter: Meter) -> None:
+def _write(file: BinaryIO, shard: ShardFile, checkpoint: CheckpointReader, meter: ProgressMeter) -> None:
     file.write(shard.header(_METADATA))
     for entry in shard.entries:
-        for piece in checkpoint.elements(entry.source):
+        for piece in checkpoint.read_elements(entry.source):
             file.write(piece)
             meter.add(len(piece))
 

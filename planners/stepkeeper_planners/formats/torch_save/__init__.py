@@ -1,1 +1,1 @@
-"""Read and write torch.save files without running anything in them."""
+"""Read and write torch.save files, without running anything in them."""

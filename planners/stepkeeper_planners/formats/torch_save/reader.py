@@ -1,4 +1,4 @@
-"""A torch.save file as what `dcp.load` reads: one rank opens it, all get what they need of it."""
+"""Read a torch.save file with `dcp.load`: one rank opens it, and all ranks get what they need of it."""
 
 import io
 import os
@@ -23,31 +23,36 @@ from typing_extensions import override
 from stepkeeper_planners.errors import SourceError
 from stepkeeper_planners.formats.torch_save.source import open_torch_save
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.state.tree import FlatState, gather_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 from stepkeeper_planners.state.values import encode_value
 
 __all__ = ["TorchSaveReader"]
 
-_PIECE_BYTES: Final = 64 << 20
-"""Of a tensor, sent at a time; a rank that needs nothing of it has memory for one."""
+_BROADCAST_BYTES: Final = 64 << 20
+"""Most bytes of a tensor that are sent at a time. A rank that needs nothing of it has memory for one such part."""
 
 
 class TorchSaveReader(StorageReader):
-    """Reads a torch.save file into the state of a distributed job: for `dcp.load`, with SPMDLoadPlanner or torch's.
+    """Load a torch.save file into the state of a distributed job. Pass one to `dcp.load`, with any planner.
 
-    Only the first rank opens the file, nothing in it is run, and each tensor goes once to all others, whole; which
-    then keep their parts. So a rank has memory for its state and the largest tensor. Tensors that no rank asks for
+    Only the first rank opens the file, and nothing in it is run. Each tensor is sent once, whole, to all other ranks,
+    which keep their parts. So a rank needs memory for its state and the largest tensor. Tensors that no rank asks for
     are not read.
 
-    Ranks: all of the group call `dcp.load` with one, at the same time. What fails while data arrives is raised on all
-    of them at the end; but if a planner of yours raises in `finish_plan` on some ranks only, which is before the reader
-    is called, the others wait for these until the group's timeout.
+    Ranks: all ranks of the group make one and call `dcp.load` at the same time. If something fails while data arrives,
+    all ranks raise it at the end. But if your planner raises in `finish_plan`, before the reader is called, on some
+    ranks only, then the others wait for these until the group's timeout.
     """
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, process_group: dist.ProcessGroup | None = None
     ) -> None:
-        """`process_group` is what `dcp.load` gets as such; the default one if None."""
+        """Name the file to read.
+
+        Args:
+            path: the torch.save file; None if `dcp.load` gets it as `checkpoint_id`.
+            process_group: the group that `dcp.load` is given; None means the default one.
+        """
         self._path = None if path is None else Path(path)
         self._group = process_group
         self._flat = FlatState(tensors={}, values={})
@@ -56,32 +61,35 @@ class TorchSaveReader(StorageReader):
 
     @override
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Another file, if one is named."""
+        """Use another file, if one is named."""
         if checkpoint_id is not None:
             self._path = Path(checkpoint_id)
 
     @classmethod
     @override
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a file."""
+        """Return whether it is a file."""
         return Path(checkpoint_id).is_file()
 
     @override
     def read_metadata(self, *_: Any) -> Metadata:
-        """What the file holds, on all ranks, as the first one sees it."""
+        """Return what the file holds, on all ranks, as the first rank sees it.
+
+        Ranks: collective.
+        """
         found: list[Any] = [self._open() if self._is_first() else None]
         if self._world_size() > 1:
             dist.broadcast_object_list(found, group=self._group, group_src=0, device=self._device())
-        # torch drops what is raised here; it is raised where it doesn't.
+        # torch drops errors raised here, so set_up_storage_reader raises it.
         self._metadata, self._error = found[0]
         return self._metadata
 
     @override
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """The file was opened.
+        """Raise the error of opening the file, if there was one.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
             SourceError: it is no torch.save file, a damaged one, or holds more than dense tensors and plain values.
         """
         if self._error is not None:
@@ -89,19 +97,19 @@ class TorchSaveReader(StorageReader):
 
     @override
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan, unchanged."""
+        """Return the plan unchanged."""
         return plan
 
     @override
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans, unchanged."""
+        """Return the plans unchanged."""
         return plans
 
     @override
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Every item of the plan is read.
+        """Read every item of the plan.
 
-        Ranks: every rank takes part until the last tensor is sent, even if one fails; only then does that one raise.
+        Ranks: collective. A rank that fails takes part until the last tensor is sent, and raises then.
         """
         by_name: dict[str, list[ReadItem]] = {}
         for item in plan.items:
@@ -110,8 +118,8 @@ class TorchSaveReader(StorageReader):
         for name in self._names_needed(by_name):
             items = by_name.get(name, [])
             try:
-                _deliver(items, self._received(name, wanted=bool(items)), planner)
-            except Exception as failure:  # the planner's, the state's or the file's, whatever it is
+                _deliver(items, self._receive(name, wanted=bool(items)), planner)
+            except Exception as failure:  # any error of the planner, the state or the file
                 error = error or failure
         if error is not None:
             raise error
@@ -126,18 +134,18 @@ class TorchSaveReader(StorageReader):
                 raise ValueError(
                     "no file is named: TorchSaveReader(path), or dcp.load(…, checkpoint_id=path)"
                 )
-            self._flat = gather_state(open_torch_save(self._path))
-            # What can't be sent is found before any rank has got anything.
+            self._flat = flatten_state(open_torch_save(self._path))
+            # Find what can't be sent before any rank gets anything.
             for name, tensor in self._flat.tensors.items():
                 _check_dense(name, tensor)
             for name, value in self._flat.values.items():
                 encode_value(name, value)
-        except Exception as error:  # every rank has to hear of it
+        except Exception as error:  # every rank has to raise it
             return nothing, error
-        return _metadata_of(self._flat), None
+        return _build_metadata(self._flat), None
 
     def _names_needed(self, by_name: dict[str, list[ReadItem]]) -> Sequence[str]:
-        """In the order of the file: what any rank asks for."""
+        """Return the names that any rank asks for, in the order of the file."""
         names = list(self._metadata.state_dict_metadata)
         if self._world_size() == 1:
             return [name for name in names if name in by_name]
@@ -146,18 +154,18 @@ class TorchSaveReader(StorageReader):
             dist.all_reduce(needed, op=dist.ReduceOp.MAX, group=self._group)
         return [name for name, is_needed in zip(names, needed.tolist(), strict=True) if is_needed]
 
-    def _received(self, name: str, *, wanted: bool) -> torch.Tensor | bytes | None:
-        """The whole tensor, where it is wanted; or the value.
+    def _receive(self, name: str, *, wanted: bool) -> torch.Tensor | bytes | None:
+        """Return the whole tensor if it is wanted, or the value.
 
-        Ranks: all have taken part in what it takes to send it, whatever is raised on which of them.
+        Ranks: collective. All ranks have taken part in the sending by the time any of them raises.
         """
         stored = self._metadata.state_dict_metadata[name]
         own: torch.Tensor | bytes | None = None
         failure: Exception | None = None
         if self._is_first():
             try:
-                own = self._own(name)
-            except Exception as error:  # the others have to hear of it before they wait for what doesn't come
+                own = self._read_own(name)
+            except Exception as error:  # other ranks must know before they wait for data
                 failure = error
         if self._world_size() > 1:
             told: list[Any] = [failure, own if isinstance(own, bytes) else None]
@@ -169,19 +177,19 @@ class TorchSaveReader(StorageReader):
         if self._world_size() == 1 or isinstance(own, bytes):
             return own
         assert isinstance(stored, TensorStorageMetadata)
-        return self._sent(own, stored, wanted=wanted)
+        return self._broadcast(own, stored, wanted=wanted)
 
-    def _own(self, name: str) -> torch.Tensor | bytes:
-        """What the first rank sends."""
+    def _read_own(self, name: str) -> torch.Tensor | bytes:
+        """Return what the first rank sends."""
         if name in self._flat.values:
             return encode_value(name, self._flat.values[name])
         tensor = self._flat.tensors[self._flat.aliases.get(name, name)]
         return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
-    def _sent(
+    def _broadcast(
         self, own: torch.Tensor | None, stored: TensorStorageMetadata, *, wanted: bool
     ) -> torch.Tensor | None:
-        """The first rank's tensor, where it is wanted."""
+        """Send the first rank's tensor; return it on the ranks that want it."""
         dtype, tensor = stored.properties.dtype, own
         failure: Exception | None = None
         if tensor is None and wanted:
@@ -192,8 +200,8 @@ class TorchSaveReader(StorageReader):
         n_bytes = Box.whole(tuple(stored.size)).volume * dtype.itemsize
         flat = None if tensor is None or not n_bytes else tensor.reshape(-1).view(torch.uint8)
         device = self._device()
-        for start in range(0, n_bytes, _PIECE_BYTES):
-            end = min(start + _PIECE_BYTES, n_bytes)
+        for start in range(0, n_bytes, _BROADCAST_BYTES):
+            end = min(start + _BROADCAST_BYTES, n_bytes)
             piece = torch.empty(end - start, dtype=torch.uint8) if flat is None else flat[start:end]
             sent = piece.to(device)
             dist.broadcast(sent, group=self._group, group_src=0)
@@ -210,7 +218,7 @@ class TorchSaveReader(StorageReader):
         return self._world_size() == 1 or dist.get_rank(self._group) == 0
 
     def _device(self) -> torch.device:
-        """Where this group's collectives want their tensors."""
+        """Return the device on which this group's collectives want their tensors."""
         accelerator = torch.accelerator.current_accelerator()
         if accelerator is None or "cpu:" in str(dist.get_backend_config(self._group)):
             return torch.device("cpu")
@@ -235,7 +243,7 @@ def _deliver(items: Sequence[ReadItem], data: torch.Tensor | bytes | None, plann
         planner.commit_tensor(item, target)
 
 
-def _metadata_of(flat: FlatState) -> Metadata:
+def _build_metadata(flat: FlatState) -> Metadata:
     entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for name in flat.paths:
         tensor = flat.tensors.get(flat.aliases.get(name, name))

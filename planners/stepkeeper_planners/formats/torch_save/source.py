@@ -1,4 +1,4 @@
-"""Opening a torch.save file: nothing in it is run, and no tensor is read before it is used."""
+"""Open a torch.save file. Nothing in it is run, and a tensor is read only when it is used."""
 
 import pickle
 from collections.abc import Iterator, Mapping
@@ -10,25 +10,26 @@ import torch
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PickleRefusedError, SourceError
-from stepkeeper_planners.formats.conversion import shown
-from stepkeeper_planners.formats.mapping import mapped
-from stepkeeper_planners.formats.records import ZIP_MAGIC, PlacedArchive
-from stepkeeper_planners.pickles.torch_files import Archive, vocabulary_of
-from stepkeeper_planners.pickles.unpickling import Unknown, unpickled
+from stepkeeper_planners.formats.memory_map import map_file
+from stepkeeper_planners.formats.reporting import printable
+from stepkeeper_planners.pickles.torch_archive import ZIP_MAGIC, SeekableArchive, TorchArchive
+from stepkeeper_planners.pickles.torch_files import torch_vocabulary
+from stepkeeper_planners.pickles.unpickling import unpickle
+from stepkeeper_planners.pickles.vocabulary import UnknownGlobal
 
 __all__ = ["open_torch_save"]
 
 _LEGACY_MAGIC: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
-"""What files of torch before 1.6 begin with."""
+"""The first bytes of files of torch before 1.6."""
 _ALIGNMENT_BYTES: Final = 16
-"""Of the widest elements."""
+"""The size of the widest elements."""
 _LISTED: Final = 8
 
 
 def open_torch_save(path: Path) -> dict[Any, Any]:
-    """The state in the file. Its tensors are views of the file, read where they are used.
+    """Map the state in the file. Its tensors are views of the file, read when they are used.
 
-    What the file says of sizes and places is checked against what is there before anything relies on it.
+    Sizes and offsets in the file are checked against its content before anything relies on them.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -39,7 +40,7 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
         try:
             archive = _MappedArchive(path, file)
             _check_records(path, archive)
-            state = _state_of(path, archive)
+            state = _read_state(path, archive)
         except PickleRefusedError as error:
             raise SourceError(
                 f"{path} is damaged or cut off, or torch.save didn't write it: {error}"
@@ -53,21 +54,21 @@ def open_torch_save(path: Path) -> dict[Any, Any]:
 
 
 @final
-class _MappedArchive(PlacedArchive):
-    """Its storages are parts of the file, each by itself, and not read."""
+class _MappedArchive(SeekableArchive):
+    """Map each storage as a part of the file, without reading it."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         size_bytes = path.stat().st_size
         super().__init__(file, size_bytes)
-        self._whole = mapped(file, size_bytes)
+        self._whole = map_file(file, size_bytes)
 
     @override
     def content(self, name: str) -> torch.Tensor:
-        start, n_bytes = self.place(name)
+        start, n_bytes = self.locate_record(name)
         if not n_bytes:
             return torch.empty(0, dtype=torch.uint8)
         content = torch.frombuffer(self._whole, dtype=torch.uint8, count=n_bytes, offset=start)
-        # torch.save puts them where any elements can be used in place, another program may not.
+        # torch.save aligns storages for any dtype; another program may not.
         return content if content.data_ptr() % _ALIGNMENT_BYTES == 0 else content.clone()
 
 
@@ -81,26 +82,26 @@ def _check_kind(path: Path, start: bytes) -> None:
         raise SourceError(f"{path} is no torch.save file: it doesn't begin as one")
 
 
-def _check_records(path: Path, archive: Archive) -> None:
+def _check_records(path: Path, archive: TorchArchive) -> None:
     if any(name.endswith("/constants.pkl") for name in archive.names):
         raise SourceError(
             f"{path} is a TorchScript program; save the state_dict() of the module it was made of"
         )
 
 
-def _state_of(path: Path, archive: Archive) -> object:
-    vocabulary, pickled = vocabulary_of(archive), archive.record("data.pkl")
+def _read_state(path: Path, archive: TorchArchive) -> object:
+    vocabulary, pickled = torch_vocabulary(archive), archive.record("data.pkl")
     try:
-        return unpickled(pickled, vocabulary)
+        return unpickle(pickled, vocabulary)
     except PickleRefusedError as error:
         try:
-            found = _strangers(unpickled(pickled, replace(vocabulary, keeps_unknown=True)))
+            found = _find_unknown(unpickle(pickled, replace(vocabulary, keeps_unknown=True)))
         except PickleRefusedError:
-            # Where they are only makes the message better.
+            # Their positions only improve the message.
             found = {}
         if not found and "which has no place in it" not in str(error):
             raise
-        where = "".join(f"; at {shown(key)}: {shown(name)}" for key, name in found.items())
+        where = "".join(f"; at {printable(key)}: {printable(name)}" for key, name in found.items())
         raise SourceError(
             f"{path} holds what is neither a dense tensor nor a plain value ({error}{where}). "
             "Nothing was run. Save the file again without, "
@@ -108,14 +109,14 @@ def _state_of(path: Path, archive: Archive) -> object:
         ) from error
 
 
-def _strangers(tree: object) -> dict[str, str]:
-    """The first of what the vocabulary has no place for, by the keys that lead there; each object is looked at once."""
+def _find_unknown(tree: object) -> dict[str, str]:
+    """Return the first objects that the vocabulary doesn't know, by their keys. Each object is visited once."""
     found: dict[str, str] = {}
     seen: set[int] = set()
     waiting: list[tuple[str, object]] = [("", tree)]
     while waiting and len(found) < _LISTED:
         key, node = waiting.pop()
-        if isinstance(node, Unknown):
+        if isinstance(node, UnknownGlobal):
             found[key] = ".".join(node.name)
         elif isinstance(node, dict | list | tuple) and id(node) not in seen:
             seen.add(id(node))

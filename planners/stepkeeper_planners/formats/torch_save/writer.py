@@ -1,4 +1,4 @@
-"""A torch.save file, written in one pass: the tree first, then tensor by tensor."""
+"""Write a torch.save file in one pass: the tree first, then tensor by tensor."""
 
 import pickle
 import struct
@@ -13,54 +13,54 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-__all__ = ["LaterTensor", "write_torch_save"]
+__all__ = ["DeferredTensor", "write_torch_save"]
 
 _ALIGNMENT_BYTES: Final = 64
 _PROTOCOL: Final = 2
-"""Of pickle; the only one that torch.load(weights_only=True) takes."""
+"""The only pickle protocol that torch.load(weights_only=True) takes."""
 _FORMAT_VERSION: Final = b"3\n"
 _ZIP64_EXTRA_BYTES: Final = 20
 _LOCAL_HEADER_BYTES: Final = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LaterTensor:
-    """Stands in a tree for a tensor whose elements come later. The same object twice: tied tensors."""
+class DeferredTensor:
+    """Stands in a tree for a tensor whose elements are written later. The same object twice means tied tensors."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     n_bytes: int
-    elements: Callable[[], Iterable[memoryview]]
-    """All bytes in C order, piece by piece."""
-    turn: tuple[str, int, int] = ("", 0, 0)
-    """By which it is asked for them: after all that are less."""
+    read_elements: Callable[[], Iterable[memoryview]]
+    """Returns all bytes in C order, in pieces."""
+    write_order: tuple[str, int, int] = ("", 0, 0)
+    """Elements are asked for in ascending order of this key."""
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of a tensor of this dtype, as this torch has it: how it is made, of which storage and more.
+        # This is how this torch version pickles a tensor of this dtype.
         reduced: Any = torch.empty(0, dtype=self.dtype).__reduce_ex__(_PROTOCOL)  # type: ignore[no-untyped-call]
         rebuild, (storage, _, _, _, *rest) = reduced
-        return rebuild, (_LaterStorage(self, storage), 0, self.shape, _c_strides(self.shape), *rest)
+        return rebuild, (_DeferredStorage(self, storage), 0, self.shape, _c_strides(self.shape), *rest)
 
 
 @dataclass(frozen=True, slots=True)
-class _LaterStorage:
-    tensor: LaterTensor
+class _DeferredStorage:
+    tensor: DeferredTensor
     sample: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Content:
-    """What a storage holds; `owner` keeps its identity from being used again."""
+class _StorageContent:
+    """The bytes of a storage. `owner` stays alive, so that its id isn't used again."""
 
     owner: object
     n_bytes: int
     pieces: Callable[[], Iterable[memoryview]]
-    turn: tuple[str, int, int] = ("", 0, 0)
+    write_order: tuple[str, int, int] = ("", 0, 0)
 
 
 def write_torch_save(file: BinaryIO, tree: object) -> None:
-    """The file is what torch.save(tree) makes, with every LaterTensor a tensor."""
+    """Write the file that torch.save(tree) makes, with a tensor in place of every DeferredTensor."""
     pickled = BytesIO()
     pickler = _Pickler(pickled, protocol=_PROTOCOL)
     pickler.dump(tree)
@@ -68,37 +68,42 @@ def write_torch_save(file: BinaryIO, tree: object) -> None:
         _write_record(file, archive, "data.pkl", pickled.tell(), [pickled.getbuffer()])
         for name, text in (("byteorder", sys.byteorder.encode()), ("version", _FORMAT_VERSION)):
             _write_record(file, archive, name, len(text), [memoryview(text)])
-        for key, content in sorted(enumerate(pickler.contents), key=lambda pair: pair[1].turn):
+        for key, content in sorted(enumerate(pickler.contents), key=lambda pair: pair[1].write_order):
             _write_record(file, archive, f"data/{key}", content.n_bytes, content.pieces())
 
 
 class _Pickler(pickle.Pickler):
-    """Keeps the storages out of the pickle, as torch.save does."""
+    """Keep the storages out of the pickle, as torch.save does."""
 
     def __init__(self, file: BytesIO, *, protocol: int) -> None:
         super().__init__(file, protocol=protocol)
-        self.contents: list[_Content] = []
+        self.contents: list[_StorageContent] = []
         self._keys: dict[int, str] = {}
 
     @override
     def persistent_id(self, obj: Any) -> tuple[object, ...] | None:
-        if isinstance(obj, _LaterStorage):
-            later = obj.tensor
-            content = _Content(owner=later, n_bytes=later.n_bytes, pieces=later.elements, turn=later.turn)
-            return self._reference(obj.sample, id(later), content)
+        if isinstance(obj, _DeferredStorage):
+            tensor = obj.tensor
+            content = _StorageContent(
+                owner=tensor,
+                n_bytes=tensor.n_bytes,
+                pieces=tensor.read_elements,
+                write_order=tensor.write_order,
+            )
+            return self._reference(obj.sample, id(tensor), content)
         if isinstance(obj, torch.TypedStorage | torch.UntypedStorage):
-            data = _array(obj)
-            content = _Content(owner=data, n_bytes=data.nbytes, pieces=lambda: [data.data])
+            data = _as_array(obj)
+            content = _StorageContent(owner=data, n_bytes=data.nbytes, pieces=lambda: [data.data])
             return self._reference(obj, data.ctypes.data, content)
         return None
 
-    def _reference(self, sample: Any, identity: int, content: _Content) -> tuple[object, ...]:
+    def _reference(self, sample: Any, identity: int, content: _StorageContent) -> tuple[object, ...]:
         if identity not in self._keys:
             self._keys[identity] = str(len(self.contents))
             self.contents.append(content)
         kind, n_items = torch.UntypedStorage, content.n_bytes
         if isinstance(sample, torch.TypedStorage):
-            # The name under which torch.save has it.
+            # torch.save uses this name for the storage's class.
             kind = getattr(torch, sample._pickle_storage_type())  # type: ignore[no-untyped-call]  # noqa: SLF001
             n_items = content.n_bytes // sample.dtype.itemsize
         return ("storage", kind, self._keys[identity], "cpu", n_items)
@@ -107,7 +112,7 @@ class _Pickler(pickle.Pickler):
 def _write_record(
     file: BinaryIO, archive: zipfile.ZipFile, name: str, n_bytes: int, pieces: Iterable[memoryview]
 ) -> None:
-    """Starts at a multiple of 64 bytes, as torch has it, so that it can be mapped as any dtype."""
+    """Start the record's bytes at a multiple of 64, as torch does, so that they can be mapped as any dtype."""
     info = zipfile.ZipInfo(f"archive/{name}")
     info.file_size = n_bytes
     before = file.tell() + _LOCAL_HEADER_BYTES + len(info.filename) + _ZIP64_EXTRA_BYTES + 4
@@ -118,7 +123,7 @@ def _write_record(
             record.write(piece)
 
 
-def _array(storage: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _as_array(storage: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
     untyped: Any = storage
     if isinstance(storage, torch.TypedStorage):
         untyped = storage.untyped()  # type: ignore[no-untyped-call]

@@ -1,27 +1,29 @@
-"""torch's element types by name, without torch."""
+"""List torch's dtypes by name, without torch."""
 
 from dataclasses import dataclass
 from math import prod
 from typing import Final
 
-__all__ = ["DTYPES", "Dtype", "dtype_named", "size_in_bytes"]
+__all__ = ["DTYPES", "Dtype", "find_dtype", "size_in_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dtype:
+    """A dtype of torch."""
+
     name: str
-    """As in torch.<name>."""
+    """The name in torch.<name>."""
 
     item_bytes: int
     storage: str | None = None
     """The legacy storage class that stands for it in a pickle; None: an untyped storage and the dtype."""
 
 
-def _table(*rows: tuple[str, int, str | None]) -> dict[str, Dtype]:
+def _build_table(*rows: tuple[str, int, str | None]) -> dict[str, Dtype]:
     return {name: Dtype(name=name, item_bytes=size, storage=storage) for name, size, storage in rows}
 
 
-DTYPES: Final = _table(
+DTYPES: Final = _build_table(
     ("bool", 1, "BoolStorage"),
     ("uint8", 1, "ByteStorage"),
     ("int8", 1, "CharStorage"),
@@ -47,12 +49,13 @@ DTYPES: Final = _table(
 )
 
 
-def dtype_named(name: str) -> Dtype:
-    """Raises ValueError listing what is known."""
+def find_dtype(name: str) -> Dtype:
+    """Return the dtype of that name. Raises ValueError that lists the known ones."""
     if name not in DTYPES:
         raise ValueError(f"a tensor of dtype {name!r} can't be saved; known: {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def size_in_bytes(dtype: str, sizes: tuple[int, ...]) -> int:
-    return dtype_named(dtype).item_bytes * prod(sizes)
+    """Compute the size of a tensor's elements."""
+    return find_dtype(dtype).item_bytes * prod(sizes)

@@ -1,4 +1,4 @@
-"""`.metadata`: the pickle from which stock torch.distributed.checkpoint learns what a folder holds."""
+"""Write `.metadata`: the pickle from which stock torch.distributed.checkpoint learns what a folder holds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -6,21 +6,22 @@ from itertools import chain
 from math import prod
 from typing import Final
 
-from stepkeeper.checkpoint.dcp_format.cover import overlap
-from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Instance, Pairs, pickled
-from stepkeeper.checkpoint.manifest import ChunkRecord, Manifest, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Instance, Pairs, encode_pickle
+from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
+from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.errors import ManifestError
+from stepkeeper_planners.geometry.disjoint import find_overlap
 
 __all__ = ["METADATA_NAME", "KeyPath", "encode_metadata", "merge_tensors", "merge_values"]
 
 METADATA_NAME: Final = ".metadata"
 
 KeyPath = tuple[str | int, ...]
-"""Where in the nested state a flattened name is: keys of dicts, indices of lists."""
+"""The place of a flattened name in the nested state: keys of dicts, indices of lists."""
 
 _MODULE: Final = "torch.distributed.checkpoint.metadata"
 _VERSION: Final = "1.0.0"
-"""Of DCP's format, as torch 2.9 writes it."""
+"""The version of DCP's format that torch 2.9 writes."""
 
 _SIZE: Final = Global("torch", "Size")
 _CHUNK: Final = Global(_MODULE, "ChunkStorageMetadata")
@@ -33,9 +34,13 @@ _CONTIGUOUS: Final = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
 
 
 def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
-    """Each tensor with the chunks of all ranks, sorted by name and place; a tied one under each of its names.
+    """Merge the chunks of all ranks by tensor, sorted by name and place.
 
-    Raises ManifestError if ranks disagree, or if chunks overlap or don't cover their tensor.
+    A tied tensor appears under each of its names.
+
+    Raises:
+        ManifestError: Ranks disagree, or chunks overlap or don't cover their tensor.
+
     """
     merged: dict[str, tuple[TensorRecord, list[ChunkRecord]]] = {}
     for manifest in manifests:
@@ -67,7 +72,12 @@ def merge_tensors(manifests: Sequence[Manifest]) -> dict[str, TensorRecord]:
 
 
 def merge_values(manifests: Sequence[Manifest]) -> dict[str, ValueRecord]:
-    """Each value by name. Raises ManifestError if two ranks wrote one name."""
+    """Merge the values of all ranks by name.
+
+    Raises:
+        ManifestError: Two ranks wrote one name.
+
+    """
     values: dict[str, ValueRecord] = {}
     for manifest in manifests:
         for value in manifest.values:
@@ -80,21 +90,24 @@ def merge_values(manifests: Sequence[Manifest]) -> dict[str, ValueRecord]:
 def encode_metadata(
     manifests: Sequence[Manifest], *, key_paths: Mapping[str, KeyPath] | None = None
 ) -> bytes:
-    """The `.metadata` of the checkpoint that all of `manifests` describe.
+    """Encode the `.metadata` of the checkpoint that `manifests` describe together.
 
-    `key_paths` lets stock torch rebuild a nested state.
+    Args:
+        manifests: All ranks' manifests.
+        key_paths: The keys that lead to each name, from which stock torch rebuilds a nested state.
+
     """
     tensors = merge_tensors(manifests)
     values = merge_values(manifests)
-    # One by one: written out, all of them together take a tenth of the memory.
+    # Generated one by one: the pickle of all of them takes a tenth of the memory of the objects.
     state: Iterator[tuple[object, object]] = chain(
-        ((fqn, _tensor_metadata(tensor)) for fqn, tensor in tensors.items()),
+        ((fqn, _encode_tensor(tensor)) for fqn, tensor in tensors.items()),
         ((fqn, Instance(_BYTES)) for fqn in values),
     )
     storage: Iterator[tuple[object, object]] = chain(
-        (pair for fqn, tensor in tensors.items() for pair in _tensor_storage(fqn, tensor)),
+        (pair for fqn, tensor in tensors.items() for pair in _encode_storage(fqn, tensor)),
         (
-            (_index(fqn), _location(value.path, value.offset_bytes, value.length_bytes))
+            (_encode_index(fqn), _encode_location(value.path, value.offset_bytes, value.length_bytes))
             for fqn, value in values.items()
         ),
     )
@@ -105,43 +118,43 @@ def encode_metadata(
         "storage_meta": None,
         "version": _VERSION,
     }
-    return pickled(Instance(Global(_MODULE, "Metadata"), fields))
+    return encode_pickle(Instance(Global(_MODULE, "Metadata"), fields))
 
 
-def _tensor_metadata(tensor: TensorRecord) -> Instance:
+def _encode_tensor(tensor: TensorRecord) -> Instance:
     properties = (Global("torch", tensor.dtype), _STRIDED, False, _CONTIGUOUS, False)
     chunks = [
-        Instance(_CHUNK, {"offsets": _size(chunk.offsets), "sizes": _size(chunk.sizes)})
+        Instance(_CHUNK, {"offsets": _encode_size(chunk.offsets), "sizes": _encode_size(chunk.sizes)})
         for chunk in tensor.chunks
     ]
     fields = {
         "properties": Instance(Global(_MODULE, "TensorProperties"), properties),
-        "size": _size(tensor.global_shape),
+        "size": _encode_size(tensor.global_shape),
         "chunks": chunks,
     }
     return Instance(_TENSOR, fields)
 
 
-def _tensor_storage(fqn: str, tensor: TensorRecord) -> Iterator[tuple[object, object]]:
+def _encode_storage(fqn: str, tensor: TensorRecord) -> Iterator[tuple[object, object]]:
     for place, chunk in enumerate(tensor.chunks):
-        key = _index(fqn, _size(chunk.offsets), place)
-        yield key, _location(chunk.path, chunk.offset_bytes, chunk.length_bytes)
+        key = _encode_index(fqn, _encode_size(chunk.offsets), place)
+        yield key, _encode_location(chunk.path, chunk.offset_bytes, chunk.length_bytes)
 
 
-def _index(fqn: str, offset: Call | None = None, place: int | None = None) -> Instance:
+def _encode_index(fqn: str, offset: Call | None = None, place: int | None = None) -> Instance:
     return Instance(_INDEX, {"fqn": fqn, "index": place, "offset": offset})
 
 
-def _location(path: str, offset_bytes: int, length_bytes: int) -> Instance:
+def _encode_location(path: str, offset_bytes: int, length_bytes: int) -> Instance:
     return Instance(_STORAGE_INFO, {"relative_path": path, "offset": offset_bytes, "length": length_bytes})
 
 
-def _size(numbers: tuple[int, ...]) -> Call:
+def _encode_size(numbers: tuple[int, ...]) -> Call:
     return Call(_SIZE, (numbers,))
 
 
 def _check_covered(tensor: TensorRecord) -> None:
-    """Every element is in one chunk."""
+    """Check that every element is in exactly one chunk."""
     n_dims = len(tensor.global_shape)
     for chunk in tensor.chunks:
         if not len(chunk.offsets) == len(chunk.sizes) == n_dims or not all(
@@ -160,9 +173,10 @@ def _check_covered(tensor: TensorRecord) -> None:
             f"tensor {tensor.fqn!r} has {prod(tensor.global_shape)} elements, its {len(tensor.chunks)} chunks "
             f"at {len(places)} places have {volume}: the ranks' plans don't fit together"
         )
-    twice = overlap([(chunk.offsets, chunk.sizes) for chunk in tensor.chunks])
-    if twice is not None:
+    overlap = find_overlap(tensor.chunks)
+    if overlap is not None:
+        one, other = ((chunk.offsets, chunk.sizes) for chunk in map(tensor.chunks.__getitem__, overlap))
         raise ManifestError(
-            f"tensor {tensor.fqn!r}: its chunks {twice[0]} and {twice[1]} (offsets and sizes) overlap, others "
-            "leave a gap: the ranks' plans don't fit together"
+            f"tensor {tensor.fqn!r}: its chunks {one} and {other} (offsets and sizes) overlap, others leave a gap: "
+            "the ranks' plans don't fit together"
         )

@@ -1,6 +1,6 @@
-"""A pickle that names classes of torch, written opcode by opcode: no torch, and no stand-ins that could leak.
+"""Write pickles that name classes of torch, opcode by opcode, without torch and without stand-ins that could leak.
 
-Protocol 2, and only opcodes that torch's restricted unpickler (weights_only) knows.
+They use protocol 2, and only opcodes that torch's restricted unpickler (weights_only) knows.
 """
 
 import pickle
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, final
 
-__all__ = ["Call", "Global", "Instance", "Pairs", "Persistent", "pickled"]
+__all__ = ["Call", "Global", "Instance", "Pairs", "Persistent", "encode_pickle"]
 
 
 class Global(NamedTuple):
@@ -20,14 +20,14 @@ class Global(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What `function(*arguments)` returns."""
+    """The result of `function(*arguments)`."""
 
     function: Global
     arguments: tuple[object, ...]
 
 
 class Instance(NamedTuple):
-    """What `cls.__new__(cls)` makes, given `state` as __setstate__ or __dict__ take it, unless that is None."""
+    """The object that `cls.__new__(cls)` makes. Unless `state` is None, it is passed to __setstate__ or __dict__."""
 
     cls: Global
     state: object = None
@@ -35,14 +35,14 @@ class Instance(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """A dict, also of keys that can't be hashed here."""
+    """A dict, whose keys need not be hashable here."""
 
     items: Iterable[tuple[object, object]]
-    """Asked for once, one by one: each may be made when it is."""
+    """Iterated once. Each pair may be generated when its turn comes."""
 
 
 class Persistent(NamedTuple):
-    """What the unpickler's persistent_load makes of `identity`."""
+    """The object that the unpickler's persistent_load makes of `identity`."""
 
     identity: object
 
@@ -50,8 +50,13 @@ class Persistent(NamedTuple):
 _SMALL_TUPLES: Final = {0: pickle.EMPTY_TUPLE, 1: pickle.TUPLE1, 2: pickle.TUPLE2, 3: pickle.TUPLE3}
 
 
-def pickled(value: object) -> bytes:
-    """`value`, made of the classes above and of None, bool, int, str, tuple, list and dict. Raises TypeError."""
+def encode_pickle(value: object) -> bytes:
+    """Pickle `value`, made of the classes above and of None, bool, int, str, tuple, list and dict.
+
+    Raises:
+        TypeError: `value` contains something else.
+
+    """
     writer = _Writer()
     writer.add(value)
     writer.written += pickle.STOP
@@ -77,26 +82,26 @@ class _Writer:
         self.written += pickle.NEWTRUE if value else pickle.NEWFALSE
 
     def add_int(self, value: int) -> None:
-        self.written += _integer(value)
+        self.written += _encode_integer(value)
 
     def add_str(self, value: str) -> None:
-        if not self._known(value):
+        if not self._write_memoized(value):
             text = value.encode("utf-8", "surrogatepass")
             self.written += pickle.BINUNICODE + struct.pack("<I", len(text)) + text
-            self._keep(value)
+            self._memoize(value)
 
     def add_global(self, value: Global) -> None:
-        if not self._known(value):
+        if not self._write_memoized(value):
             self.written += pickle.GLOBAL + f"{value.module}\n{value.name}\n".encode()
-            self._keep(value)
+            self._memoize(value)
 
     def add_call(self, value: Call) -> None:
-        """Equal calls give one object: sizes and layouts, which nobody changes."""
-        if not self._known(value):
+        """Add a call. Equal calls give one object: sizes and layouts, which nothing changes."""
+        if not self._write_memoized(value):
             self.add_global(value.function)
             self.add_tuple(value.arguments)
             self.written += pickle.REDUCE
-            self._keep(value)
+            self._memoize(value)
 
     def add_tuple(self, value: tuple[object, ...]) -> None:
         short = _SMALL_TUPLES.get(len(value))
@@ -136,14 +141,14 @@ class _Writer:
             self.add(item)
         self.written += pickle.SETITEMS
 
-    def _known(self, value: object) -> bool:
-        """True if the value was kept: it is taken from there."""
+    def _write_memoized(self, value: object) -> bool:
+        """Refer to the value in the memo, and return True, if it is there."""
         get = self._memo.get(value)
         if get is not None:
             self.written += get
         return get is not None
 
-    def _keep(self, value: object) -> None:
+    def _memoize(self, value: object) -> None:
         place = len(self._memo)
         short = place < 256
         number = struct.pack("<B" if short else "<I", place)
@@ -167,7 +172,7 @@ _METHODS: Final[dict[type, Callable[[_Writer, Any], None]]] = {
 }
 
 
-def _integer(value: int) -> bytes:
+def _encode_integer(value: int) -> bytes:
     if 0 <= value < 1 << 8:
         return pickle.BININT1 + bytes([value])
     if 0 <= value < 1 << 16:

@@ -1,6 +1,6 @@
-"""One tensor as torch.save writes it: a zip file whose length and whose data's place follow from dtype and shape.
+"""Lay out one tensor as torch.save writes it: a zip file, whose size and data offset follow from dtype and shape.
 
-A ranged read of the data gets the tensor's bytes, row-major, little endian: nobody need unzip to read a part.
+A ranged read of the data gives the tensor's bytes, row-major and little-endian, without unzipping.
 """
 
 import struct
@@ -10,13 +10,13 @@ from typing import Final
 
 from isal import isal_zlib
 
-from stepkeeper.checkpoint.dcp_format.dtypes import dtype_named, size_in_bytes
-from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Persistent, pickled
+from stepkeeper.checkpoint.dcp_format.dtypes import find_dtype, size_in_bytes
+from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Persistent, encode_pickle
 
-__all__ = ["BlobLayout", "blob_frame", "blob_layout", "data_offset"]
+__all__ = ["BlobLayout", "frame_blob", "lay_out_blob"]
 
 _ALIGNMENT: Final = 64
-"""As torch aligns it, so that a mapped file can be used in place."""
+"""The alignment that torch uses, so that a mapped file can be used in place."""
 
 _ZIP64: Final = 45
 _UTF8: Final = 0x0800
@@ -28,10 +28,12 @@ _CRC_IN_ENTRY: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobLayout:
+    """Sizes and offsets in a tensor's blob."""
+
     data_offset_bytes: int
     data_bytes: int
     length_bytes: int
-    """Of the whole blob."""
+    """Length of the whole blob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,68 +46,63 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """A blob without its data, and without the data's checksum, which stands before and behind it."""
+    """A blob without its data, and without the data's checksum, which stands both before and after the data."""
 
     layout: BlobLayout
     before: tuple[bytes, bytes]
     behind: tuple[bytes, bytes]
 
 
-def blob_layout(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
-    return _frame(dtype, sizes).layout
+def lay_out_blob(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
+    return _build_frame(dtype, sizes).layout
 
 
-def data_offset(dtype: str, sizes: tuple[int, ...]) -> int:
-    """Where in a blob the tensor's first byte is."""
-    return blob_layout(dtype, sizes).data_offset_bytes
-
-
-def blob_frame(dtype: str, sizes: tuple[int, ...], crc32: int) -> tuple[bytes, bytes]:
-    """The blob, but for the data between these two, which has that crc-32."""
-    frame, crc = _frame(dtype, sizes), struct.pack("<I", crc32)
+def frame_blob(dtype: str, sizes: tuple[int, ...], crc32: int) -> tuple[bytes, bytes]:
+    """Return the bytes of the blob before and after its data, which has this crc-32."""
+    frame, crc = _build_frame(dtype, sizes), struct.pack("<I", crc32)
     return crc.join(frame.before), crc.join(frame.behind)
 
 
 @lru_cache(maxsize=4096)
-def _frame(dtype: str, sizes: tuple[int, ...]) -> _Frame:
-    head, records = _head(dtype, sizes)
+def _build_frame(dtype: str, sizes: tuple[int, ...]) -> _Frame:
+    head, records = _build_head(dtype, sizes)
     data_bytes = size_in_bytes(dtype, sizes)
     # Fields have fixed widths: any checksum gives the same lengths.
-    record = _data_record(len(head), 0, data_bytes)
-    header = _local_header(record, padded_to=_data_header_bytes(len(head)))
+    record = _build_data_record(len(head), 0, data_bytes)
+    header = _build_header(record, padded_to=_count_header_bytes(len(head)))
     offset = len(head) + len(header)
-    tail = _tail([*records, record], offset + data_bytes)
+    tail = _build_tail([*records, record], offset + data_bytes)
     layout = BlobLayout(
         data_offset_bytes=offset, data_bytes=data_bytes, length_bytes=offset + data_bytes + len(tail)
     )
-    in_tail = sum(len(_directory_entry(each)) for each in records) + _CRC_IN_ENTRY
+    in_tail = sum(len(_build_directory_entry(each)) for each in records) + _CRC_IN_ENTRY
     return _Frame(
         layout=layout,
-        before=_without_crc(head + header, len(head) + _CRC_IN_HEADER),
-        behind=_without_crc(tail, in_tail),
+        before=_split_at_crc(head + header, len(head) + _CRC_IN_HEADER),
+        behind=_split_at_crc(tail, in_tail),
     )
 
 
-def _without_crc(data: bytes, place: int) -> tuple[bytes, bytes]:
+def _split_at_crc(data: bytes, place: int) -> tuple[bytes, bytes]:
     return data[:place], data[place + 4 :]
 
 
-def _head(dtype: str, sizes: tuple[int, ...]) -> tuple[bytes, tuple[_Record, ...]]:
-    """All records before the data, each with its header."""
-    contents = {b"archive/data.pkl": _tensor_pickle(dtype, sizes), b"archive/byteorder": b"little"}
+def _build_head(dtype: str, sizes: tuple[int, ...]) -> tuple[bytes, tuple[_Record, ...]]:
+    """Build all records before the data, each with its header."""
+    contents = {b"archive/data.pkl": _pickle_tensor(dtype, sizes), b"archive/byteorder": b"little"}
     contents[b"archive/version"] = b"3\n"
     head, records = b"", []
     for name, content in contents.items():
         record = _Record(
             name=name, crc32=isal_zlib.crc32(content), size_bytes=len(content), header_offset_bytes=len(head)
         )
-        head += _local_header(record) + content
+        head += _build_header(record) + content
         records.append(record)
     return head, tuple(records)
 
 
-def _tensor_pickle(dtype: str, sizes: tuple[int, ...]) -> bytes:
-    kind = dtype_named(dtype)
+def _pickle_tensor(dtype: str, sizes: tuple[int, ...]) -> bytes:
+    kind = find_dtype(dtype)
     n_items = size_in_bytes(dtype, sizes) // kind.item_bytes
     strides, stride = [], 1
     for size in reversed(sizes):
@@ -119,24 +116,24 @@ def _tensor_pickle(dtype: str, sizes: tuple[int, ...]) -> bytes:
     hooks = Call(Global("collections", "OrderedDict"), ())
     arguments = (identity, 0, sizes, tuple(reversed(strides)), False, hooks)
     function = Global("torch._utils", "_rebuild_tensor_v3" if last else "_rebuild_tensor_v2")
-    return pickled(Call(function, (*arguments, *(Global("torch", name) for name in last))))
+    return encode_pickle(Call(function, (*arguments, *(Global("torch", name) for name in last))))
 
 
-def _data_record(header_offset_bytes: int, crc32: int, size_bytes: int) -> _Record:
+def _build_data_record(header_offset_bytes: int, crc32: int, size_bytes: int) -> _Record:
     return _Record(
         name=_DATA_NAME, crc32=crc32, size_bytes=size_bytes, header_offset_bytes=header_offset_bytes
     )
 
 
-def _data_header_bytes(header_offset_bytes: int) -> int:
-    """Length of the data's header, such that the data is aligned; there is room for a padding field."""
+def _count_header_bytes(header_offset_bytes: int) -> int:
+    """Compute the length of the data's header that aligns the data; it includes room for a padding field."""
     least = 30 + len(_DATA_NAME) + 20 + 4
     end = -(-(header_offset_bytes + least) // _ALIGNMENT) * _ALIGNMENT
     return end - header_offset_bytes
 
 
-def _local_header(record: _Record, padded_to: int = 0) -> bytes:
-    """Sizes stand in the zip64 field, always: one way for small and for large."""
+def _build_header(record: _Record, padded_to: int = 0) -> bytes:
+    """Build a record's header. The sizes always stand in the zip64 field, for small records as for large ones."""
     extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
     if padded_to:
         padding = padded_to - 30 - len(record.name) - len(extra) - 4
@@ -149,9 +146,9 @@ def _local_header(record: _Record, padded_to: int = 0) -> bytes:
     )
 
 
-def _tail(records: list[_Record], offset_bytes: int) -> bytes:
-    """The central directory, from `offset_bytes` on, and its end."""
-    directory = b"".join(_directory_entry(record) for record in records)
+def _build_tail(records: list[_Record], offset_bytes: int) -> bytes:
+    """Build the central directory, which begins at `offset_bytes`, and its end."""
+    directory = b"".join(_build_directory_entry(record) for record in records)
     end = offset_bytes + len(directory)
     place = (len(records), len(records), len(directory), offset_bytes)
     return (
@@ -162,7 +159,7 @@ def _tail(records: list[_Record], offset_bytes: int) -> bytes:
     )
 
 
-def _directory_entry(record: _Record) -> bytes:
+def _build_directory_entry(record: _Record) -> bytes:
     extra = struct.pack("<HHQQ", 1, 16, record.size_bytes, record.size_bytes)
     lengths = (_IN_EXTRA, _IN_EXTRA, len(record.name), len(extra))
     return (

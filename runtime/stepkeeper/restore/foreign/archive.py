@@ -1,33 +1,48 @@
-"""An archive of torch.save's that was read whole: its checksums are looked at once, and nothing is copied for that."""
+"""Hold an archive of torch.save that was read whole: check its checksums once, without copying it."""
 
 import io
-from typing import final
+import zipfile
+import zlib
+from typing import Final, final
 
 import torch
 from isal import isal_zlib
 from typing_extensions import override
 
 from stepkeeper_planners.errors import PickleRefusedError
-from stepkeeper_planners.formats.records import LOCAL_HEADER_BYTES, PlacedArchive
+from stepkeeper_planners.pickles.torch_archive import LOCAL_HEADER_BYTES, SeekableArchive
 
-__all__ = ["HeldArchive"]
+__all__ = ["HeldArchive", "find_broken_record"]
+
+_BROKEN_ZIP: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    LookupError,
+    OSError,
+    RuntimeError,
+)
 
 
 @final
-class HeldArchive(PlacedArchive):
-    """Many may be looked at by as many threads: checksums are computed without the GIL."""
+class HeldArchive(SeekableArchive):
+    """An archive in memory. Many threads may check many archives at once: checksums are computed without the GIL."""
 
     def __init__(self, data: bytes) -> None:
-        """Raises PickleRefusedError if these bytes are no archive, or none of one tensor or value."""
+        """Open the archive.
+
+        Raises PickleRefusedError if these bytes are no archive, or none of one tensor or value.
+        """
         self._data = memoryview(data)
         super().__init__(io.BytesIO(data), len(data))
 
-    def damage(self) -> str | None:
-        """What is wrong with it, by the checksums of its records; None if nothing is."""
+    def find_damage(self) -> str | None:
+        """Find what is wrong with the archive by the checksums of its records; None if nothing is."""
         for path in sorted(self.names):
             name = path.removeprefix(self.root)
             try:
-                start, n_bytes = self.place(name)
+                start, n_bytes = self.locate_record(name)
             except PickleRefusedError as error:
                 return str(error)
             entry, known = self.entry(name), path.encode()
@@ -40,11 +55,21 @@ class HeldArchive(PlacedArchive):
 
     @override
     def content(self, name: str) -> torch.Tensor:
-        start, n_bytes = self.place(name)
+        start, n_bytes = self.locate_record(name)
         held = self._data[start : start + n_bytes]
-        # Its own memory, which may be written to.
+        # A copy, because a tensor's memory may be written to.
         return (
             torch.frombuffer(bytearray(held), dtype=torch.uint8)
             if held
             else torch.empty(0, dtype=torch.uint8)
         )
+
+
+def find_broken_record(blob: bytes) -> str | None:
+    """Find what is wrong with an archive of torch.save by the checksums of its records; None if nothing is."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+            bad = archive.testzip()
+    except _BROKEN_ZIP as error:
+        return f"it is no archive ({error})"
+    return None if bad is None else f"record {bad} has another checksum than it says"

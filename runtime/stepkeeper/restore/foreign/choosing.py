@@ -1,48 +1,50 @@
-"""Which step of another writer a training goes on from where nothing is committed: the newest one that is complete."""
+"""Choose the step of another writer that a training goes on from if nothing is committed: the newest complete one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from stepkeeper.errors import RestoreError, TornCheckpointError
-from stepkeeper.log import LegacyBase
-from stepkeeper.log.foreign_steps import METADATA, LegacyStep, found_in, root_of, unnamed_in
+from stepkeeper.log import ForeignBase
+from stepkeeper.log.foreign_steps import METADATA, ForeignStep, find_steps_in, find_unnamed_in, root_of
 from stepkeeper.loggers import logger
 from stepkeeper.restore.foreign.content import open_content
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["choose", "incomplete"]
+__all__ = ["choose_foreign_step", "find_fault"]
 
 _log: Final = logger(__name__)
 _NAMED: Final = 8
 
-Look = Callable[[LegacyStep], str | None]
-"""Why a step can't be gone on from; None if it can."""
+Look = Callable[[ForeignStep], str | None]
+"""Tells why a training can't go on from a step; None if it can."""
 
 
-def choose(
+def choose_foreign_step(
     store: Store, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
-) -> LegacyBase | None:
-    """The newest complete step of another writer; None if there is no step at all, complete or not.
+) -> ForeignBase | None:
+    """Choose the newest complete step of another writer; None if there is no step at all, complete or not.
 
-    Whatever newer step isn't complete is said loudly, and in the answer.
+    Newer steps that are not complete are logged as errors and named in the answer.
 
     Raises:
-        RestoreError: there are checkpoints, and none of them can be gone on from.
-        StorageError: the store gave no answer, or refused.
+        RestoreError: There are checkpoints, and a training can go on from none of them.
+        StorageError: The store gave no answer, or refused.
 
     """
     listed = patience.retry(lambda: store.list(""))
-    steps = found_in(listed)
+    steps = find_steps_in(listed)
     if not steps:
-        _refuse_unnamed(store, unnamed_in(listed))
+        _refuse_unnamed(store, find_unnamed_in(listed))
         return None
-    return newest(store, steps, lambda step: incomplete(store, step, reopen, patience=patience))
+    return choose_newest(store, steps, lambda step: find_fault(store, step, reopen, patience=patience))
 
 
-def newest(store: Store, steps: Sequence[LegacyStep], look: Look, reason: str | None = None) -> LegacyBase:
-    """The first of `steps` that `look` finds nothing wrong with. Raises RestoreError where there is none."""
+def choose_newest(
+    store: Store, steps: Sequence[ForeignStep], look: Look, reason: str | None = None
+) -> ForeignBase:
+    """Choose the first of `steps` that `look` finds nothing wrong with. Raises RestoreError if there is none."""
     wrong = [] if reason is None else [reason]
     for step in steps:
         why = look(step)
@@ -63,11 +65,14 @@ def newest(store: Store, steps: Sequence[LegacyStep], look: Look, reason: str | 
     )
 
 
-def incomplete(
-    store: Store, step: LegacyStep, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
+def find_fault(
+    store: Store, step: ForeignStep, reopen: Callable[[], Store], *, patience: Patience = DEFAULT_PATIENCE
 ) -> str | None:
-    """What `step` lacks, by its names, sizes and `.metadata`; None if nothing. Bad bytes are read a second time."""
-    if not step.finished:
+    """Find what `step` lacks by its names, sizes and `.metadata`; None if nothing.
+
+    Bad bytes are read a second time.
+    """
+    if not step.is_finished:
         return f"it has no {METADATA}: its save didn't come to the end"
     try:
         content = open_content(store, step.folder, patience=patience)
@@ -79,7 +84,7 @@ def incomplete(
             return str(error)
         finally:
             fresh.close()
-    return content.lacking(step.objects)
+    return content.find_lacking(step.objects)
 
 
 def _refuse_unnamed(store: Store, folders: Sequence[str]) -> None:

@@ -1,8 +1,5 @@
-"""What another writer's checkpoint holds, read through the store: no code of its pickles is run."""
+"""Read another writer's checkpoint through the store, without running any code of its pickles."""
 
-import io
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,10 +13,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from stepkeeper.checkpoint.reread import read_there
+from stepkeeper.checkpoint.reread import read_if_present
 from stepkeeper.errors import BadItem, RestoreError, TornCheckpointError
 from stepkeeper.log.foreign_steps import METADATA
-from stepkeeper.restore.foreign.archive import HeldArchive
+from stepkeeper.restore.foreign.archive import HeldArchive, find_broken_record
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 from stepkeeper_planners.dtypes import dtype_name
@@ -30,43 +27,33 @@ from stepkeeper_planners.errors import (
     ValueDecodeError,
 )
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.loading.resharding import StoredTensor
+from stepkeeper_planners.loading.stored_state import StoredTensor
 from stepkeeper_planners.pickles.dcp_metadata import check_metadata, read_metadata
-from stepkeeper_planners.pickles.torch_files import vocabulary_of
-from stepkeeper_planners.pickles.unpickling import unpickled
+from stepkeeper_planners.pickles.torch_files import torch_vocabulary
+from stepkeeper_planners.pickles.unpickling import unpickle
 from stepkeeper_planners.state.values import decode_value
 
-__all__ = ["LegacyContent", "open_content"]
+__all__ = ["ForeignContent", "open_content"]
 
 _INSTEAD: Final = "load it with torch.distributed.checkpoint's dcp.load and save it again"
 
 _Key = tuple[str, tuple[int, ...] | None]
-"""A name, and where in the tensor the chunk begins; None: of a value."""
-
-_BROKEN_ZIP: Final = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    ValueError,
-    LookupError,
-    OSError,
-    RuntimeError,
-)
+"""A name, and the offsets of the chunk in the tensor; None instead of offsets for a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where one blob lies."""
+    """The place of one blob."""
 
     path: str
     offset_bytes: int
     length_bytes: int
     unread: str | None = None
-    """What it is of, if that is a kind that isn't read here."""
+    """A description of its kind, if that is one that isn't read here."""
 
 
 @final
-class LegacyContent:
+class ForeignContent:
     """The tensors and values of one checkpoint, by name. Many threads may read at once."""
 
     def __init__(self, store: Store, folder: str, metadata: Metadata, patience: Patience) -> None:
@@ -78,8 +65,8 @@ class LegacyContent:
         }
         self.values = tuple(fqn for fqn, entry in entries.items() if isinstance(entry, BytesStorageMetadata))
 
-    def lacking(self, sizes: Mapping[str, int]) -> str | None:
-        """What is missing or too short, where the folder's objects have these `sizes`; None if nothing is."""
+    def find_lacking(self, sizes: Mapping[str, int]) -> str | None:
+        """Find an object that is missing or too short; None if none is. `sizes` are those of the folder's objects."""
         for place in self._places.values():
             size_bytes = sizes.get(place.path)
             if size_bytes is None:
@@ -89,18 +76,22 @@ class LegacyContent:
         return None
 
     def check_kinds(self, chunks: Iterable[tuple[str, int]], values: Iterable[str]) -> None:
-        """None of these is, by `.metadata`, of a kind that isn't read here. Raises RestoreError, naming it."""
+        """Check by `.metadata` that all of these are of a kind that is read here.
+
+        Raises RestoreError, which names one that isn't.
+        """
         places = [(fqn, self._places[fqn, self.tensors[fqn].boxes[number].offsets]) for fqn, number in chunks]
         for name, place in (*places, *((name, self._places[name, None]) for name in values)):
             if place.unread is not None:
                 raise RestoreError(self._unread(name, place.unread))
 
-    def chunk(self, fqn: str, number: int) -> torch.Tensor:
-        """The stored chunk of a tensor, on the CPU.
+    def read_chunk(self, fqn: str, number: int) -> torch.Tensor:
+        """Read a stored chunk of a tensor into CPU memory.
 
         Raises:
-            TornCheckpointError: its bytes aren't what was written, by the checksums in the blob or by its form.
-            RestoreError: they are, and it is of a kind that isn't read here.
+            TornCheckpointError: Its bytes aren't what was written, by the checksums in the blob or by its
+                form.
+            RestoreError: They are, and the chunk is of a kind that isn't read here.
 
         """
         stored = self.tensors[fqn]
@@ -111,12 +102,12 @@ class LegacyContent:
             archive = HeldArchive(self._bytes(place, item))
         except PickleRefusedError as error:
             raise self._torn(item, f"it is no tensor: {error}") from error
-        if (damage := archive.damage()) is not None:
+        if (damage := archive.find_damage()) is not None:
             raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {damage}")
         try:
-            tensor = unpickled(archive.record("data.pkl"), vocabulary_of(archive))
+            tensor = unpickle(archive.record("data.pkl"), torch_vocabulary(archive))
         except PickleRefusedError as error:
-            # The checksums of its records are right: so it was written.
+            # The checksums of its records are right: it was written like this.
             raise RestoreError(self._unread(fqn, str(error))) from error
         if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != box.sizes:
             raise self._torn(item, f"it isn't the chunk of shape {box.sizes} that {METADATA} says it is")
@@ -124,8 +115,12 @@ class LegacyContent:
             raise self._torn(item, f"it is of {dtype_name(tensor.dtype)}, {METADATA} says {stored.dtype}")
         return tensor.detach()
 
-    def value(self, name: str) -> object:
-        """Raises TornCheckpointError as `chunk` does, ValueDecodeError if its type isn't one that is read."""
+    def read_value(self, name: str) -> object:
+        """Read a value.
+
+        Raises TornCheckpointError as `read_chunk` does, and ValueDecodeError if its type isn't one that is
+        read.
+        """
         data = self._blob(self._places[name, None], BadItem(folder=self._folder, name=name))
         try:
             return decode_value(name, data)
@@ -140,14 +135,14 @@ class LegacyContent:
 
     def _blob(self, place: _Place, item: BadItem) -> bytes:
         data = self._bytes(place, item)
-        if (broken := _broken(data)) is not None:
+        if (broken := find_broken_record(data)) is not None:
             raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {broken}")
         return data
 
     def _bytes(self, place: _Place, item: BadItem) -> bytes:
         path = f"{self._folder}/{place.path}"
         data = self._patience.retry(
-            lambda: read_there(self._store, path, place.offset_bytes, place.length_bytes)
+            lambda: read_if_present(self._store, path, place.offset_bytes, place.length_bytes)
         )
         if data is None:
             raise self._torn(item, f"{place.path} is missing")
@@ -159,17 +154,17 @@ class LegacyContent:
         return TornCheckpointError(f"{self._store.uri}/{self._folder}: {item.name}: {said}", item)
 
 
-def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATIENCE) -> LegacyContent:
-    """What the folder's `.metadata` says is there.
+def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATIENCE) -> ForeignContent:
+    """Read what the folder's `.metadata` says is there.
 
     Raises:
-        TornCheckpointError: it is missing, damaged, or contradicts itself.
-        RestoreError: it, or all of its data, is of a kind that isn't read here.
-        StorageError: the store gave no answer, or refused.
+        TornCheckpointError: It is missing, damaged, or contradicts itself.
+        RestoreError: It, or all of its data, is of a kind that isn't read here.
+        StorageError: The store gave no answer, or refused.
 
     """
     path = f"{folder}/{METADATA}"
-    data = patience.retry(lambda: read_there(store, path))
+    data = patience.retry(lambda: read_if_present(store, path))
     item = BadItem(folder=folder, name=METADATA)
     if data is None:
         raise TornCheckpointError(f"{store.uri}/{path} is missing", item)
@@ -183,7 +178,7 @@ def open_content(store: Store, folder: str, *, patience: Patience = DEFAULT_PATI
                 f"{_INSTEAD} without that; else take {folder} away"
             ) from error
         raise TornCheckpointError(str(error), item) from error
-    return LegacyContent(store, folder, metadata, patience)
+    return ForeignContent(store, folder, metadata, patience)
 
 
 def _places(metadata: Metadata, where: str) -> Iterator[tuple[_Key, _Place]]:
@@ -209,7 +204,7 @@ def _places(metadata: Metadata, where: str) -> Iterator[tuple[_Key, _Place]]:
 
 
 def _sizes(metadata: Metadata) -> Iterator[tuple[_Key, int]]:
-    """Of the chunks' elements, in bytes."""
+    """Compute the size of each chunk's elements, in bytes."""
     for fqn, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             itemsize = entry.properties.dtype.itemsize
@@ -218,12 +213,15 @@ def _sizes(metadata: Metadata) -> Iterator[tuple[_Key, int]]:
 
 
 def _kind_unread(info: Any, n_bytes: int | None) -> str | None:
-    """What this blob is, if it is none of torch.save's as such; `n_bytes` are a tensor's elements."""
+    """Describe a blob that is not a plain one of torch.save; None if it is.
+
+    `n_bytes` is the size of a tensor's elements.
+    """
     transforms = getattr(info, "transform_descriptors", None)
     if transforms:
         return f"it was stored compressed or otherwise changed ({transforms})"
     if n_bytes is not None and info.length <= n_bytes:
-        # An archive of torch.save's is longer than the elements in it.
+        # An archive of torch.save is longer than the elements in it.
         return f"its {info.length} bytes are no archive of torch.save's (of safetensors, perhaps)"
     return None
 
@@ -234,13 +232,3 @@ def _stored(entry: Any) -> StoredTensor:
         global_shape=tuple(entry.size),
         boxes=tuple(Box(offsets=tuple(c.offsets), sizes=tuple(c.sizes)) for c in entry.chunks),
     )
-
-
-def _broken(blob: bytes) -> str | None:
-    """What is wrong with an archive of torch.save's, by the checksums of its records; None if nothing is."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(blob)) as archive:
-            bad = archive.testzip()
-    except _BROKEN_ZIP as error:
-        return f"it is no archive ({error})"
-    return None if bad is None else f"record {bad} has another checksum than it says"

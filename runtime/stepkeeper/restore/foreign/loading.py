@@ -1,54 +1,38 @@
-"""One step of another writer on its way into one rank's state. Each rank reads the chunks that it needs, whole."""
+"""Load one step of another writer into the state of one rank. Each rank reads the chunks that it needs, whole."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from math import prod
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 import torch
 
-from stepkeeper.restore.foreign.content import LegacyContent, open_content
-from stepkeeper.restore.mismatch import check_refilled, findings_said
+from stepkeeper.restore.foreign.content import ForeignContent, open_content
+from stepkeeper.restore.foreign.read_ahead import read_ahead
+from stepkeeper.restore.loading import check_refilled, encode_findings
 from stepkeeper.storage import Store
 from stepkeeper_planners import adapters
 from stepkeeper_planners.dtypes import dtype_of, itemsize_bytes
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.loading.casting import cast_elements
 from stepkeeper_planners.loading.differences import Findings
-from stepkeeper_planners.loading.landing import converted
-from stepkeeper_planners.loading.matching import StateReads, Stored, Wanted, compare
-from stepkeeper_planners.loading.requests import wanted_of
+from stepkeeper_planners.loading.load_request import LoadRequest, build_load_request
+from stepkeeper_planners.loading.matching import compare
 from stepkeeper_planners.loading.resharding import PieceRead
 from stepkeeper_planners.loading.selection import LoadRules
-from stepkeeper_planners.loading.tied_tensors import check_twins, twins_of
-from stepkeeper_planners.state.tree import FlatState, gather_state, scatter_state
+from stepkeeper_planners.loading.state_reads import StateReads
+from stepkeeper_planners.loading.stored_state import StoredState
+from stepkeeper_planners.loading.tied_tensors import build_tied_copies, check_tied_copies
+from stepkeeper_planners.state.filling import fill_state
+from stepkeeper_planners.state.tree import FlatState, flatten_state
 
-__all__ = ["COPIES", "LegacyLoading", "read_ahead"]
+__all__ = ["COPIES", "ForeignLoading"]
 
-_READ_AHEAD_BYTES: Final = 1 << 30
-"""Of host memory, for the tensors that are being read or are filled: a larger one is read alone."""
-
-_THREADS: Final = 8
 COPIES: Final = 3
-"""Of a chunk while it is read: as it comes from the store, as its archive gives it, as a tensor's memory."""
+"""The copies of a chunk in memory while it is read: from the store, out of its archive, as a tensor."""
 
 Shards = dict[int, torch.Tensor]
-
-
-class Sized(Protocol):
-    """Something to read."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of host memory, while it is read and filled."""
-        ...
-
-
-Load = TypeVar("Load", bound=Sized)
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +43,14 @@ class _Load:
     boxes: Mapping[int, Box]
     pieces: tuple[PieceRead, ...]
     size_bytes: int
-    """Of host memory, while it is read."""
+    """The host memory that it takes while it is read."""
 
 
-class LegacyLoading:
-    """`compare` first; when all ranks have, `fill`; when all have, `give`."""
+class ForeignLoading:
+    """Load one step of another writer into one rank's state.
+
+    Call `compare_state` first; once all ranks have, `fill_tensors`; once all ranks have, `scatter_values`.
+    """
 
     def __init__(
         self,
@@ -75,41 +62,55 @@ class LegacyLoading:
         rules: LoadRules | None = None,
         half_filled: Collection[str] = (),
     ) -> None:
-        """`half_filled` are names of tensors that hold parts of another checkpoint, and must be filled by this one."""
+        """Prepare to load the step in `folder` into `state`.
+
+        Args:
+            store: The root.
+            folder: The step's folder, relative to the root.
+            state: This rank's state, a tree of tensors, Statefuls and plain values.
+            ranks: This rank and its world.
+            rules: Which parts to load, and how strictly; by default all of it.
+            half_filled: Names of tensors that hold parts of another checkpoint, and must be filled by this
+                one.
+
+        """
         self._half_filled = half_filled
         self._store, self._folder, self._state, self._ranks = store, folder, state, ranks
         self._rules = rules
         self._flat = FlatState(tensors={}, values={})
-        self._wanted = Wanted(layouts=())
+        self._request = LoadRequest(layouts=())
         self._reads = StateReads(pieces=(), values=(), skipped=(), unread=())
-        self._content: LegacyContent | None = None
+        self._content: ForeignContent | None = None
         self._values: dict[str, object] = {}
 
     @property
     def stored_names(self) -> tuple[str, ...]:
-        """What the step holds; known once it was compared."""
+        """Names of the tensors and values in the step; known after `compare_state`."""
         return () if self._content is None else (*self._content.tensors, *self._content.values)
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the tensors in the state that are filled; known once it was compared."""
+        """Names of the tensors in the state that are filled; known after `compare_state`."""
         return frozenset(piece.fqn for piece in self._reads.pieces)
 
-    def compare(self) -> dict[str, Any]:
-        """What to read is known, and what this rank has to say about where its state doesn't fit. Nothing is changed.
+    def compare_state(self) -> dict[str, Any]:
+        """Compare the state with the step, and find out what to read. Nothing in the state is changed.
+
+        Returns:
+            What this rank tells the others about where its state doesn't fit.
 
         Raises:
             TornCheckpointError: `.metadata` is missing, damaged, or contradicts itself.
-            UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
-            RestoreError: something that is to be loaded is of a kind that isn't read.
-            StorageError: the store gave no answer, or refused.
+            UnsupportedShardingError: A tensor's placement doesn't say which device holds what.
+            RestoreError: Something that is to be loaded is of a kind that isn't read.
+            StorageError: The store gave no answer, or refused.
 
         """
         self._content = open_content(self._store, self._folder)
-        self._flat = gather_state(self._state)
-        self._wanted = wanted_of(self._flat, self._ranks)
-        stored = Stored(tensors=self._content.tensors, values=self._content.values)
-        self._reads, differences = compare(self._wanted, stored, self._ranks, self._rules)
+        self._flat = flatten_state(self._state)
+        self._request = build_load_request(self._flat, self._ranks)
+        stored = StoredState(tensors=self._content.tensors, values=self._content.values)
+        self._reads, differences = compare(self._request, stored, self._ranks, self._rules)
         check_refilled(self._half_filled, self.names)
         self._content.check_kinds(
             dict.fromkeys((piece.stored_fqn, piece.stored_index) for piece in self._reads.pieces),
@@ -117,19 +118,19 @@ class LegacyLoading:
         )
         if not differences:
             return {}
-        findings = Findings.of(differences, self.stored_names, short=self._ranks.rank != 0)
-        return {"findings": findings_said(findings)}
+        findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)
+        return {"findings": encode_findings(findings)}
 
-    def fill(self) -> dict[str, Any]:
-        """This rank's tensors are what the step holds, in place; its values are here, not yet in the state.
+    def fill_tensors(self) -> dict[str, Any]:
+        """Read this rank's tensors and fill them in place. Values are read too, but not yet set in the state.
 
         Raises:
-            TornCheckpointError: bytes of the step are bad. The tensors are part old, part new then.
-            LoadMismatchError: tensors that are one in the state have different elements there.
-            CastError: elements don't fit the state's dtype.
-            RestoreError: a tensor is of a kind that isn't read.
-            ValueDecodeError: a value is of a type that isn't read.
-            StorageError: the store gave no answer, or refused.
+            TornCheckpointError: Bytes of the step are bad. The tensors are part old, part new then.
+            LoadMismatchError: Tensors that are one in the state have different elements in the step.
+            CastError: Elements don't fit the state's dtype.
+            RestoreError: A tensor is of a kind that isn't read.
+            ValueDecodeError: A value is of a type that isn't read.
+            StorageError: The store gave no answer, or refused.
 
         """
         assert self._content is not None
@@ -139,32 +140,34 @@ class LegacyLoading:
             lambda load: _read_shards(content, load),
             lambda load, shards: adapters.fill(tensors[load.layout.fqn], shards),
         )
-        self._check_twins(self._content)
+        self._check_tied_copies(self._content)
         names = dict.fromkeys(name for read in self._reads.values for name in read.stored_names)
-        self._values = {name: self._content.value(name) for name in names}
+        self._values = {name: self._content.read_value(name) for name in names}
         return {}
 
-    def _check_twins(self, content: LegacyContent) -> None:
+    def _check_tied_copies(self, content: ForeignContent) -> None:
         reads = self._reads
-        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in self._wanted.layouts}
-        twins = twins_of(reads.twins, reads.pieces, boxes, lambda name: dtype_of(content.tensors[name].dtype))
-        for piece in reads.twins:
-            part = piece.wanted_box.shifted(piece.stored_box.offsets)
-            chunk = content.chunk(piece.stored_fqn, piece.stored_index)
-            twins[piece.stored_fqn].resolve(piece).copy_(chunk[part.slices])
+        boxes = {layout.fqn: layout.local_boxes(self._ranks.rank) for layout in self._request.layouts}
+        copies = build_tied_copies(
+            reads.tied_copies, reads.pieces, boxes, lambda name: dtype_of(content.tensors[name].dtype)
+        )
+        for piece in reads.tied_copies:
+            part = piece.wanted_box.relative_to(piece.stored_box.offsets)
+            chunk = content.read_chunk(piece.stored_fqn, piece.stored_index)
+            copies[piece.stored_fqn].resolve_memory(piece).copy_(chunk[part.slices])
         strict = self._rules is None or self._rules.strict
-        check_twins(twins.values(), self._flat.tensors, strict=strict)
+        check_tied_copies(copies.values(), self._flat.tensors, strict=strict)
 
-    def give(self) -> dict[str, Any]:
-        """The values are in the state, and every Stateful got its part by load_state_dict()."""
+    def scatter_values(self) -> dict[str, Any]:
+        """Set the values in the state, and call load_state_dict() of every Stateful with its part."""
         resizers = self._flat.resizers
         loaded = {
-            each.fqn: each.value_from(self._values, resizers.get(each.fqn), self._ranks)
+            each.fqn: each.build_value(self._values, resizers.get(each.fqn), self._ranks)
             for each in self._reads.values
         }
-        scatter_state(self._state, self._flat, loaded)
-        # Else what was put into XLA tensors becomes part of the first training step's program, which may round
-        # differently then than in an undisturbed run.
+        fill_state(self._state, self._flat, loaded)
+        # Otherwise the values put into XLA tensors become part of the program of the first training step, which may
+        # then round differently than in an undisturbed run.
         adapters.materialize(self._flat.tensors)
         return {}
 
@@ -172,7 +175,7 @@ class LegacyLoading:
         by_fqn: dict[str, list[PieceRead]] = {}
         for piece in self._reads.pieces:
             by_fqn.setdefault(piece.fqn, []).append(piece)
-        for layout in self._wanted.layouts:
+        for layout in self._request.layouts:
             if pieces := by_fqn.get(layout.fqn):
                 boxes = layout.local_boxes(self._ranks.rank)
                 yield _Load(
@@ -183,7 +186,7 @@ class LegacyLoading:
                 )
 
     def _size_bytes(self, layout: TensorLayout, boxes: Mapping[int, Box], pieces: list[PieceRead]) -> int:
-        """Its shards, and the largest chunk that is read for them."""
+        """Compute the host memory of its shards and of the largest chunk that is read for them."""
         assert self._content is not None
         stored = self._content.tensors[pieces[0].stored_fqn]
         n_local = sum(prod(box.sizes) for box in boxes.values())
@@ -191,42 +194,20 @@ class LegacyLoading:
         return n_local * itemsize_bytes(layout.dtype) + COPIES * n_largest * itemsize_bytes(stored.dtype)
 
 
-def read_ahead(
-    loads: Iterator[Load], read: Callable[[Load], Read], fill: Callable[[Load, Read], None]
-) -> None:
-    """What each load has read is given to `fill`, in the loads' order; several threads read before it is their turn.
-
-    As many at a time as there is memory for.
-    """
-    waiting: deque[tuple[Load, Future[Read]]] = deque()
-    held_bytes = 0
-    threads = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="restore")
-    try:
-        for load in chain(loads, (None,)):
-            while waiting and (load is None or held_bytes + load.size_bytes > _READ_AHEAD_BYTES):
-                first, found = waiting.popleft()
-                fill(first, found.result())
-                del found
-                held_bytes -= first.size_bytes
-            if load is not None:
-                waiting.append((load, threads.submit(read, load)))
-                held_bytes += load.size_bytes
-    finally:
-        threads.shutdown(cancel_futures=True)
-
-
-def _read_shards(content: LegacyContent, load: _Load) -> Shards:
-    """A chunk is read once, however many of the local shards have a part of it."""
+def _read_shards(content: ForeignContent, load: _Load) -> Shards:
+    """Read each chunk once, however many of the local shards have a part of it."""
     dtype = dtype_of(load.layout.dtype)
     shards = {index: torch.empty(box.sizes, dtype=dtype) for index, box in load.boxes.items()}
     by_chunk: dict[int, list[PieceRead]] = {}
     for piece in load.pieces:
         by_chunk.setdefault(piece.stored_index, []).append(piece)
     for number, pieces in by_chunk.items():
-        chunk = content.chunk(pieces[0].stored_fqn, number)
+        chunk = content.read_chunk(pieces[0].stored_fqn, number)
         for piece in pieces:
             wanted = piece.wanted_box
-            target = shards[piece.local_index][wanted.shifted(load.boxes[piece.local_index].offsets).slices]
-            part = chunk[wanted.shifted(piece.stored_box.offsets).slices]
-            target.copy_(converted(load.layout.fqn, part, dtype))
+            target = shards[piece.local_index][
+                wanted.relative_to(load.boxes[piece.local_index].offsets).slices
+            ]
+            part = chunk[wanted.relative_to(piece.stored_box.offsets).slices]
+            target.copy_(cast_elements(load.layout.fqn, part, dtype))
     return shards

@@ -1,4 +1,4 @@
-"""Who reads which block: each is read once, by one of those that need it, and sent to the others. Pure."""
+"""Assign blocks to ranks: each block is read once, by one of the ranks that need it, and sent to the others. Pure."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,48 +8,58 @@ from typing import Any, Self
 
 import numpy as np
 
-from stepkeeper.checkpoint.blocks import BlockTable, Runs, numbers_of, runs_of
+from stepkeeper.checkpoint.blocks import BlockTable, Runs, decode_runs, encode_runs
 
 __all__ = ["Duties", "Group", "Sharing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Blocks that the same ranks need, two at least."""
+    """Blocks that the same ranks need; at least two ranks do."""
 
     ranks: tuple[int, ...]
     blocks: Runs
     readers: tuple[int, ...]
-    """Those of the ranks that have copies at hand, or all."""
+    """The ranks among them that have copies at hand, or all of them if none has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duties:
-    """What one rank does for itself and for the others."""
+    """The blocks that one rank reads for itself and for others, and those that it is sent."""
 
     reads: Mapping[int, tuple[int, ...]]
-    """The blocks that it reads, each with the ranks it sends it to."""
+    """The blocks that it reads, each with the ranks that it sends it to."""
 
     receives: Mapping[int, int]
-    """The blocks that it is sent, each with who sends it."""
+    """The blocks that it is sent, each with the rank that sends it."""
 
     @property
     def partners(self) -> set[int]:
-        """The ranks that it sends to or is sent by."""
+        """The ranks that it sends to or receives from."""
         return {rank for ranks in self.reads.values() for rank in ranks} | set(self.receives.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What several ranks need. Short where they need little or all in common; the same on all ranks."""
+    """The blocks that several ranks need, the same on all ranks.
+
+    It is short where ranks have little or all in common.
+    """
 
     groups: tuple[Group, ...]
     alone_bytes: tuple[int, ...]
-    """By rank, what only it needs."""
+    """The bytes of blocks that only one rank needs, by rank."""
 
     @classmethod
     def of(cls, needs: Sequence[Runs], table: BlockTable, at_hand: Sequence[Runs] = ()) -> Self:
-        """`needs` are the blocks that each rank needs, by rank; `at_hand` those of them that it has copies of."""
+        """Find out which blocks several ranks need.
+
+        Args:
+            needs: By rank, the runs of blocks that it needs.
+            table: All blocks of the commit.
+            at_hand: By rank, the runs of those blocks that it has copies of.
+
+        """
         blocks_of: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
         alone_bytes = [0] * len(needs)
         for first, end, ranks, readers in _stretches(needs, at_hand):
@@ -58,17 +68,28 @@ class Sharing:
             elif ranks:
                 blocks_of.setdefault((ranks, readers or ranks), []).extend(range(first, end))
         groups = tuple(
-            Group(ranks=ranks, blocks=runs_of(blocks), readers=readers)
+            Group(ranks=ranks, blocks=encode_runs(blocks), readers=readers)
             for (ranks, readers), blocks in sorted(blocks_of.items())
         )
         return cls(groups=groups, alone_bytes=tuple(alone_bytes))
 
-    def duties(self, rank: int, needs: Collection[int], table: BlockTable, order: Sequence[int]) -> Duties:
-        """What this rank, which needs these blocks, does; `order` is that of all blocks: ranks compute from the same.
+    def assign_duties(
+        self, rank: int, needs: Collection[int], table: BlockTable, order: Sequence[int]
+    ) -> Duties:
+        """Compute what this rank reads, sends and receives.
 
-        Ranks that have least to read by themselves read most of what several need.
+        All ranks compute from the same values, so their duties agree.
+
+        Ranks that have least to read for themselves read most of what several ranks need.
+
+        Args:
+            rank: This rank.
+            needs: The blocks that it needs.
+            table: All blocks of the commit.
+            order: The order of all blocks, the same on all ranks.
+
         """
-        group_of = {number: group for group in self.groups for number in numbers_of(group.blocks)}
+        group_of = {number: group for group in self.groups for number in decode_runs(group.blocks)}
         arrays = {group.readers: np.array(group.readers) for group in self.groups}
         loads = np.array(self.alone_bytes, dtype=np.int64)
         reads: dict[int, tuple[int, ...]] = {}
@@ -89,39 +110,42 @@ class Sharing:
                 receives[number] = reader
         return Duties(reads=reads, receives=receives)
 
-    def said(self) -> dict[str, Any]:
-        """As other ranks can be told it."""
+    def encode(self) -> dict[str, Any]:
+        """Encode this as plain JSON values for the other ranks."""
         return {
-            "groups": [_said(group) for group in self.groups],
+            "groups": [_encode_group(group) for group in self.groups],
             "alone_bytes": list(self.alone_bytes),
         }
 
     @classmethod
-    def heard(cls, said: Mapping[str, Any]) -> Self:
-        """What `said` was made of."""
+    def decode(cls, said: Mapping[str, Any]) -> Self:
+        """Decode what `encode` has encoded."""
         return cls(
-            groups=tuple(map(_heard, said["groups"])),
+            groups=tuple(map(_decode_group, said["groups"])),
             alone_bytes=tuple(said["alone_bytes"]),
         )
 
 
-def _said(group: Group) -> dict[str, Any]:
-    said: dict[str, Any] = {"ranks": runs_of(group.ranks), "blocks": group.blocks}
-    return said if group.readers == group.ranks else said | {"readers": runs_of(group.readers)}
+def _encode_group(group: Group) -> dict[str, Any]:
+    said: dict[str, Any] = {"ranks": encode_runs(group.ranks), "blocks": group.blocks}
+    return said if group.readers == group.ranks else said | {"readers": encode_runs(group.readers)}
 
 
-def _heard(said: Mapping[str, Any]) -> Group:
-    ranks = tuple(numbers_of(said["ranks"]))
-    readers = tuple(numbers_of(said["readers"])) if "readers" in said else ranks
+def _decode_group(said: Mapping[str, Any]) -> Group:
+    ranks = tuple(decode_runs(said["ranks"]))
+    readers = tuple(decode_runs(said["readers"])) if "readers" in said else ranks
     return Group(ranks=ranks, blocks=said["blocks"], readers=readers)
 
 
 def _stretches(
     needs: Sequence[Runs], at_hand: Sequence[Runs]
 ) -> Iterator[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
-    """Neighbouring blocks that the same ranks need: first, the one behind the last, and those ranks;
+    """Yield neighbouring blocks that the same ranks need.
 
-    and which of these ranks have copies.
+    Yields:
+        The first block, the one behind the last, the ranks that need them, and the ranks among these that
+            have copies.
+
     """
     needing: set[int] = set()
     having: set[int] = set()

@@ -1,60 +1,71 @@
-"""What the ranks of a restore do for one another: what several need, one reads, and sends to the others."""
+"""Share the reading of a checkpoint: one of the ranks that need a block reads it, and sends it to the others."""
 
 import secrets
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from stepkeeper.checkpoint.blocks import runs_of
-from stepkeeper.checkpoint.contents import Contents
+from stepkeeper.checkpoint.blocks import Contents, encode_runs
 from stepkeeper.checkpoint.manifest import Manifest
-from stepkeeper.coordination.rank_group import Gang, StoreGang
-from stepkeeper.errors import GangError, TornCheckpointError
+from stepkeeper.coordination.rank_group import RankGroup, StoreRankGroup
+from stepkeeper.errors import PeerLostError, TornCheckpointError
 from stepkeeper.loggers import logger
 from stepkeeper.restore.filling import Filling
 from stepkeeper.restore.peers.duties import Duties, Sharing
-from stepkeeper.restore.peers.links import Links, addresses_of_host, neighbours
+from stepkeeper.restore.peers.joining import addresses_of_host
+from stepkeeper.restore.peers.links import Links
 
-__all__ = ["Exchange", "exchange_among"]
+__all__ = ["Exchange", "exchange_among", "neighbours"]
 
 _log: Final = logger(__name__)
 _TIMEOUT_S: Final = 3600.0
+_CHILDREN: Final = 8
 
 
 class Exchange:
-    """Of this rank with the others; without `links` each reads for itself."""
+    """Exchange manifests and blocks between this rank and the others. Without `links` each rank reads for itself."""
 
-    def __init__(self, gang: Gang, links: Links | None = None, addresses: Sequence[Any] = ()) -> None:
-        self._gang = gang
+    def __init__(
+        self, rank_group: RankGroup, links: Links | None = None, addresses: Sequence[Any] = ()
+    ) -> None:
+        self._rank_group = rank_group
         self.links = links
         self._addresses = addresses
-        self.meets = False
-        """Whether the others wait for this rank, which then can't say what it fails with."""
+        self.is_awaited = False
+        """True while the other ranks wait for this one, which then can't tell them what it fails with."""
 
-    def manifests(
+    def share_manifests(
         self,
         read: Callable[[], Sequence[bytes]],
         prove: Callable[[Sequence[bytes]], Sequence[Manifest]],
     ) -> Sequence[Manifest]:
-        """The manifests, as rank 0 alone reads them, proven. Raises what they raise there, GangError elsewhere."""
+        """Return the proven manifests. Rank 0 alone reads them, and sends them to the others.
+
+        Raises what `read` and `prove` raise in rank 0, and PeerLostError in the others.
+
+        Args:
+            read: Reads the manifests from the store, as they are stored.
+            prove: Decodes them, if the commit's entry proves them.
+
+        """
         if self.links is None:
             return prove(read())
-        if self._gang.rank != 0:
-            received = self.links.manifests(_TIMEOUT_S)
+        if self._rank_group.rank != 0:
+            received = self.links.receive_manifests(_TIMEOUT_S)
             try:
                 return prove(received)
             except TornCheckpointError:
-                # They came through other ranks' memory: only what this rank reads itself says what the store holds.
+                # They came through other ranks' memory: only its own reading tells this rank what the store holds.
                 return prove(read())
         try:
             found = read()
         except Exception as error:
-            self.links.stop(error)
+            self.links.announce_failure(error)
             raise
         self.links.send_manifests(found)
         return prove(found)
 
-    def duties(
+    def agree_on_duties(
         self,
         name: str,
         needs: Collection[int],
@@ -63,13 +74,23 @@ class Exchange:
         *,
         at_hand: Collection[int] = (),
     ) -> Duties:
-        """What this rank, which needs these blocks, reads, for whom, and what it is sent: that goes to `filling`.
+        """Agree with the other ranks which blocks this rank reads, for whom, and what it is sent.
 
-        Of those `at_hand` it has copies. Raises GangError. Ranks: all.
+        Raises PeerLostError.
+
+        Ranks: all ranks call this.
+
+        Args:
+            name: A name for what the ranks send each other; used once.
+            needs: The blocks that this rank needs.
+            contents: What the commit holds, the same on all ranks.
+            filling: Gets the blocks that this rank is sent.
+            at_hand: Those of the blocks that this rank has copies of.
+
         """
-        self.meets = True
+        self.is_awaited = True
         duties = self._duties(name, needs, contents, filling, at_hand)
-        self.meets = False
+        self.is_awaited = False
         return duties
 
     def _duties(
@@ -80,71 +101,88 @@ class Exchange:
         filling: Filling,
         at_hand: Collection[int],
     ) -> Duties:
-        order = contents.in_reading_order(needs)
+        order = contents.sort_for_reading(needs)
         alone = Duties(reads=dict.fromkeys(order, ()), receives={})
         if self.links is None:
             return alone
-        own = {"runs": runs_of(needs), "at_hand": runs_of(at_hand)}
-        by_rank = self._gang.gather(f"{name}/needs", own, _TIMEOUT_S)
+        own = {"runs": encode_runs(needs), "at_hand": encode_runs(at_hand)}
+        by_rank = self._rank_group.gather(f"{name}/needs", own, _TIMEOUT_S)
         runs, copied = ([each[what] for each in by_rank] for what in ("runs", "at_hand"))
-        said = Sharing.of(runs, contents.table, copied).said() if by_rank else None
-        sharing = Sharing.heard(self._gang.broadcast(f"{name}/sharing", said, _TIMEOUT_S))
+        said = Sharing.of(runs, contents.table, copied).encode() if by_rank else None
+        sharing = Sharing.decode(self._rank_group.broadcast(f"{name}/sharing", said, _TIMEOUT_S))
         if not sharing.groups:
             return alone
-        shared = sharing.duties(self._gang.rank, needs, contents.table, contents.reading_order)
-        self.links.take(filling.put, filling.fail)
+        shared = sharing.assign_duties(self._rank_group.rank, needs, contents.table, contents.reading_order)
+        self.links.deliver_to(filling.put_bytes, filling.fail)
         where = f"{name}/partners"
         return (
-            shared if _connected(self._gang, self.links, where, shared.partners, self._addresses) else alone
+            shared
+            if _connect_all(self._rank_group, self.links, where, shared.partners, self._addresses)
+            else alone
         )
 
 
 @contextmanager
-def exchange_among(gang: Gang, name: str) -> Iterator[Exchange]:
-    """Connections among the ranks, while they restore. A rank that is lost meanwhile is noticed by all. Ranks: all."""
-    if not isinstance(gang, StoreGang):
-        yield Exchange(gang)
+def exchange_among(rank_group: RankGroup, name: str) -> Iterator[Exchange]:
+    """Connect the ranks while they restore.
+
+    If a rank is lost meanwhile, all others notice. Ranks: all ranks call this.
+    """
+    if not isinstance(rank_group, StoreRankGroup):
+        yield Exchange(rank_group)
         return
-    links = Links(gang.rank, gang.lose)
+    links = Links(rank_group.rank, rank_group.announce_loss)
     exchange: Exchange | None = None
     try:
-        exchange = _opened(gang, links, name)
+        exchange = _open_links(rank_group, links, name)
         yield exchange
     except BaseException as error:
-        # What was said to all ranks they all raise. Anything else ends this rank alone: the others lose it.
-        alone = isinstance(error, GangError) or not isinstance(error, Exception)
-        links.close(said=not (alone or exchange is None or exchange.meets))
+        # Other errors were announced, and all ranks raise them. These end this rank alone: the others lose it.
+        alone = isinstance(error, PeerLostError) or not isinstance(error, Exception)
+        links.close(announced=not (alone or exchange is None or exchange.is_awaited))
         raise
     links.close()
 
 
-def _opened(gang: StoreGang, links: Links, name: str) -> Exchange:
-    own = {"hosts": addresses_of_host(gang.store_host), "port": links.port}
-    by_rank = gang.gather(f"{name}/addresses", own, _TIMEOUT_S)
+def _open_links(rank_group: StoreRankGroup, links: Links, name: str) -> Exchange:
+    own = {"hosts": addresses_of_host(rank_group.store_host), "port": links.port}
+    by_rank = rank_group.gather(f"{name}/addresses", own, _TIMEOUT_S)
     chosen = {"by_rank": by_rank, "secret": secrets.token_hex(32)} if by_rank else None
-    told = gang.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
-    above, below = neighbours(gang.rank, gang.world_size)
+    told = rank_group.broadcast(f"{name}/all-addresses", chosen, _TIMEOUT_S)
+    above, below = neighbours(rank_group.rank, rank_group.world_size)
     links.start(bytes.fromhex(told["secret"]), below)
-    if _connected(gang, links, f"{name}/linked", (*above, *below), told["by_rank"]):
-        return Exchange(gang, links, told["by_rank"])
-    return Exchange(gang)
+    if _connect_all(rank_group, links, f"{name}/linked", (*above, *below), told["by_rank"]):
+        return Exchange(rank_group, links, told["by_rank"])
+    return Exchange(rank_group)
 
 
-def _connected(gang: Gang, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]) -> bool:
-    """Whether all ranks have their connections; these are this one's. Raises GangError. Ranks: all."""
+def _connect_all(
+    rank_group: RankGroup, links: Links, name: str, peers: Collection[int], addresses: Sequence[Any]
+) -> bool:
+    """Make this rank's connections, and tell whether all ranks have theirs.
+
+    Raises PeerLostError. Ranks: all ranks call this.
+    """
     why_not: str | None = None
     try:
-        links.call(peers, addresses)
-    except GangError:
+        links.connect_to(peers, addresses)
+    except PeerLostError:
         raise
     except OSError as error:
         why_not = str(error)
-    by_rank = gang.gather(name, {"why_not": why_not}, _TIMEOUT_S)
+    by_rank = rank_group.gather(name, {"why_not": why_not}, _TIMEOUT_S)
     first = next((each for each in by_rank if each["why_not"] is not None), {"why_not": None})
-    first = gang.broadcast(f"{name}/all", first if by_rank else None, _TIMEOUT_S)
+    first = rank_group.broadcast(f"{name}/all", first if by_rank else None, _TIMEOUT_S)
     if first["why_not"] is None:
-        links.meet(peers)
+        links.await_peers(peers)
         return True
-    if gang.rank == 0:
+    if rank_group.rank == 0:
         _log.warning("each rank reads all that it needs from the store itself: %s", first["why_not"])
     return False
+
+
+def neighbours(rank: int, world_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Find the rank above this one, if there is one, and the ranks below it, in a tree of all ranks. Pure."""
+    above = () if rank == 0 else ((rank - 1) // _CHILDREN,)
+    first = rank * _CHILDREN + 1
+    return above, tuple(range(min(first, world_size), min(first + _CHILDREN, world_size)))

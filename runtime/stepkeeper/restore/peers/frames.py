@@ -1,4 +1,4 @@
-"""Frames over a TCP connection between two ranks, and how each end knows that the other one is of the same restore."""
+"""Send and receive frames over TCP connections, and prove that both ends are ranks of the same restore."""
 
 import hmac
 import secrets
@@ -13,14 +13,23 @@ import numpy as np
 from stepkeeper.restore.placing import Bytes
 from stepkeeper.storage.crc import crc32c
 
-__all__ = ["FRAME_BYTES", "Frame", "Kind", "call", "greet", "listen", "receive", "send"]
+__all__ = [
+    "FRAME_BYTES",
+    "Frame",
+    "Kind",
+    "connect",
+    "identify_caller",
+    "listen",
+    "receive_frame",
+    "send_frame",
+]
 
 FRAME_BYTES: Final = 1024 * 1024
-"""The most that one frame carries: what a rank holds of each connection at a time."""
+"""The most bytes that one frame carries, and that a rank holds of each connection at a time."""
 
 _HEADER: Final = struct.Struct("<BQQI")
 _CRC: Final = struct.Struct("<I")
-"""Behind the header: of it and of the bytes that follow. Bytes in another place are as bad as other bytes."""
+"""The checksum of the header and of the bytes that follow. Bytes in another place are as bad as other bytes."""
 
 _GREETING: Final = struct.Struct("<4sI16s")
 _MAGIC: Final = b"SKR2"
@@ -29,19 +38,19 @@ _TAKEN: Final = b"\1"
 _GREETING_TIMEOUT_S: Final = 10.0
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6))
 _UNANSWERED_MILLIS: Final = 60_000
-"""After which a connection is lost whose other end takes nothing more, because its host is gone."""
+"""After this time a connection is lost if its other end takes nothing more, because its host is gone."""
 
 
 class Kind(IntEnum):
     BLOCK = 1
     """Bytes of a block: its number, and where in it they begin."""
     MANIFEST = 2
-    """Bytes of a manifest: its place among them, and how many it has. They come in order."""
+    """Bytes of a manifest: its place among the manifests, and its size. They come in order."""
     MANIFESTS_END = 3
     STOP = 4
-    """The sender has failed, or heard of one that has: whose fault it was first, and a text."""
+    """The sender has failed, or was told of a rank that has: the rank that failed first, and a text."""
     BYE = 5
-    """The sender has nothing more to say."""
+    """The sender has nothing more to send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +62,10 @@ class Frame:
     """Valid until the next frame is received."""
 
 
-def send(
+def send_frame(
     sock: socket.socket, kind: Kind, number: int = 0, first: int = 0, data: memoryview | bytes = b""
 ) -> None:
-    """The frame is on its way. Raises OSError."""
+    """Send a frame. Raises OSError."""
     view = memoryview(data)
     header = _HEADER.pack(kind, number, first, view.nbytes)
     sock.sendall(header + _CRC.pack(crc32c(view, crc32c(header))))
@@ -64,8 +73,8 @@ def send(
         sock.sendall(view)
 
 
-def receive(sock: socket.socket, buffer: bytearray) -> Frame | None:
-    """The next frame, with its bytes in the buffer; None if the connection has ended. Raises OSError."""
+def receive_frame(sock: socket.socket, buffer: bytearray) -> Frame | None:
+    """Receive the next frame, with its bytes in `buffer`; None if the connection has ended. Raises OSError."""
     start = bytearray(_HEADER.size + _CRC.size)
     if not _fill(sock, memoryview(start)):
         return None
@@ -83,18 +92,18 @@ def receive(sock: socket.socket, buffer: bytearray) -> Frame | None:
 
 
 def listen() -> socket.socket:
-    """A socket that takes connections from anywhere, on any free port."""
+    """Open a socket that takes connections from anywhere, on any free port."""
     if socket.has_dualstack_ipv6():
         try:
             return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
         except OSError:
-            # There is the protocol, but no address.
+            # The host has IPv6, but no address.
             pass
     return socket.create_server(("", 0))
 
 
-def call(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout_s: float) -> socket.socket:
-    """A connection from the first of these ranks to the second one, if that listens there. Raises OSError."""
+def connect(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout_s: float) -> socket.socket:
+    """Connect the first of `ranks` to the second one, if that listens there. Raises OSError."""
     rank, peer = ranks
     sock = socket.create_connection((host, port), timeout_s)
     try:
@@ -105,7 +114,7 @@ def call(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout_s:
             raise ConnectionError(f"{host}:{port} isn't rank {peer} of this restore")
         sock.sendall(_proof(secret, b"caller", rank, answer[:16]))
         _exactly(sock, 1)
-        # Only now the other end counts on this connection: until here this one may give it up, and call anew.
+        # The other end counts on this connection from here on. Before, this end may give it up and call again.
         sock.sendall(_TAKEN)
     except BaseException:
         sock.close()
@@ -113,8 +122,8 @@ def call(host: str, port: int, ranks: tuple[int, int], secret: bytes, timeout_s:
     return _settled(sock)
 
 
-def greet(sock: socket.socket, own_rank: int, secret: bytes) -> int:
-    """The rank that has called, and goes on with this connection. Raises OSError if it doesn't know the secret."""
+def identify_caller(sock: socket.socket, own_rank: int, secret: bytes) -> int:
+    """Find out which rank has called on this connection. Raises OSError if the caller doesn't know the secret."""
     sock.settimeout(_GREETING_TIMEOUT_S)
     magic, rank, nonce = _GREETING.unpack(_exactly(sock, _GREETING.size))
     if magic != _MAGIC:
@@ -131,12 +140,12 @@ def greet(sock: socket.socket, own_rank: int, secret: bytes) -> int:
 
 
 def _proof(secret: bytes, part: bytes, rank: int, nonce: bytes) -> bytes:
-    """Only who knows the secret can say that it is this rank; as caller or listener, to who has sent the nonce."""
+    """Compute a proof, for whoever sent the nonce, to be this rank as caller or listener. It takes the secret."""
     return hmac.digest(secret, part + struct.pack("<I", rank) + nonce, "sha256")
 
 
 def _settled(sock: socket.socket) -> socket.socket:
-    """It waits as long as it takes, but not for a host that is gone."""
+    """Set the connection to wait as long as it takes, but not for a host that is gone."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -147,7 +156,7 @@ def _settled(sock: socket.socket) -> socket.socket:
 
 
 def _fill(sock: socket.socket, view: memoryview) -> bool:
-    """False if the connection ended before."""
+    """Fill the view with what comes; False if the connection ended before."""
     while view.nbytes:
         n_bytes = sock.recv_into(view)
         if not n_bytes:

@@ -1,4 +1,4 @@
-"""Connections between the ranks of a restore: what one has read goes to the others, and who is lost is noticed."""
+"""Hold one rank's connections to others during a restore: send what it has read, receive, and notice who is lost."""
 
 import contextlib
 import json
@@ -9,26 +9,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from stepkeeper.errors import GangError
-from stepkeeper.loggers import logger
-from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, call, greet, listen, receive, send
+from stepkeeper.errors import PeerLostError
+from stepkeeper.restore.peers.frames import FRAME_BYTES, Frame, Kind, receive_frame, send_frame
+from stepkeeper.restore.peers.joining import Joining, shut
 from stepkeeper.restore.placing import Bytes
 
-__all__ = ["Links", "PeerStoppedError", "addresses_of_host", "neighbours"]
-
-_log: Final = logger(__name__)
-_CALL_TIMEOUT_S: Final = 5.0
-"""For each address that a rank may have."""
+__all__ = ["Links", "PeerStoppedError"]
 
 _CALLED_TIMEOUT_S: Final = 30.0
-"""For a call that was answered to be noted."""
+"""The time for a call that was answered to be noted here."""
 
 _LISTENED_S: Final = 5.0
-_CHILDREN: Final = 8
 
 
-class PeerStoppedError(GangError):
-    """Another rank has failed, and says itself why."""
+class PeerStoppedError(PeerLostError):
+    """Another rank has failed, and tells itself why."""
 
 
 @dataclass(slots=True)
@@ -43,16 +38,19 @@ class _Link:
 
 
 class Links:
-    """Of one rank to others, for one restore. All ranks make theirs, tell where they are, `call` and `meet`.
+    """Connect one rank to others for one restore.
 
-    `on_lost` is told who is gone, and why that seems so; what it returns is raised.
+    All ranks make their Links, tell each other their addresses, call `connect_to`, and then `await_peers`.
     """
 
     def __init__(self, rank: int, on_lost: Callable[[int, str], Exception]) -> None:
+        """Listen for other ranks.
+
+        `on_lost` is called with a rank that is gone and why it seems so; what it returns is raised.
+        """
         self._rank = rank
         self._on_lost = on_lost
-        self._listener = listen()
-        self._secret = b""
+        self._joining = Joining(rank, self._join)
         self._links: dict[int, _Link] = {}
         self._changed = threading.Condition()
         self._failure: Exception | None = None
@@ -65,46 +63,52 @@ class Links:
 
     @property
     def port(self) -> int:
-        return int(self._listener.getsockname()[1])
+        """The port on which this rank listens."""
+        return self._joining.port
 
     def start(self, secret: bytes, relayed_to: Collection[int]) -> None:
-        """Those who know the secret may call. Manifests that come are passed on to those ranks."""
-        self._secret, self._relayed_to = secret, relayed_to
-        threading.Thread(target=self._accept, name="restore-links", daemon=True).start()
+        """Let ranks that know the secret call. Manifests that come are passed on to `relayed_to`."""
+        self._relayed_to = relayed_to
+        self._joining.start(secret)
 
-    def call(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
-        """There is a connection to those of these ranks that are before this one; the others call.
+    def connect_to(self, peers: Collection[int], addresses: Sequence[Mapping[str, Any]]) -> None:
+        """Connect to those of `peers` that have lower ranks than this one; the others call.
 
-        `addresses` are those of all, by rank. Raises OSError if there is no way.
+        Raises OSError if there is no way.
+
+        Args:
+            peers: The ranks to be connected with.
+            addresses: The addresses of all ranks, by rank.
+
         """
         for peer in sorted(peers):
             if peer < self._rank and peer not in self._links:
-                self._join(peer, self._called(peer, addresses[peer]))
+                self._join(peer, self._joining.connect(peer, addresses[peer]))
 
-    def meet(self, peers: Collection[int]) -> None:
-        """There is a connection to each of these ranks: all of them have called. Raises GangError."""
+    def await_peers(self, peers: Collection[int]) -> None:
+        """Wait until there is a connection to each of these ranks; all of them have called. Raises PeerLostError."""
         deadline = time.monotonic() + _CALLED_TIMEOUT_S
         with self._changed:
             while lacking := set(peers) - set(self._links):
                 self._check()
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise GangError(f"rank {min(lacking)} says that it has called rank {self._rank}")
+                    raise PeerLostError(f"rank {min(lacking)} says that it has called rank {self._rank}")
 
-    def take(self, put: Callable[[int, int, Bytes], None], fail: Callable[[Exception], None]) -> None:
-        """From now on bytes of blocks that come are `put`, and it is told if a rank fails or is lost."""
+    def deliver_to(self, put: Callable[[int, int, Bytes], None], fail: Callable[[Exception], None]) -> None:
+        """Deliver bytes of blocks that come from now on to `put`, and tell `fail` if a rank fails or is lost."""
         with self._changed:
             self._take, self._fail = put, fail
             if self._failure is not None:
                 fail(self._failure)
 
-    def send(self, rank: int, number: int, data: Bytes) -> None:
-        """The block is on its way to that rank. Raises GangError if that is lost."""
+    def send_block(self, rank: int, number: int, data: Bytes) -> None:
+        """Send a block to that rank. Raises PeerLostError if that is lost."""
         view = memoryview(data)  # type: ignore[arg-type]  # an array is a buffer
         for first in range(0, view.nbytes, FRAME_BYTES):
             self._send(self._links[rank], Kind.BLOCK, number, first, view[first : first + FRAME_BYTES])
 
     def send_manifests(self, manifests: Sequence[bytes]) -> None:
-        """They are on their way to all other ranks, from one to the next."""
+        """Send manifests on their way to all other ranks, from one to the next."""
         for rank in self._relayed_to:
             for number, data in enumerate(manifests):
                 for first in range(0, len(data), FRAME_BYTES):
@@ -112,76 +116,50 @@ class Links:
                     self._send(self._links[rank], Kind.MANIFEST, number, len(data), piece)
             self._send(self._links[rank], Kind.MANIFESTS_END)
 
-    def manifests(self, timeout_s: float) -> list[bytes]:
-        """What rank 0 has sent. Raises GangError."""
+    def receive_manifests(self, timeout_s: float) -> list[bytes]:
+        """Wait for the manifests that rank 0 has sent. Raises PeerLostError."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._manifests is None:
                 self._check()
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise GangError(f"rank {self._rank} waited {timeout_s:.0f} s for the manifests")
+                    raise PeerLostError(f"rank {self._rank} waited {timeout_s:.0f} s for the manifests")
             return self._manifests
 
-    def stop(self, error: BaseException) -> None:
-        """Those that are connected know that this rank has failed: none of them waits for it."""
+    def announce_failure(self, error: BaseException) -> None:
+        """Tell the connected ranks that this one has failed, so that none of them waits for it."""
         said = json.dumps({"rank": self._rank, "text": str(error)[:1000]}).encode()
         for link in list(self._links.values()):
             try:
                 self._send(link, Kind.STOP, data=said)
-            except GangError:
-                # That one needs no telling.
+            except PeerLostError:
+                # That rank is lost: it needs no message.
                 continue
 
-    def close(self, *, said: bool = True) -> None:
-        """No connection is used any more. Unless it was `said` to all that this rank is done, it is lost to them."""
+    def close(self, *, announced: bool = True) -> None:
+        """Use the connections no more.
+
+        The others take this rank for lost unless its end was `announced` to them all.
+        """
         self._left = True
-        _shut(self._listener, socket.SHUT_RDWR)
-        self._listener.close()
+        self._joining.close()
         for link in list(self._links.values()):
             link.bye = True
-            if not said:
-                _shut(link.sock, socket.SHUT_RDWR)
+            if not announced:
+                shut(link.sock, socket.SHUT_RDWR)
                 continue
             try:
                 with link.lock:
-                    send(link.sock, Kind.BYE)
+                    send_frame(link.sock, Kind.BYE)
             except OSError:
                 continue
-            # What the other end still sends is read to its end: a connection that is closed before takes with it what
-            # has not arrived there yet.
-            _shut(link.sock, socket.SHUT_WR)
+            # The receiving thread reads what the other end still sends. Closing the connection before that would
+            # discard what has not arrived there yet.
+            shut(link.sock, socket.SHUT_WR)
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-    def _called(self, peer: int, address: Mapping[str, Any]) -> socket.socket:
-        tried: list[str] = []
-        for host in address["hosts"]:
-            try:
-                return call(host, address["port"], (self._rank, peer), self._secret, _CALL_TIMEOUT_S)
-            except OSError as error:
-                tried.append(f"{host}: {error}")
-        raise ConnectionError(
-            f"rank {self._rank} can't reach rank {peer} on port {address['port']} ({'; '.join(tried)})"
-        )
-
-    def _accept(self) -> None:
-        while not self._left:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(sock,), name="restore-greet", daemon=True).start()
-
-    def _greet(self, sock: socket.socket) -> None:
-        try:
-            rank = greet(sock, self._rank, self._secret)
-        except OSError as error:
-            _log.debug("a connection to the port of a restore was refused: %s", error)
-            sock.close()
-            return
-        self._join(rank, sock)
 
     def _join(self, rank: int, sock: socket.socket) -> None:
         link = _Link(rank, sock)
@@ -191,48 +169,51 @@ class Links:
         threading.Thread(target=self._receive, args=(link,), name=f"restore-from-{rank}", daemon=True).start()
 
     def _receive(self, link: _Link) -> None:
-        """Until the other end has left, or is lost."""
+        """Handle what the other end sends, until it has left or is lost."""
         why = "its connection ended"
         try:
             buffer = bytearray(FRAME_BYTES)
-            while (frame := receive(link.sock, buffer)) is not None:
-                self._heard(link, frame)
-        except Exception as error:  # whatever it is, nothing is heard of that rank any more
+            while (frame := receive_frame(link.sock, buffer)) is not None:
+                self._handle(link, frame)
+        except Exception as error:  # whatever it is, nothing comes from that rank any more
             why = str(error)
         finally:
             link.sock.close()
         if not link.bye and not self._left:
-            self._failed(self._on_lost(link.rank, why))
+            self._note_failure(self._on_lost(link.rank, why))
 
-    def _heard(self, link: _Link, frame: Frame) -> None:
-        """The frame was dealt with. What is wrong on this side doesn't keep the other end from sending on."""
+    def _handle(self, link: _Link, frame: Frame) -> None:
+        """Handle a frame. What goes wrong on this side doesn't keep the other end from sending on."""
         try:
-            self._deal(link, frame)
+            self._dispatch(link, frame)
         except Exception as error:  # raised where the restore runs
-            self._failed(error)
+            self._note_failure(error)
 
-    def _deal(self, link: _Link, frame: Frame) -> None:
+    def _dispatch(self, link: _Link, frame: Frame) -> None:
         if frame.kind is Kind.BYE:
             link.bye = True
         elif frame.kind is Kind.STOP:
             self._relay_stop(frame)
             said = json.loads(frame.data.tobytes())
-            self._failed(PeerStoppedError(f"rank {said['rank']}: {said['text']}"))
+            self._note_failure(PeerStoppedError(f"rank {said['rank']}: {said['text']}"))
         elif frame.kind is Kind.BLOCK:
             if self._take is not None:
                 self._take(frame.number, frame.first, frame.data)
         else:
-            self._hear_manifest(frame)
+            self._take_manifest(frame)
 
     def _relay_stop(self, frame: Frame) -> None:
-        """Those who wait for manifests through this rank know too: they have no connection to who has failed."""
+        """Pass the failure on to the ranks that wait for manifests through this one.
+
+        They have no connection to the rank that has failed.
+        """
         for rank in self._relayed_to:
             link = self._links.get(rank)
             if link is not None:
-                with contextlib.suppress(GangError):
+                with contextlib.suppress(PeerLostError):
                     self._send(link, Kind.STOP, data=frame.data.tobytes())
 
-    def _hear_manifest(self, frame: Frame) -> None:
+    def _take_manifest(self, frame: Frame) -> None:
         for rank in self._relayed_to:
             self._send(self._links[rank], frame.kind, frame.number, frame.first, frame.data.data)
         if frame.kind is Kind.MANIFEST:
@@ -249,15 +230,15 @@ class Links:
     ) -> None:
         try:
             with link.lock:
-                send(link.sock, kind, number, first, data)
+                send_frame(link.sock, kind, number, first, data)
         except OSError as error:
-            # Whether the other end is lost, or said before why it would go, the thread knows that listens to it.
+            # The thread that receives from the other end knows whether that is lost or has told why it leaves.
             with self._changed:
                 self._changed.wait_for(lambda: self._failure is not None, _LISTENED_S)
                 self._check()
             raise self._on_lost(link.rank, str(error)) from error
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         with self._changed:
             if self._failure is None:
                 self._failure = error
@@ -265,44 +246,3 @@ class Links:
             fail = self._fail
         if fail is not None:
             fail(error)
-
-
-def neighbours(rank: int, world_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Who is before this rank, if anybody, and who is after it, where all ranks stand in a tree. Pure."""
-    above = () if rank == 0 else ((rank - 1) // _CHILDREN,)
-    first = rank * _CHILDREN + 1
-    return above, tuple(range(min(first, world_size), min(first + _CHILDREN, world_size)))
-
-
-def addresses_of_host(towards: str | None) -> list[str]:
-    """Where other hosts may reach this one, likeliest first; `towards` is a host that all ranks reach."""
-    found: dict[str, None] = {}
-    if towards is not None:
-        for family, *_, address in _looked_up(towards):
-            try:
-                with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                    # Sends nothing: it asks by which of its addresses this host would.
-                    sock.connect(address)
-                    found[str(sock.getsockname()[0])] = None
-            except OSError:
-                # No way there, or none of that kind: a host may have no IPv6.
-                continue
-    found.update((str(address[0]), None) for *_, address in _looked_up(socket.gethostname()))
-    # Ranks on one host reach each other so in any case.
-    found["127.0.0.1"] = None
-    return list(found)
-
-
-def _looked_up(host: str) -> list[Any]:
-    try:
-        return list(socket.getaddrinfo(host, 1, type=socket.SOCK_STREAM))
-    except OSError:
-        return []
-
-
-def _shut(sock: socket.socket, how: int) -> None:
-    try:
-        sock.shutdown(how)
-    except OSError:
-        # It was closed, or never connected.
-        return

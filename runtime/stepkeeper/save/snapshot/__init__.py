@@ -1,6 +1,6 @@
-"""A copy of the state as it is after one step, in memory that the companion process can read."""
+"""Copy the state after one step into memory that the companion process can read."""
 
 from stepkeeper.save.snapshot.region import Region
-from stepkeeper.save.snapshot.take import Snapshot, Snapshots
+from stepkeeper.save.snapshot.take import Snapshot, SnapshotTaker
 
-__all__ = ["Region", "Snapshot", "Snapshots"]
+__all__ = ["Region", "Snapshot", "SnapshotTaker"]

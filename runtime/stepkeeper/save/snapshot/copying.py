@@ -1,4 +1,4 @@
-"""CPU tensors into a region: most of what a train loop waits for where the state is in the host's memory."""
+"""Copy CPU tensors into a region. Where the state is in host memory, the train loop waits mostly for this."""
 
 import os
 from collections.abc import Mapping
@@ -11,25 +11,25 @@ from stepkeeper.save.snapshot.plan import SnapshotPlan
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper_planners import adapters
 
-__all__ = ["copy_all", "copy_host_tensors"]
+__all__ = ["copy_host_tensors", "copy_tensors"]
 
 _SHARED_ELEMENTS: Final = 32 * 1024
-"""A copy of so many torch shares among its threads by itself."""
+"""torch itself divides a copy of at least so many elements among its threads."""
 
 _LEAST_COPIES: Final = 256
-"""For a thread more."""
+"""Each further thread needs so many copies to be worth it."""
 
 _MOST_THREADS: Final = 8
-"""Few have all that memory can give."""
+"""A few threads already use all of the memory's bandwidth."""
 
 
 def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, region: Region) -> None:
-    """What this rank writes of all tensors that are not copied on devices is in the region."""
-    places = region.places(plan.orders)
-    sources = [tensors[fqn] for _, fqn in plan.whole]
-    destinations = [places[index] for index, _ in plan.whole]
-    for fqn, mine in plan.parts.items():
-        own = adapters.in_place(tensors[fqn])
+    """Copy this rank's part of all tensors that are not copied on devices into the region."""
+    places = region.view_orders(plan.orders)
+    sources = [tensors[fqn] for _, fqn in plan.whole_tensors]
+    destinations = [places[index] for index, _ in plan.whole_tensors]
+    for fqn, mine in plan.partial_writes.items():
+        own = adapters.host_memory(tensors[fqn])
         shards = [own] if own is not None else adapters.local_shards(tensors[fqn])
         for index, write in mine:
             shard = shards[write.local_index]
@@ -37,7 +37,7 @@ def copy_host_tensors(tensors: Mapping[str, torch.Tensor], plan: SnapshotPlan, r
             destinations.append(places[index])
     large = [index for index, place in enumerate(destinations) if place.numel() >= _SHARED_ELEMENTS]
     if large:
-        copy_all([destinations[index] for index in large], [sources[index] for index in large])
+        copy_tensors([destinations[index] for index in large], [sources[index] for index in large])
     if len(large) == len(destinations):
         return
     if large:
@@ -54,20 +54,20 @@ def _copy_by_threads(destinations: list[torch.Tensor], sources: list[torch.Tenso
         1 + len(sources) // _LEAST_COPIES,
     )
     if n_threads == 1:
-        copy_all(destinations, sources)
+        copy_tensors(destinations, sources)
         return
     with ThreadPoolExecutor(n_threads - 1, thread_name_prefix="stepkeeper-copy") as pool:
         shares = [
-            pool.submit(copy_all, destinations[k::n_threads], sources[k::n_threads])
+            pool.submit(copy_tensors, destinations[k::n_threads], sources[k::n_threads])
             for k in range(1, n_threads)
         ]
-        copy_all(destinations[::n_threads], sources[::n_threads])
+        copy_tensors(destinations[::n_threads], sources[::n_threads])
         for share in shares:
             share.result()
 
 
-def copy_all(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Each destination has the elements of its source."""
+def copy_tensors(destinations: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy the elements of each source to its destination."""
     if not destinations:  # torch wants one at least
         return
     with torch.no_grad():  # of each thread

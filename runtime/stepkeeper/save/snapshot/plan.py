@@ -1,176 +1,156 @@
-"""What this rank writes of a state, and where it lies in the region. Made once for states that are built alike."""
+"""Plan what this rank writes of a state, and where it lies in the region, from the state's structure alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from stepkeeper.checkpoint import TensorOrder, ValueOrder
-from stepkeeper.loggers import logger
-from stepkeeper.save.snapshot import device
+from stepkeeper.checkpoint import Structure, TensorOrder, ValueOrder
+from stepkeeper.save.snapshot import device_pieces
 from stepkeeper.save.snapshot.region import ALIGNMENT_BYTES
 from stepkeeper_planners import adapters
 from stepkeeper_planners.errors import UnsupportedShardingError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES, SavePlan, TensorWrite, plan_save
-from stepkeeper_planners.saving.fingerprints import has_whole_numbers
-from stepkeeper_planners.saving.known_plan import Structure, WrittenShare, known_plan, plan_digest
-from stepkeeper_planners.state.gatherer import Gathered
+from stepkeeper_planners.saving.assignment import RankShare, TensorWrite, plan_save
+from stepkeeper_planners.saving.fingerprints import digest_layouts, is_integer_tensor_on_host
+from stepkeeper_planners.state.nesting import encode_nesting
 from stepkeeper_planners.state.tree import FlatState
-from stepkeeper_planners.state.values import content_bytes
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
-    from stepkeeper_planners.adapters.xla_pieces import Cut
+    from stepkeeper_planners.adapters.xla_pieces import ClonePlan
 
-__all__ = ["Mine", "Planner", "SnapshotPlan", "laid_out_behind"]
+__all__ = ["SnapshotPlan", "TensorWrites", "place_values", "plan_snapshot"]
 
-_log: Final = logger(__name__)
 
-Mine = list[tuple[int, TensorWrite]]
-"""What this rank writes of one tensor, with its place among the plan's orders."""
+TensorWrites = list[tuple[int, TensorWrite]]
+"""This rank's writes of one tensor, each with its index among the plan's orders."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotPlan:
-    """Good for all states with the same names, shapes, dtypes and placements."""
+    """A plan that the saves of all states of one structure share."""
 
     structure: Structure
-    orders: tuple[TensorOrder, ...]
+    """The structure as the companion gets it. Both processes know it by its key."""
+
+    layouts: tuple[TensorLayout, ...]
     writes: tuple[TensorWrite, ...]
-    """For each of `orders`, which part of which of this rank's local shards it is."""
+    """For each of `orders`, the part of this rank's local shards that it takes."""
 
     values: tuple[str, ...]
     tensor_bytes: int
-    """Of the region, for `orders`."""
+    """Size in the region of all `orders`."""
 
-    cuts: Mapping[str, "Cut"]
-    """How each XLA tensor is copied on its devices."""
+    clones: Mapping[str, "ClonePlan"]
+    """The plan of each XLA tensor's copy on its devices."""
 
-    ordinary: frozenset[str]
-    """The tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
+    ordinary_tensors: frozenset[str]
+    """Tensors that are copied as they are: on the CPU, whole, of torch's own classes."""
 
-    whole_numbers: tuple[str, ...]
-    """Those that the ranks compare by content."""
+    integer_tensors: tuple[str, ...]
+    """Names of the tensors that the ranks compare by content."""
 
-    recalled: str | None = None
-    """The digest, where it is that of the save that was restored."""
-
-    @cached_property
-    def digest(self) -> str | None:
-        """By which it is known again after a restart; None where it can't be."""
-        return self.recalled or plan_digest(self.structure, SavePlan(tensors=self.writes, values=self.values))
+    @property
+    def orders(self) -> tuple[TensorOrder, ...]:
+        """The boxes of tensors that this rank writes, and where each lies in the region."""
+        return self.structure.tensors
 
     @cached_property
-    def mine(self) -> dict[str, Mine]:
-        """By tensor, in the order of the plan, which has the parts of a tensor together."""
+    def layout_digests(self) -> dict[str, bytes]:
+        """Digests of the layouts, by tensor."""
+        return digest_layouts(self.layouts)
+
+    @cached_property
+    def writes_by_fqn(self) -> dict[str, TensorWrites]:
+        """This rank's writes by tensor, in the order of the plan, which keeps the parts of a tensor together."""
         return {
             fqn: list(mine) for fqn, mine in groupby(enumerate(self.writes), key=lambda pair: pair[1].fqn)
         }
 
     @cached_property
-    def by_box(self) -> dict[str, dict[Box, int]]:
-        """`mine`, where one knows the box of all of it."""
-        return {fqn: {write.box: index for index, write in mine} for fqn, mine in self.mine.items()}
+    def index_by_box(self) -> dict[str, dict[Box, int]]:
+        """For each tensor, the index of the write of a whole box."""
+        return {fqn: {write.box: index for index, write in mine} for fqn, mine in self.writes_by_fqn.items()}
 
     @cached_property
-    def whole(self) -> list[tuple[int, str]]:
-        """The ordinary tensors that this rank writes whole, each with its place among the orders."""
+    def whole_tensors(self) -> list[tuple[int, str]]:
+        """The ordinary tensors that this rank writes whole, each with its index among the orders."""
         return [
             (index, write.fqn)
             for index, write in enumerate(self.writes)
-            if write.fqn in self.ordinary and write.box.sizes == write.global_shape
+            if write.fqn in self.ordinary_tensors and write.box.sizes == write.global_shape
         ]
 
     @cached_property
-    def parts(self) -> dict[str, Mine]:
-        """Of the other ones that are not copied on devices, as `mine`."""
-        whole = {fqn for _, fqn in self.whole}
-        return {fqn: mine for fqn, mine in self.mine.items() if fqn not in self.cuts and fqn not in whole}
+    def partial_writes(self) -> dict[str, TensorWrites]:
+        """Writes, by tensor, of all other tensors that are not copied on devices."""
+        whole = {fqn for _, fqn in self.whole_tensors}
+        return {
+            fqn: mine
+            for fqn, mine in self.writes_by_fqn.items()
+            if fqn not in self.clones and fqn not in whole
+        }
 
 
-class Planner:
-    """Plans the saves of one rank; remembers the last plan."""
+def plan_snapshot(flat: FlatState, value_bytes: Mapping[str, int], *, ranks: Ranks) -> SnapshotPlan:
+    """Plan what this rank writes of a state. No computation may be pending on it.
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._key: object = None
-        self._plan: SnapshotPlan | None = None
-        self._written: WrittenShare | None = None
+    Args:
+        flat: The state.
+        value_bytes: The size that each value counts as.
+        ranks: This rank, and how many there are.
 
-    def recall(self, written: WrittenShare | None) -> None:
-        """The next state's plan is the one that this was written by, if it still holds."""
-        self._written = written
+    Raises:
+        UnsupportedShardingError: A tensor's placement can't be described, or no rank knows it alone.
 
-    def plan(self, state: Gathered) -> SnapshotPlan:
-        """What this rank writes of a state of which no computation is pending.
-
-        Raises:
-            UnsupportedValueError: a value is of a type that is not stored; it names the key.
-            UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
-
-        """
-        sizes = {fqn: content_bytes(value) for fqn, value in state.flat.values.items()}
-        # A rank alone writes all values, however large they are.
-        alone = self._ranks.world_size == 1
-        weights = {fqn: 0 if alone or size < LARGE_VALUE_BYTES else size for fqn, size in sizes.items()}
-        key = (state.build.structures, weights)
-        if self._plan is None or key != self._key:
-            self._plan = self._made(state.flat, weights)
-            self._key = key
-        self._written = None
-        return self._plan
-
-    def _made(self, flat: FlatState, value_bytes: Mapping[str, int]) -> SnapshotPlan:
-        cuts = device.cuts_of(flat.tensors)
-        layouts = [
-            device.describe_cut(fqn, tensor, cuts[fqn], self._ranks)
-            if fqn in cuts
-            else adapters.describe(fqn, tensor, self._ranks)
-            for fqn, tensor in flat.tensors.items()
-        ]
-        _check_known_whole(layouts, self._ranks)
-        structure = Structure(layouts=tuple(layouts), value_bytes=value_bytes, ranks=self._ranks)
-        known = self._recalled(structure)
-        plan = known or plan_save(layouts, value_bytes, self._ranks)
-        orders, tensor_bytes = _laid_out(plan)
-        return SnapshotPlan(
-            structure=structure,
-            orders=orders,
-            writes=plan.tensors,
-            values=plan.values,
-            tensor_bytes=tensor_bytes,
-            cuts=cuts,
-            ordinary=frozenset(fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)),
-            whole_numbers=tuple(fqn for fqn, tensor in flat.tensors.items() if has_whole_numbers(tensor)),
-            recalled=None if known is None or self._written is None else self._written.digest,
-        )
-
-    def _recalled(self, structure: Structure) -> SavePlan | None:
-        """The plan of the save that was restored, if it still holds."""
-        if self._written is None:
-            return None
-        plan = known_plan(structure, self._written)
-        if plan is None:
-            _log.info("state or release differ from those of what was restored: saves are planned anew")
-        else:
-            _log.info("the state is built like what was restored: saves go by the same plan")
-        return plan
+    """
+    clones = device_pieces.plan_clones(flat.tensors)
+    layouts = [
+        device_pieces.describe_clone(fqn, tensor, clones[fqn], ranks)
+        if fqn in clones
+        else adapters.describe(fqn, tensor, ranks)
+        for fqn, tensor in flat.tensors.items()
+    ]
+    _check_known_whole(layouts, ranks)
+    plan = plan_save(layouts, value_bytes, ranks)
+    orders, tensor_bytes = _place_tensors(plan)
+    return SnapshotPlan(
+        structure=Structure.build(
+            orders, aliases=flat.aliases, key_paths=flat.paths | encode_nesting(flat.tree)
+        ),
+        layouts=tuple(layouts),
+        writes=plan.tensors,
+        values=plan.values,
+        tensor_bytes=tensor_bytes,
+        clones=clones,
+        ordinary_tensors=frozenset(
+            fqn for fqn, tensor in flat.tensors.items() if adapters.is_ordinary(tensor)
+        ),
+        integer_tensors=tuple(
+            fqn for fqn, tensor in flat.tensors.items() if is_integer_tensor_on_host(tensor)
+        ),
+    )
 
 
-def laid_out_behind(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:
-    """Where the values lie, behind the tensors, and how large the region has to be."""
+def place_values(plan: SnapshotPlan, blobs: Mapping[str, bytes]) -> tuple[tuple[ValueOrder, ...], int]:
+    """Place the values behind the tensors.
+
+    Returns:
+        The values' orders, and the size in bytes that the region needs.
+
+    """
     start = plan.tensor_bytes
     values = []
     for fqn, blob in blobs.items():
         values.append(ValueOrder(fqn=fqn, start=start, length_bytes=len(blob)))
-        start = _aligned(start + len(blob))
+        start = _align_up(start + len(blob))
     return tuple(values), start
 
 
-def _laid_out(plan: SavePlan) -> tuple[tuple[TensorOrder, ...], int]:
+def _place_tensors(plan: RankShare) -> tuple[tuple[TensorOrder, ...], int]:
     start = 0
     tensors = []
     for write in plan.tensors:
@@ -184,16 +164,16 @@ def _laid_out(plan: SavePlan) -> tuple[tuple[TensorOrder, ...], int]:
                 start=start,
             )
         )
-        start = _aligned(start + write.size_bytes)
+        start = _align_up(start + write.size_bytes)
     return tuple(tensors), start
 
 
-def _aligned(offset: int) -> int:
+def _align_up(offset: int) -> int:
     return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def _check_known_whole(layouts: Sequence[TensorLayout], ranks: Ranks) -> None:
-    """Who writes what is decided by every rank alone, so each must know where all of a tensor lies."""
+    """Check that this rank knows where all of each tensor lies: every rank decides alone which rank writes what."""
     partial = next((layout.fqn for layout in layouts if not layout.complete), None)
     if partial is not None and ranks.world_size > 1:
         raise UnsupportedShardingError(

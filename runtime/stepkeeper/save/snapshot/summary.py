@@ -1,36 +1,36 @@
-"""Sum up a snapshot for comparison: what must be the same on all ranks."""
+"""Sum up a snapshot, so that the ranks can compare what must be the same on all of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepkeeper_planners.geometry.layout import TensorLayout
-from stepkeeper_planners.saving.fingerprints import name_digests
+from stepkeeper_planners.saving.fingerprints import digest_names
 
 __all__ = ["StateSummary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSummary:
-    """What of a state must be the same on all ranks, as it was when its snapshot was taken."""
+    """The parts of a state that must be the same on all ranks, as they were when the snapshot was taken."""
 
     layouts: Sequence[TensorLayout] = ()
-    forms: Callable[[], Mapping[str, bytes]] | None = None
-    """Digests of the layouts, where these are kept from save to save."""
+    layout_digests: Callable[[], Mapping[str, bytes]] | None = None
+    """Returns digests of the layouts, where these are kept from save to save."""
 
     values: Mapping[str, bytes] = field(default_factory=dict)
     """Digests of the values."""
 
     contents: Mapping[str, bytes] = field(default_factory=dict)
-    """Digests of those tensors that are compared too."""
+    """Digests of the tensors that are compared by content."""
 
     aliases: Mapping[str, str] = field(default_factory=dict)
     per_rank: Sequence[str] = ()
 
-    def digests(self) -> dict[str, bytes]:
-        """One for each name."""
-        return name_digests(
+    def compute_digests(self) -> dict[str, bytes]:
+        """Compute one digest for each name."""
+        return digest_names(
             self.layouts,
-            forms=None if self.forms is None else self.forms(),
+            layout_digests=None if self.layout_digests is None else self.layout_digests(),
             values=self.values,
             contents=self.contents,
             aliases=self.aliases,

@@ -1,55 +1,55 @@
-"""Taking a snapshot: all that the train loop waits for."""
+"""Take a snapshot of a state: the part of a save that the train loop waits for."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from stepkeeper.checkpoint import TensorOrder, ValueOrder
 from stepkeeper.errors import SaveError
-from stepkeeper.save.snapshot import device
-from stepkeeper.save.snapshot.copying import copy_all, copy_host_tensors
-from stepkeeper.save.snapshot.plan import Planner, SnapshotPlan, laid_out_behind
+from stepkeeper.save.snapshot import device, device_pieces
+from stepkeeper.save.snapshot.copying import copy_host_tensors, copy_tensors
+from stepkeeper.save.snapshot.plan import SnapshotPlan, place_values, plan_snapshot
 from stepkeeper.save.snapshot.region import Region
 from stepkeeper.save.snapshot.summary import StateSummary
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.layout import Ranks
-from stepkeeper_planners.saving.fingerprints import digest_value, digest_whole_numbers
-from stepkeeper_planners.saving.known_plan import WrittenShare
-from stepkeeper_planners.state.gatherer import Gatherer
+from stepkeeper_planners.saving.assignment import LARGE_VALUE_BYTES
+from stepkeeper_planners.saving.fingerprints import digest_integer_tensor, digest_value
 from stepkeeper_planners.state.per_rank import stored_name
+from stepkeeper_planners.state.structure import StructureCache
 from stepkeeper_planners.state.tree import FlatState
 from stepkeeper_planners.state.values import encode_value
 
 if TYPE_CHECKING:
     # At run time it would import torch_xla.
-    from stepkeeper_planners.adapters.xla_pieces import Part, Piece
+    from stepkeeper_planners.adapters.xla_pieces import DevicePiece, HostPart
 
-__all__ = ["Snapshot", "Snapshots"]
+__all__ = ["Snapshot", "SnapshotTaker"]
 
 
 @dataclass(slots=True, kw_only=True)
 class Snapshot:
-    """This rank's share of the state after one step. Host tensors are in the region; device copies still have to go."""
+    """This rank's share of the state after one step.
+
+    Host tensors are in the region; copies on devices have yet to move.
+    """
 
     plan: SnapshotPlan
     values: tuple[ValueOrder, ...]
-    aliases: dict[str, str]
-    key_paths: Mapping[str, tuple[str | int, ...]]
-    """Name → the keys that lead to it; and what the names don't say of the nesting."""
-
     summary: StateSummary
-    """What of the state all ranks must have alike."""
+    """A summary of what must be the same on all ranks."""
 
-    on_device: list["Piece"] = field(default_factory=list)
-    """Copies of XLA tensors: nothing that happens to the state changes them."""
+    on_device: list["DevicePiece"] = field(default_factory=list)
+    """Copies of XLA tensors. Changes of the state don't affect them."""
 
     copied: tuple[str, ...] = ()
-    """The tensors that these are copies of: all of them have to come."""
+    """Names of the tensors that were copied on the devices. All of their elements have to arrive."""
 
     copies: device.DeviceCopies
-    """Who made them."""
+    """The object that made the copies, and counts them."""
 
     _dropped: bool = False
 
@@ -57,133 +57,140 @@ class Snapshot:
     def tensors(self) -> tuple[TensorOrder, ...]:
         return self.plan.orders
 
-    def transfer(self, region: Region) -> None:
-        """All bytes are in the region; each device copy was dropped as soon as it was there.
+    def move_copies(self, region: Region) -> None:
+        """Move all device copies into the region, and drop each as soon as it has arrived.
 
-        Called from a background thread. The GIL is held while a piece moves, not while its copy isn't made yet.
+        A background thread calls this. It holds the GIL while a piece moves, but not while it waits for a copy.
         """
         if not self.copied:
             return
-        batches: list[list[Piece]] = []
+        batches: list[list[DevicePiece]] = []
         try:
             from stepkeeper_planners.adapters import xla_pieces
 
-            arrivals = _Arrivals(self.plan, region, self.copied)
-            batches += list(device.batches(self.on_device))[::-1]
-            xla_pieces.wait_until_there(self.on_device)
+            filler = _RegionFiller(self.plan, region, self.copied)
+            batches += list(device_pieces.batch_pieces(self.on_device))[::-1]
+            xla_pieces.wait_until_computed(self.on_device)
             self.on_device.clear()
             while batches:
-                arrivals.put((piece.fqn, parts) for piece, parts in xla_pieces.move(batches.pop()))
-            arrivals.check()
+                filler.put_parts(
+                    (piece.fqn, parts) for piece, parts in xla_pieces.move_to_host(batches.pop())
+                )
+            filler.check_complete()
         except RuntimeError as error:
-            self.copies.refused(error, self.plan.cuts, self.copied)
+            self.copies.handle_refusal(error, self.plan.clones, self.copied)
             raise
         finally:
             batches.clear()
-            self.drop()
+            self.drop_copies()
 
-    def drop(self) -> None:
-        """Its copies are on the devices no more, whether they were moved or not."""
+    def drop_copies(self) -> None:
+        """Drop the copies on the devices, whether they were moved or not."""
         self.on_device.clear()
         if self.copied and not self._dropped:
             self._dropped = True
-            self.copies.left()
+            self.copies.release_copies()
 
 
-class Snapshots:
-    """Takes the snapshots of one rank, each into a region that the caller chooses."""
+class SnapshotTaker:
+    """Take the snapshots of one rank, each into a region that the caller chooses."""
 
     def __init__(self, ranks: Ranks, *, device_budget_bytes: int | None = None) -> None:
-        """`device_budget_bytes` may be used for copies on this process's devices; None: as much as there is."""
+        """Prepare to take snapshots.
+
+        Args:
+            ranks: This rank, and how many there are.
+            device_budget_bytes: Bytes that copies may take on this process's devices; None: as many as there are.
+
+        """
         self._ranks = ranks
-        self._gatherer = Gatherer()
-        self._planner = Planner(ranks)
+        # A rank alone writes all values, however large they are.
+        large_value_bytes = None if ranks.world_size == 1 else LARGE_VALUE_BYTES
+        self._structures: Final[StructureCache[SnapshotPlan]] = StructureCache(
+            partial(plan_snapshot, ranks=ranks), large_value_bytes=large_value_bytes
+        )
         self._copies = device.DeviceCopies(device_budget_bytes)
 
-    def recall(self, written: WrittenShare | None) -> None:
-        """This rank wrote that of a save: where a state is built like the one saved there, the plan is that one's."""
-        self._planner.recall(written)
-
     def prepare(self, state: Mapping[str, object]) -> int:
-        """A snapshot of `state` compiles nothing any more. The answer is how many bytes of a region it takes.
+        """Compile what a snapshot of `state` needs, and return how many bytes of a region it takes.
 
         Raises:
-            UnsupportedValueError: as `take`.
-            UnsupportedShardingError: as `take`.
+            UnsupportedValueError: See `take_snapshot`.
+            UnsupportedShardingError: See `take_snapshot`.
 
         """
-        gathered = self._gatherer.gather(state)
-        flat, plan = gathered.flat, self._planner.plan(gathered)
-        made, rest = self._copies.make(flat.tensors, plan.cuts, device.to_copy(plan.cuts, plan.mine))
+        found = self._structures.look_up(state)
+        flat, plan = found.flat, found.derived
+        made, rest = self._copies.make_copies(
+            flat.tensors, plan.clones, device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
+        )
         if made:
-            self._copies.left()
-        device.compile_moves(flat.tensors, plan.cuts, rest)
-        return laid_out_behind(plan, self._blobs(flat, plan))[1]
+            self._copies.release_copies()
+        device_pieces.compile_moves(flat.tensors, plan.clones, rest)
+        return place_values(plan, self._encode_values(flat, plan))[1]
 
-    def take(
+    def take_snapshot(
         self, state: Mapping[str, object], region: Region, *, timeout_s: float | None = None
     ) -> Snapshot:
-        """The state may change again: the snapshot does not follow it.
+        """Take a snapshot of `state`, which may change afterwards without affecting the snapshot.
 
-        XLA tensors are copied on their devices, and only the dispatch of that is waited for; those that the devices
-        have no room for are moved into the region, as CPU tensors are. What is pending is started first, by the same
-        program that the loop's own `torch_xla.sync()` would start.
+        XLA tensors are copied on their devices, and this waits only for the dispatch. Tensors that the devices have
+        no room for are moved into the region, and CPU tensors are copied there. Pending computations are started
+        first, by the same program that the loop's own `torch_xla.sync()` would start.
 
         Raises:
-            UnsupportedValueError: a value is of a type that is not stored; it names the key.
-            UnsupportedShardingError: a tensor is placed in a way that can't be described, or that no rank knows alone.
-            TimeoutError: an earlier snapshot's copies leave no room for this one's after `timeout_s`.
-            SaveError: the devices have no room, and that can't be made good.
+            UnsupportedValueError: A value's type can't be stored; the error names the key.
+            UnsupportedShardingError: A tensor's placement can't be described, or no rank knows it alone.
+            TimeoutError: The copies of an earlier snapshot still leave no room after `timeout_s`.
+            SaveError: The devices have no room, and that can't be made good.
 
         """
-        gathered = self._gatherer.gather(state)
-        flat, plan = gathered.flat, self._planner.plan(gathered)
-        blobs = self._blobs(flat, plan)
-        wanted = device.to_copy(plan.cuts, plan.mine)
-        pieces, rest = self._copies.make(flat.tensors, plan.cuts, wanted, timeout_s=timeout_s)
+        found = self._structures.look_up(state)
+        flat, plan = found.flat, found.derived
+        blobs = self._encode_values(flat, plan)
+        wanted = device_pieces.select_copied(plan.clones, plan.writes_by_fqn)
+        pieces, rest = self._copies.make_copies(flat.tensors, plan.clones, wanted, timeout_s=timeout_s)
         try:
-            values, size_bytes = laid_out_behind(plan, blobs)
+            values, size_bytes = place_values(plan, blobs)
             region.reserve(size_bytes)
             for order in values:
-                region.write(order.start, blobs[order.fqn])
+                region.write_bytes(order.start, blobs[order.fqn])
             copy_host_tensors(flat.tensors, plan, region)
-            self._move_now(flat, plan, rest, region)
+            self._move_tensors(flat, plan, rest, region)
             on_host = frozenset(rest)
             return Snapshot(
                 plan=plan,
                 values=values,
-                aliases=dict(flat.aliases),
-                key_paths=gathered.build.key_paths,
-                summary=_summary(flat, plan, self._ranks),
+                summary=_sum_up(flat, plan, self._ranks),
                 on_device=pieces,
                 copied=tuple(fqn for fqn in wanted if fqn not in on_host),
                 copies=self._copies,
             )
         except BaseException:
             if pieces:
-                self._copies.left()
+                self._copies.release_copies()
             raise
 
-    def _move_now(self, flat: FlatState, plan: SnapshotPlan, fqns: Sequence[str], region: Region) -> None:
-        arrivals = _Arrivals(plan, region, fqns)
-        for moved in device.moved(flat.tensors, plan.cuts, fqns):
-            arrivals.put(moved)
-        arrivals.check()
+    def _move_tensors(self, flat: FlatState, plan: SnapshotPlan, fqns: Sequence[str], region: Region) -> None:
+        filler = _RegionFiller(plan, region, fqns)
+        for moved in device_pieces.move_tensors(flat.tensors, plan.clones, fqns):
+            filler.put_parts(moved)
+        filler.check_complete()
 
-    def _blobs(self, flat: FlatState, plan: SnapshotPlan) -> dict[str, bytes]:
+    def _encode_values(self, flat: FlatState, plan: SnapshotPlan) -> dict[str, bytes]:
         blobs = {fqn: encode_value(fqn, flat.values[fqn]) for fqn in plan.values}
         for fqn, value in flat.per_rank.items():
             blobs[stored_name(fqn, self._ranks)] = encode_value(fqn, value)
         return blobs
 
 
-def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
+def _sum_up(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
     if ranks.world_size == 1:
         return StateSummary()
-    numbers = {fqn: digest_whole_numbers(flat.tensors[fqn]) for fqn in plan.whole_numbers}
+    numbers = {fqn: digest_integer_tensor(flat.tensors[fqn]) for fqn in plan.integer_tensors}
     return StateSummary(
-        layouts=plan.structure.layouts,
-        forms=lambda: plan.structure.forms,
+        layouts=plan.layouts,
+        layout_digests=lambda: plan.layout_digests,
         values={fqn: digest_value(fqn, value) for fqn, value in flat.values.items()},
         contents={fqn: digest for fqn, digest in numbers.items() if digest is not None},
         aliases=dict(flat.aliases),
@@ -191,22 +198,27 @@ def _summary(flat: FlatState, plan: SnapshotPlan, ranks: Ranks) -> StateSummary:
     )
 
 
-class _Arrivals:
-    """Elements of XLA tensors as they come into the region, counted: what is missing would be an older save's."""
+class _RegionFiller:
+    """Put elements of XLA tensors into the region as they arrive, and count them.
+
+    Elements that never arrived would be those of an older save.
+    """
 
     def __init__(self, plan: SnapshotPlan, region: Region, fqns: Iterable[str]) -> None:
-        """All that this rank writes of these tensors is to come."""
+        """Expect all that this rank writes of these tensors."""
         self._plan = plan
         self._region = region
-        self._missing = {fqn: sum(write.box.volume for _, write in plan.mine.get(fqn, ())) for fqn in fqns}
+        self._missing = {
+            fqn: sum(write.box.volume for _, write in plan.writes_by_fqn.get(fqn, ())) for fqn in fqns
+        }
 
-    def put(self, moved: Iterable[tuple[str, list["Part"]]]) -> None:
-        """What this rank writes of these elements is in the region."""
-        places = self._region.places(self._plan.orders)
+    def put_parts(self, moved: Iterable[tuple[str, list["HostPart"]]]) -> None:
+        """Copy this rank's part of the moved elements into the region."""
+        places = self._region.view_orders(self._plan.orders)
         destinations: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         for fqn, parts in moved:
-            whole = self._plan.by_box.get(fqn, {})
+            whole = self._plan.index_by_box.get(fqn, {})
             for box, data in parts:
                 index = whole.get(box)
                 if index is not None:
@@ -214,19 +226,19 @@ class _Arrivals:
                     sources.append(data)
                     self._missing[fqn] -= box.volume
                     continue
-                for index, write in self._plan.mine.get(fqn, ()):
+                for index, write in self._plan.writes_by_fqn.get(fqn, ()):
                     common = box.intersect(write.box)
                     if common is not None:
-                        destinations.append(places[index][_within(common, write.box)])
-                        sources.append(data[_within(common, box)])
+                        destinations.append(places[index][_slice_common(common, write.box)])
+                        sources.append(data[_slice_common(common, box)])
                         self._missing[fqn] -= common.volume
-        copy_all(destinations, sources)
+        copy_tensors(destinations, sources)
 
-    def check(self) -> None:
-        """All that this rank writes of these tensors came.
+    def check_complete(self) -> None:
+        """Check that all expected elements have arrived.
 
         Raises:
-            SaveError: elements are lacking.
+            SaveError: Elements are missing.
 
         """
         lacking = next((fqn for fqn, missing in self._missing.items() if missing), None)
@@ -236,5 +248,5 @@ class _Arrivals:
             )
 
 
-def _within(common: Box, box: Box) -> tuple[slice, ...]:
-    return common.shifted(box.offsets).slices
+def _slice_common(common: Box, box: Box) -> tuple[slice, ...]:
+    return common.relative_to(box.offsets).slices

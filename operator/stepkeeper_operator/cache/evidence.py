@@ -1,0 +1,87 @@
+"""Keep the last state of an attempt's pods and Jobs after they are gone: JobSet deletes them within a second."""
+
+from dataclasses import dataclass, field, replace
+
+from stepkeeper_operator.facts import Job, Pod
+
+__all__ = ["AttemptEvidence", "EvidenceCache"]
+
+_KEPT_ATTEMPTS = 4
+
+Ordinal = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEvidence:
+    """The last known state of every pod and Job of one attempt."""
+
+    ordinal: Ordinal
+    pods: tuple[Pod, ...] = ()
+    failed_jobs: tuple[Job, ...] = ()
+
+
+@dataclass(slots=True)
+class _Record:
+    pods: dict[str, Pod] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+
+class EvidenceCache:
+    """Keep evidence by job and attempt, for the newest few attempts of each job."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, dict[Ordinal, _Record]] = {}
+
+    def add_pod(self, pod: Pod) -> None:
+        """Keep the last state of the pod, also after its deletion."""
+        if pod.ordinal is not None and pod.job_uid:
+            record = self._record(pod.job_uid, pod.ordinal)
+            known = record.pods.get(pod.uid)
+            record.pods[pod.uid] = pod if known is None else _merge_pod(known, pod)
+
+    def add_job(self, job: Job) -> None:
+        """Keep the last state of the Job, also after its deletion."""
+        if job.ordinal is not None and job.job_uid:
+            record = self._record(job.job_uid, job.ordinal)
+            known = record.jobs.get(job.uid)
+            if known is None or known.failure_reason is None or job.failure_reason is not None:
+                record.jobs[job.uid] = job
+
+    def list_attempts(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
+        """List all evidence of a job, oldest attempt first."""
+        return tuple(
+            AttemptEvidence(
+                ordinal=ordinal,
+                pods=tuple(sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid))),
+                failed_jobs=tuple(job for job in record.jobs.values() if job.failure_reason is not None),
+            )
+            for ordinal, record in sorted(self._records.get(job_uid, {}).items())
+        )
+
+    def forget_job(self, job_uid: str) -> None:
+        """Drop the evidence of a job that is gone."""
+        self._records.pop(job_uid, None)
+
+    def _record(self, job_uid: str, ordinal: Ordinal) -> _Record:
+        records = self._records.setdefault(job_uid, {})
+        record = records.setdefault(ordinal, _Record())
+        while len(records) > _KEPT_ATTEMPTS:
+            del records[min(records)]
+        return record
+
+
+def _merge_pod(known: Pod, seen: Pod) -> Pod:
+    """Return `seen`, plus what `known` tells of the pod's end.
+
+    Kubernetes takes conditions back, and exit codes are lost with a kubelet.
+    """
+    if known.exit_code is not None and seen.exit_code is None:
+        return known
+    if known.terminal and known.deadline is None:
+        # This deletion only removes a pod that had already ended.
+        seen = replace(seen, deadline=None)
+    # A DisruptionTarget that came to nothing is set to False after two minutes, on a pod that goes on.
+    goes_on = seen.deadline is None and not seen.terminal
+    if known.disruption is None or seen.disruption is not None or goes_on:
+        return seen
+    return replace(seen, disruption=known.disruption)

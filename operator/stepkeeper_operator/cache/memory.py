@@ -1,0 +1,31 @@
+"""Remember what this process did for each job. All of it can be lost: a restart costs only a few requests."""
+
+from dataclasses import dataclass, field
+
+from stepkeeper_operator.facts import ConfigMap
+
+__all__ = ["JobMemory", "Memory"]
+
+
+@dataclass(slots=True)
+class JobMemory:
+    last_write_at: float = 0.0
+    config_map: ConfigMap | None = None
+    config_map_read_at: float = float("-inf")
+    jobset_read_at: float = float("-inf")
+    rejection: tuple[int, str] | None = None
+    """Generation of the job whose JobSet the API server refused, and the text of the refusal."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """The memory of all jobs, by uid."""
+
+    started_at: float
+    jobs: dict[str, JobMemory] = field(default_factory=dict)
+
+    def get_job(self, job_uid: str) -> JobMemory:
+        return self.jobs.setdefault(job_uid, JobMemory())
+
+    def forget_job(self, job_uid: str) -> None:
+        self.jobs.pop(job_uid, None)

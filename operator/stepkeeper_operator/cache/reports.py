@@ -1,0 +1,44 @@
+"""Keep the newest report of every job, and the commits that the status doesn't show yet."""
+
+from dataclasses import dataclass, replace
+
+from stepkeeper.contract import Report, ReportedCommit
+
+__all__ = ["LastReport", "ReportCache"]
+
+_KEPT_COMMITS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastReport:
+    report: Report
+    ordinal: tuple[int, int]
+    """Ordinal of the attempt that the token's pod belongs to."""
+
+    received_at: float
+    commits: tuple[ReportedCommit, ...] = ()
+    """The newest commits reported to this operator, oldest first."""
+
+
+class ReportCache:
+    """Keep reports for the operator's lifetime.
+
+    A pod repeats a report until it is answered, and the next one names the HEAD.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, LastReport] = {}
+
+    def add_report(self, job_uid: str, last: LastReport) -> None:
+        """Keep the report as the job's newest, with its commits added to those that earlier reports named."""
+        known = self._last.get(job_uid)
+        earlier = () if known is None or known.report.root != last.report.root else known.commits
+        merged = {commit.sequence: commit for commit in (*earlier, *last.report.commits)}
+        commits = tuple(merged[sequence] for sequence in sorted(merged)[-_KEPT_COMMITS:])
+        self._last[job_uid] = replace(last, commits=commits)
+
+    def get_report(self, job_uid: str) -> LastReport | None:
+        return self._last.get(job_uid)
+
+    def forget_job(self, job_uid: str) -> None:
+        self._last.pop(job_uid, None)

@@ -1,0 +1,230 @@
+"""Derive the conditions of a job, and its phase from them."""
+
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+)
+from stepkeeper_operator.decision import ConditionUpdate
+from stepkeeper_operator.facts import JobSet, Pod
+from stepkeeper_operator.labels import JOB_NAME_LABEL
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.history import JobHistory
+from stepkeeper_operator.policy.next_step import Plan, should_suspend
+from stepkeeper_operator.settings import OperatorSettings
+
+__all__ = [
+    "NO_PODS",
+    "NO_PODS_S",
+    "derive_conditions",
+    "derive_phase",
+    "update_conditions",
+]
+
+_MESSAGE_LIMIT: Final = 2048
+_NOT_RUNNING: Final = "NotRunning"
+NO_PODS: Final = "NoPods"
+NO_PODS_S: Final = 30
+"""Seconds without pods that are normal after a start."""
+_STOPPING: Final = "Stopping"
+"""A pod of the running attempt is being deleted, so the attempt is about to end."""
+
+_TRAINER_ENDED: Final = "TrainerEnded"
+"""A pod's trainer has ended, and another of its containers keeps the pod alive."""
+
+_STATUS: Final = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
+
+
+def derive_conditions(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    plan: Plan,
+    accepted: ConditionUpdate,
+    settings: OperatorSettings,
+    *,
+    now: float,
+) -> tuple[tuple[ConditionUpdate, ...], float | None]:
+    running = _derive_running(job, observed, plan.history, waiting=plan.waiting, now=now)
+    if plan.end is not None:
+        running = replace(running, status=False, reason=plan.end.reason, message="the job is over")
+    reporting, look_s = _derive_reporting(
+        observed, plan.history, running=running.status is True, now=now, silence_s=settings.silence_s
+    )
+    updates = [_derive_accepted(accepted, observed), running, _derive_suspended(job, observed.jobset, plan)]
+    # A restarted operator has no report yet: the judgement of the last one still stands.
+    if reporting.status is not None or not _was_reported_before(job):
+        updates.append(reporting)
+    if plan.end is not None:
+        updates.append(plan.end.to_condition_update())
+    return tuple(updates), look_s
+
+
+def update_conditions(
+    job: CheckpointedTrainingJob, updates: tuple[ConditionUpdate, ...], *, now: float
+) -> tuple[Condition, ...]:
+    """Merge `updates` into the job's conditions. A transition time changes only with the status."""
+    before = {condition.type: condition for condition in job.status.conditions}
+    after = dict(before)
+    for update in updates:
+        status = _STATUS[update.status]
+        known = before.get(update.type)
+        since = known.last_transition_time if known is not None and known.status is status else int(now)
+        after[update.type] = Condition(
+            type=update.type,
+            status=status,
+            reason=update.reason,
+            message=update.message[:_MESSAGE_LIMIT],
+            last_transition_time=since,
+            observed_generation=job.metadata.generation,
+        )
+    order = [kind.value for kind in ConditionType]
+    return tuple(sorted(after.values(), key=lambda c: order.index(c.type) if c.type in order else len(order)))
+
+
+def derive_phase(conditions: tuple[Condition, ...], jobset: JobSet | None, history: JobHistory) -> Phase:
+    """Sum up the conditions in one word. For a job that doesn't run, the history tells how it came to that."""
+    true = {condition.type for condition in conditions if condition.status is ConditionStatus.TRUE}
+    by_condition = (
+        (ConditionType.COMPLETE, Phase.COMPLETE),
+        (ConditionType.FAILED, Phase.FAILED),
+        (ConditionType.SUSPENDED, Phase.SUSPENDED),
+        (ConditionType.RUNNING, Phase.RUNNING),
+    )
+    for kind, phase in by_condition:
+        if kind in true:
+            return phase
+    if any(condition.reason == _TRAINER_ENDED for condition in conditions):
+        return Phase.RUNNING
+    stopping = any(condition.reason == _STOPPING for condition in conditions)
+    if stopping or len(history.attempts) > 1 or (history.attempts and not history.is_running):
+        return Phase.RESTARTING
+    return Phase.PENDING if jobset is None else Phase.STARTING
+
+
+def _derive_accepted(accepted: ConditionUpdate, observed: Observed) -> ConditionUpdate:
+    if observed.rejection is None:
+        return accepted
+    text = f"the API server refuses what is made from spec.template: {observed.rejection}"
+    return replace(accepted, status=False, reason="Rejected", message=text)
+
+
+def _derive_running(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    history: JobHistory,
+    *,
+    waiting: str | None,
+    now: float,
+) -> ConditionUpdate:
+    """Check whether all pods of the present attempt run. If not, the message says what they wait for."""
+    kind = ConditionType.RUNNING
+    if observed.jobset is None:
+        return ConditionUpdate(
+            type=kind, status=False, reason="NoJobSet", message=waiting or "its JobSet is being made"
+        )
+    if not history.is_running:
+        last = history.last_attempt
+        ended = last.cause if last is not None and last.cause else "it has not started"
+        return ConditionUpdate(
+            type=kind, status=False, reason="Ended", message=waiting or f"the last attempt ended: {ended}"
+        )
+    n_hosts = job.spec.placement.n_hosts
+    present = [pod for pod in observed.pods if pod.ordinal == history.ordinal]
+    alive = [pod for pod in present if pod.phase == "Running" and pod.started and pod.deadline is None]
+    running = [pod for pod in alive if pod.exit_code is None]
+    if len(running) >= n_hosts:
+        return ConditionUpdate(
+            type=kind, status=True, reason="AllPodsRun", message=f"{n_hosts} of {n_hosts} pods run"
+        )
+    outlived = next((pod for pod in alive if pod.exit_code is not None and pod.others_running), None)
+    if outlived is not None:
+        return ConditionUpdate(
+            type=kind, status=False, reason=_TRAINER_ENDED, message=_describe_outlived(outlived)
+        )
+    reason, detail = _find_obstacle(present)
+    if not present and history.last_attempt is not None and now >= history.last_attempt.start + NO_PODS_S:
+        reason, name, describe = NO_PODS, job.metadata.name, f"kubectl -n {job.metadata.namespace} describe"
+        detail = (
+            f", and none was made for {NO_PODS_S} s. The events of its JobSet and Jobs say why: {describe} jobset "
+            f"{name}; {describe} jobs -l {JOB_NAME_LABEL}={name}"
+        )
+    message = f"{len(running)} of {n_hosts} pods run{detail}"
+    return ConditionUpdate(type=kind, status=False, reason=reason, message=message)
+
+
+def _describe_outlived(pod: Pod) -> str:
+    names = ", ".join(repr(name) for name in pod.others_running)
+    return (
+        f"the trainer of {pod.name} exited with code {pod.exit_code}, and container {names} still runs: the pod "
+        "ends only with all of them. Move what is to end with the trainer to initContainers with "
+        "restartPolicy: Always"
+    )
+
+
+def _find_obstacle(pods: list[Pod]) -> tuple[str, str]:
+    for pod in pods:
+        if pod.deadline is not None:
+            return _STOPPING, f"; {pod.name} on node {pod.node} is being stopped"
+    for pod in pods:
+        if pod.waiting:
+            reason = pod.waiting.partition(":")[0]
+            return reason if reason.isalnum() else "Waiting", f"; {pod.name} waits: {pod.waiting}"
+    return "Starting", ""
+
+
+def _derive_suspended(job: CheckpointedTrainingJob, jobset: JobSet | None, plan: Plan) -> ConditionUpdate:
+    kind = ConditionType.SUSPENDED
+    if plan.end is not None or not should_suspend(job, plan.history):
+        return ConditionUpdate(type=kind, status=False, reason="NotSuspended")
+    stopped = jobset is None or jobset.suspended or jobset.is_finished
+    if job.spec.suspend:
+        text = "spec.suspend is true: set it to false to resume from the latest checkpoint"
+        return ConditionUpdate(
+            type=kind, status=stopped, reason="Requested" if stopped else "Suspending", message=text
+        )
+    text = (
+        f"{plan.history.bookkeeping.unexplained} restarts in a row without evidence of their cause and without a new "
+        "checkpoint. Look at the pods' logs; set spec.suspend to true and back to false to try again"
+    )
+    return ConditionUpdate(type=kind, status=stopped, reason="UnexplainedRestarts", message=text)
+
+
+def _derive_reporting(
+    observed: Observed, history: JobHistory, *, running: bool, now: float, silence_s: int
+) -> tuple[ConditionUpdate, float | None]:
+    """Check whether reports arrive. Also return in how many seconds to check again."""
+    kind = ConditionType.REPORTING
+    if not running or history.last_attempt is None:
+        return ConditionUpdate(type=kind, status=False, reason=_NOT_RUNNING, message="no attempt runs"), None
+    report = observed.report
+    if report is not None and report.ordinal == history.ordinal and now - report.received_at < silence_s:
+        return ConditionUpdate(
+            type=kind, status=True, reason="ReportsArrive"
+        ), report.received_at + silence_s - now
+    since = max(history.last_attempt.start, observed.operator_started_at)
+    if report is not None and report.ordinal == history.ordinal:
+        since = max(since, report.received_at)
+    if now - since < silence_s:
+        unknown = ConditionUpdate(
+            type=kind, status=None, reason="NoReportYet", message="no report has arrived yet"
+        )
+        return unknown, since + silence_s - now
+    message = (
+        f"no report for {silence_s} s. Training goes on without reports; status shows what was last known. Likely: "
+        "the training code doesn't use stepkeeper.from_env(), it still starts, a NetworkPolicy keeps the pods from "
+        "the operator's Service, or the trainer stands still"
+    )
+    return ConditionUpdate(type=kind, status=False, reason="NoReports", message=message), None
+
+
+def _was_reported_before(job: CheckpointedTrainingJob) -> bool:
+    """Check whether the status already judged the reports of an attempt that ran before this operator started."""
+    conditions = {condition.type: condition for condition in job.status.conditions}
+    running, reporting = conditions.get(ConditionType.RUNNING), conditions.get(ConditionType.REPORTING)
+    was_running = running is not None and running.status is ConditionStatus.TRUE
+    return was_running and reporting is not None and reporting.reason != _NOT_RUNNING

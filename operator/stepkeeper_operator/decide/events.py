@@ -1,0 +1,98 @@
+"""Derive the Kubernetes events that tell a person how the status changed."""
+
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    Attempt,
+    Condition,
+    ConditionStatus,
+    Phase,
+    TrainingJobStatus,
+)
+from stepkeeper_operator.decide.conditions import NO_PODS
+from stepkeeper_operator.decision import JobEvent
+
+__all__ = ["derive_events"]
+
+_BAD_PHASES = {Phase.FAILED, Phase.RESTARTING}
+
+
+def derive_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+    """List the events between two statuses.
+
+    There is one for each end of an attempt, corrected cause, resume, change of phase, refusal, and for
+    missing pods.
+    """
+    return (
+        *_derive_attempt_events(before, after),
+        *_derive_phase_event(before, after),
+        *_derive_refusal_event(before, after),
+        *_derive_missing_pods_event(before, after),
+    )
+
+
+def _derive_attempt_events(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+    known = {attempt.number: attempt for attempt in before.attempts}
+    events: list[JobEvent] = []
+    for attempt in after.attempts:
+        earlier = known.get(attempt.number)
+        if attempt.end is not None and (earlier is None or earlier.end is None):
+            events.append(_describe_end(attempt))
+        elif earlier is not None and earlier.cause != attempt.cause:
+            text = (
+                f"attempt {attempt.number} ended by {attempt.cause}, not {earlier.cause}: {attempt.message}"
+            )
+            events.append(JobEvent(warning=False, reason="CauseCorrected", message=text))
+        if attempt.from_step is not None and (earlier is None or earlier.from_step is None):
+            restored = after.checkpoint.restored if after.checkpoint is not None else None
+            commit = "a commit" if restored is None else f"commit {restored.sequence}"
+            text = f"attempt {attempt.number} resumed from {commit}, step {attempt.from_step}"
+            events.append(JobEvent(warning=False, reason="Resumed", message=text))
+    return tuple(events)
+
+
+def _describe_end(attempt: Attempt) -> JobEvent:
+    if attempt.cause is None:
+        return JobEvent(
+            warning=False, reason="AttemptEnded", message=f"attempt {attempt.number}: {attempt.message}"
+        )
+    step = "" if attempt.to_step is None else f" after step {attempt.to_step}"
+    text = f"attempt {attempt.number} ended{step} by {attempt.cause}: {attempt.message}"
+    return JobEvent(warning=True, reason=attempt.cause, message=text)
+
+
+def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+    if before.phase is after.phase or after.phase is None:
+        return ()
+    condition = _find_telling_condition(after)
+    said = "" if condition is None else f": {condition.message or condition.reason}"
+    text = f"phase {before.phase or 'none'} to {after.phase}{said}"
+    return (JobEvent(warning=after.phase in _BAD_PHASES, reason=after.phase.value, message=text),)
+
+
+def _derive_refusal_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+    earlier, now = _find_condition(before, "Accepted"), _find_condition(after, "Accepted")
+    if (
+        now is None
+        or now.status is ConditionStatus.TRUE
+        or (earlier is not None and earlier.message == now.message)
+    ):
+        return ()
+    return (JobEvent(warning=True, reason=now.reason, message=now.message),)
+
+
+def _derive_missing_pods_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
+    earlier, now = _find_condition(before, "Running"), _find_condition(after, "Running")
+    if now is None or now.reason != NO_PODS or (earlier is not None and earlier.reason == NO_PODS):
+        return ()
+    return (JobEvent(warning=True, reason=NO_PODS, message=now.message),)
+
+
+def _find_telling_condition(status: TrainingJobStatus) -> Condition | None:
+    for kind in ("Failed", "Complete", "Suspended"):
+        condition = _find_condition(status, kind)
+        if condition is not None and condition.status is ConditionStatus.TRUE:
+            return condition
+    return _find_condition(status, "Running")
+
+
+def _find_condition(status: TrainingJobStatus, kind: str) -> Condition | None:
+    return next((condition for condition in status.conditions if condition.type == kind), None)

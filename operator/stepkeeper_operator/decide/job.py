@@ -1,0 +1,204 @@
+"""Decide what to do for one job. Pure and idempotent: once a decision is applied, the next one does nothing."""
+
+from dataclasses import replace
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    CheckpointStatus,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Phase,
+    ResourcesStatus,
+    TrainingJobStatus,
+)
+from stepkeeper_operator.build import build_config_map
+from stepkeeper_operator.decide.conditions import (
+    NO_PODS_S,
+    derive_conditions,
+    derive_phase,
+    update_conditions,
+)
+from stepkeeper_operator.decide.events import derive_events
+from stepkeeper_operator.decide.status import clear_previous_attempt, derive_progress, mirror_storage
+from stepkeeper_operator.decision import (
+    Action,
+    ApplyConfigMap,
+    ConditionUpdate,
+    CreateJobSet,
+    Decision,
+    DeleteJobSet,
+    DeleteTrainingJob,
+    SetSuspend,
+)
+from stepkeeper_operator.observed import JOBSET_RECHECK_S, Observed, waits_for_jobset
+from stepkeeper_operator.policy.attempts import update_history
+from stepkeeper_operator.policy.lost_nodes import find_lost_pods
+from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
+from stepkeeper_operator.policy.orphans import find_orphans
+from stepkeeper_operator.policy.problems import check_acceptance
+from stepkeeper_operator.settings import OperatorSettings
+
+__all__ = ["decide_job"]
+
+_MIN_WRITE_INTERVAL_S: Final = 1.0
+_REFUSED_AGAIN_S: Final = 30.0
+_SHORTEST_WAIT_S: Final = 0.05
+
+
+def decide_job(
+    job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings, *, now: float
+) -> Decision:
+    """Decide what to write, and when to look again."""
+    if job.metadata.deletion_timestamp is not None:
+        return Decision(status=job.status)
+    if _finished_at(job) is not None:
+        return _decide_finished(job, observed, now=now)
+    accepted = check_acceptance(job, observed)
+    if not accepted.status:
+        return _decide_refused(job, accepted, now=now)
+    return _decide_running(job, observed, settings, accepted, now=now)
+
+
+def _decide_running(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    settings: OperatorSettings,
+    accepted: ConditionUpdate,
+    *,
+    now: float,
+) -> Decision:
+    jobset = observed.jobset
+    mirror = mirror_storage(job, observed, running=None if jobset is None else jobset.ordinal)
+    history = update_history(
+        job, observed, new_commit=mirror.new_commit, now=now, reattribution_s=settings.reattribution_s
+    )
+    plan = plan_next(job, observed, history, settings=settings, now=now)
+    updates, look_s = derive_conditions(job, observed, plan, accepted, settings, now=now)
+    conditions = update_conditions(job, updates, now=now)
+    lost, lost_s = find_lost_pods(observed, now=now, uptime_s=settings.lost_node_uptime_s)
+    orphans, orphans_s = find_orphans(observed, plan.history, now=now)
+    config = () if plan.end is not None else _plan_config_map(job, observed, settings)
+    ending = stop_jobset(jobset) if plan.end is not None else ()
+    waits = jobset is not None and plan.end is None and waits_for_jobset(job, jobset)
+    again_s = JOBSET_RECHECK_S if waits else _compute_pods_wait_s(plan, observed, now=now)
+    draft = Decision(
+        status=_compose_status(job, observed, plan, conditions, mirror.checkpoint),
+        actions=(*config, *plan.actions, *lost, *orphans, *ending),
+        requeue_after_s=_find_soonest(plan.look_again_s, look_s, lost_s, orphans_s, again_s),
+    )
+    since_s = now - observed.last_write_at
+    return _pace_write(job, draft, since_s=since_s, progress_s=settings.progress_interval_s)
+
+
+def _compose_status(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    plan: Plan,
+    conditions: tuple[Condition, ...],
+    checkpoint: CheckpointStatus | None,
+) -> TrainingJobStatus:
+    placement = job.spec.placement
+    return TrainingJobStatus(
+        observed_generation=job.metadata.generation,
+        phase=derive_phase(conditions, observed.jobset, plan.history),
+        conditions=conditions,
+        checkpoint=clear_previous_attempt(checkpoint, job, observed, plan.history),
+        attempts=plan.history.attempts,
+        restarts=plan.history.restarts,
+        progress=derive_progress(job, observed),
+        resources=ResourcesStatus(chips=placement.n_chips, hosts=placement.n_hosts, job_set=plan.job_set),
+        bookkeeping=plan.history.bookkeeping,
+    )
+
+
+def _compute_pods_wait_s(plan: Plan, observed: Observed, *, now: float) -> float | None:
+    last = plan.history.last_attempt
+    present = any(pod.ordinal == plan.history.ordinal for pod in observed.pods)
+    if last is None or last.end is not None or present:
+        return None
+    left_s = last.start + NO_PODS_S - now
+    return left_s if left_s > 0 else None
+
+
+def _plan_config_map(
+    job: CheckpointedTrainingJob, observed: Observed, settings: OperatorSettings
+) -> tuple[ApplyConfigMap, ...]:
+    manifest = build_config_map(job, settings, observed.ca_pem)
+    if observed.config_map is not None and observed.config_map.data == manifest["data"]:
+        return ()
+    return (ApplyConfigMap(manifest=manifest),)
+
+
+def _decide_refused(job: CheckpointedTrainingJob, accepted: ConditionUpdate, *, now: float) -> Decision:
+    conditions = update_conditions(job, (accepted,), now=now)
+    status = job.status.model_copy(
+        update={"observed_generation": job.metadata.generation, "conditions": conditions}
+    )
+    if status.phase is None:
+        status = status.model_copy(update={"phase": Phase.PENDING})
+    changed = status != job.status
+    events = derive_events(job.status, status) if changed else ()
+    return Decision(status=status, write_status=changed, events=events, requeue_after_s=_REFUSED_AGAIN_S)
+
+
+def _decide_finished(job: CheckpointedTrainingJob, observed: Observed, *, now: float) -> Decision:
+    """Decide for a job that has ended: show late commits, stop what runs, delete the record after its time to live."""
+    own = (
+        observed.jobset
+        if observed.jobset is not None and observed.jobset.owner_uid == job.metadata.uid
+        else None
+    )
+    mirror = mirror_storage(job, observed, running=None)
+    status = job.status.model_copy(
+        update={"checkpoint": mirror.checkpoint, "observed_generation": job.metadata.generation}
+    )
+    ended_at, ttl_s = _finished_at(job), job.spec.ttl_seconds_after_finished
+    actions: tuple[Action, ...] = stop_jobset(own)
+    look_s = None
+    if ttl_s is not None and ended_at is not None:
+        left_s = ended_at + ttl_s - now
+        look_s = max(0.0, left_s)
+        if left_s <= 0:
+            actions, look_s = (DeleteTrainingJob(),), None
+    return Decision(status=status, write_status=status != job.status, actions=actions, requeue_after_s=look_s)
+
+
+def _finished_at(job: CheckpointedTrainingJob) -> int | None:
+    for condition in job.status.conditions:
+        ended = condition.type in {ConditionType.COMPLETE, ConditionType.FAILED}
+        if ended and condition.status is ConditionStatus.TRUE:
+            return condition.last_transition_time
+    return None
+
+
+def _pace_write(
+    job: CheckpointedTrainingJob, draft: Decision, *, since_s: float, progress_s: int
+) -> Decision:
+    """Postpone the write of the status if it comes too soon after the last one."""
+    if draft.status == job.status:
+        return draft
+    minor = _without_progress(job.status) == _without_progress(draft.status)
+    wait_s = (progress_s if minor else _MIN_WRITE_INTERVAL_S) - since_s
+    # These actions rely on the status: it is written before them, however soon after the last write.
+    relied_on = any(isinstance(action, CreateJobSet | DeleteJobSet | SetSuspend) for action in draft.actions)
+    if wait_s > 0 and not relied_on:
+        return replace(draft, requeue_after_s=_find_soonest(draft.requeue_after_s, wait_s))
+    return replace(draft, write_status=True, events=derive_events(job.status, draft.status))
+
+
+def _find_soonest(*waits_s: float | None) -> float | None:
+    known = [wait_s for wait_s in waits_s if wait_s is not None]
+    return max(_SHORTEST_WAIT_S, min(known)) if known else None
+
+
+def _without_progress(status: TrainingJobStatus) -> TrainingJobStatus:
+    """Leave out the parts of the status that are not worth a write at once. Every minute is enough for them."""
+    checkpoint = status.checkpoint
+    if checkpoint is not None:
+        checkpoint = checkpoint.model_copy(update={"in_flight_step": None, "tail": None})
+    attempts = status.attempts
+    if attempts and attempts[-1].end is None:
+        attempts = (*attempts[:-1], attempts[-1].model_copy(update={"to_step": None}))
+    return status.model_copy(update={"progress": None, "checkpoint": checkpoint, "attempts": attempts})

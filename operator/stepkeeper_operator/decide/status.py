@@ -1,0 +1,161 @@
+"""Derive the checkpoint and progress parts of the status from reports and pods. The same facts give the same bytes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from stepkeeper.contract import ExitCode, ReportedCommit
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    MAX_RECENT,
+    CheckpointStatus,
+    CommitStatus,
+    Metric,
+    ProgressStatus,
+    RestoredStatus,
+)
+from stepkeeper_operator.cache.reports import LastReport
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.history import JobHistory
+
+__all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storage"]
+
+_TEXT_LIMIT: Final = 64
+_MAX_ETA_S: Final = 2**53
+"""The API keeps no number that is much greater."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirror:
+    """The committed checkpoints as far as pods reported them."""
+
+    checkpoint: CheckpointStatus | None
+    new_commit: bool
+    """True if a commit is shown that the status didn't show before."""
+
+
+def mirror_storage(
+    job: CheckpointedTrainingJob, observed: Observed, *, running: tuple[int, int] | None
+) -> Mirror:
+    """Derive the checkpoint part of the status. `running` is the ordinal of the present attempt."""
+    before = job.status.checkpoint or CheckpointStatus()
+    after = before
+    if observed.report is not None:
+        after = _mirror_report(after, observed.report, current=observed.report.ordinal == running)
+    after = _mirror_terminations(after, job, observed)
+    newest = -1 if before.latest is None or before.root not in {None, after.root} else before.latest.sequence
+    new_commit = after.latest is not None and after.latest.sequence > newest
+    return Mirror(checkpoint=None if after == CheckpointStatus() else after, new_commit=new_commit)
+
+
+def clear_previous_attempt(
+    checkpoint: CheckpointStatus | None, job: CheckpointedTrainingJob, observed: Observed, history: JobHistory
+) -> CheckpointStatus | None:
+    """Remove the previous attempt's save in flight and restored commit, unless the new attempt has already reported."""
+    known = job.status.attempts[-1].number if job.status.attempts else 0
+    opened = history.last_attempt is not None and history.last_attempt.number != known
+    reported = observed.report is not None and observed.report.ordinal == history.ordinal
+    if checkpoint is None or not opened or reported:
+        return checkpoint
+    return checkpoint.model_copy(update={"in_flight_step": None, "restored": None})
+
+
+def derive_progress(job: CheckpointedTrainingJob, observed: Observed) -> ProgressStatus | None:
+    """Derive the progress part of the status."""
+    before = job.status.progress
+    if observed.report is None:
+        return before
+    report, known = observed.report.report, before or ProgressStatus()
+    step = known.step if report.step is None else report.step
+    moved = report.step is not None and report.step != known.step
+    total = job.spec.total_steps
+    left = None if step is None or total is None else max(0, total - step)
+    speed = report.step_millis or known.step_millis
+    return ProgressStatus(
+        step=step,
+        percent=None if step is None or not total else min(100, 100 * step // total),
+        eta_seconds=None if left is None or speed is None else min(_MAX_ETA_S, left * speed // 1000),
+        step_millis=speed,
+        last_progress_time=int(observed.report.received_at) if moved else known.last_progress_time,
+        slowest_rank=report.ranks.slowest if report.ranks is not None else known.slowest_rank,
+        metrics=_convert_metrics(report.metrics) or known.metrics,
+    )
+
+
+def _mirror_report(status: CheckpointStatus, last: LastReport, *, current: bool) -> CheckpointStatus:
+    report = last.report
+    update: dict[str, object] = {}
+    if report.root is not None:
+        new_root = report.root != status.root
+        if report.head is not None and (new_root or report.tail > (status.tail or 0)):
+            update["latest"] = _find_latest(report.head.sequence, last, report.head.uri)
+        update |= {
+            "root": report.root,
+            "tail": report.tail if new_root else max(report.tail, status.tail or 0),
+        }
+        known = () if new_root else status.recent
+        update["recent"] = _merge_recent(known, last.commits)
+    if current:
+        update["in_flight_step"] = report.in_flight_step
+        restored = report.restored
+        update["restored"] = (
+            None if restored is None else RestoredStatus(sequence=restored.sequence, step=restored.step)
+        )
+    return status.model_copy(update=update)
+
+
+def _find_latest(sequence: int, last: LastReport, uri: str) -> CommitStatus:
+    for commit in reversed(last.commits):
+        if commit.sequence == sequence:
+            return _convert_commit(commit)
+    head = last.report.head
+    assert head is not None  # the caller has looked at it
+    return CommitStatus(sequence=sequence, step=head.step, uri=uri, size_bytes=head.size_bytes)
+
+
+def _merge_recent(
+    known: tuple[CommitStatus, ...], reported: Iterable[ReportedCommit]
+) -> tuple[CommitStatus, ...]:
+    merged = {commit.sequence: commit for commit in known}
+    merged |= {commit.sequence: _convert_commit(commit) for commit in reported}
+    return tuple(merged[sequence] for sequence in sorted(merged)[-MAX_RECENT:])
+
+
+def _convert_commit(commit: ReportedCommit) -> CommitStatus:
+    return CommitStatus(
+        sequence=commit.sequence,
+        step=commit.step,
+        uri=commit.uri,
+        time=commit.time_unix_s,
+        size_bytes=commit.size_bytes,
+        duration_millis=commit.duration_millis,
+    )
+
+
+def _mirror_terminations(
+    status: CheckpointStatus, job: CheckpointedTrainingJob, observed: Observed
+) -> CheckpointStatus:
+    """Add a commit that only a termination message names: it was made after the last report.
+
+    The tail stays as it is: the next report also knows the commit's folder.
+    """
+    for evidence in observed.evidence:
+        for pod in evidence.pods:
+            last = pod.termination
+            saved = last is not None and last.code in {ExitCode.SAVED, ExitCode.DONE}
+            if last is None or not saved or last.sequence is None or last.step is None:
+                continue
+            if status.root not in {None, last.root}:
+                continue
+            if status.latest is None or last.sequence > status.latest.sequence:
+                latest = CommitStatus(sequence=last.sequence, step=last.step, uri=job.spec.checkpoint.uri)
+                status = status.model_copy(update={"latest": latest, "root": last.root})
+    return status
+
+
+def _convert_metrics(metrics: dict[str, str]) -> tuple[Metric, ...]:
+    return tuple(
+        Metric(name=name[: _TEXT_LIMIT - 1], value=value[:_TEXT_LIMIT])
+        for name, value in sorted(metrics.items())
+        if name
+    )

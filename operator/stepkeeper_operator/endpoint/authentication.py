@@ -1,0 +1,101 @@
+"""Authenticate a report: follow the token's pod up its owners, by uid, to the job. No name in the body is trusted."""
+
+from dataclasses import dataclass
+
+from stepkeeper.contract import token_audience
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.cluster import JOBS, JOBSETS, PODS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
+from stepkeeper_operator.errors import ReportRefusedError
+from stepkeeper_operator.facts import Job, JobSet, Pod, read_job, read_jobset, read_pod
+
+__all__ = ["ReportAuthenticator", "Reporter"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporter:
+    """The job and attempt that a reporting pod belongs to."""
+
+    job_uid: str
+    ordinal: tuple[int, int]
+
+
+class ReportAuthenticator:
+    """Follow the owners in the cache, and ask the API server for those that the watches haven't brought yet."""
+
+    def __init__(self, cache: Cache, cluster: Cluster, tokens: TokenVerifier) -> None:
+        self._cache = cache
+        self._cluster = cluster
+        self._tokens = tokens
+
+    async def authenticate(self, key: JobKey, token: str) -> Reporter:
+        """Find out which attempt of the job reports.
+
+        Raises:
+            ReportRefusedError: The token proves no pod of the present attempt. It has the HTTP status of
+                the answer.
+        """
+        uid = await self._find_job_uid(key)
+        bound = await self._tokens.verify(token, token_audience(uid))
+        if bound is None:
+            raise ReportRefusedError(401, f"the token is not valid for audience {token_audience(uid)}")
+        if bound.namespace != key.namespace:
+            raise ReportRefusedError(
+                403, f"a pod of namespace {bound.namespace} reports for none of {key.namespace}"
+            )
+        pod = await self._find_pod(bound)
+        job = await self._find_job(pod)
+        jobset = await self._find_jobset(key, job)
+        if jobset.owner_uid != uid:
+            raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
+        return Reporter(job_uid=uid, ordinal=_check_attempt(pod, jobset))
+
+    async def _find_job_uid(self, key: JobKey) -> str:
+        raw = self._cache.get_training_job(key)
+        if raw is None:
+            raw = await self._cluster.get(TRAINING_JOBS, key.namespace, key.name)
+        if raw is None:
+            raise ReportRefusedError(404, f"there is no CheckpointedTrainingJob {key.namespace}/{key.name}")
+        return str(raw["metadata"]["uid"])
+
+    async def _find_pod(self, bound: TokenPod) -> Pod:
+        pod = self._cache.get_pod(bound.namespace, bound.name)
+        if pod is None or pod.uid != bound.uid:
+            raw = await self._cluster.get(PODS, bound.namespace, bound.name)
+            pod = None if raw is None else read_pod(raw)
+        if pod is None or pod.uid != bound.uid:
+            raise ReportRefusedError(409, f"pod {bound.name} with uid {bound.uid} is gone: stop reporting")
+        return pod
+
+    async def _find_job(self, pod: Pod) -> Job:
+        if pod.owner_uid is None:
+            raise ReportRefusedError(403, f"pod {pod.name} has no owner")
+        job = self._cache.get_job(pod.owner_uid)
+        if job is None:
+            # The Job of a pod is named like the pod without its index and random end.
+            name = pod.name.rsplit("-", 2)[0]
+            raw = await self._cluster.get(JOBS, pod.namespace, name)
+            job = None if raw is None else read_job(raw)
+        if job is None or job.uid != pod.owner_uid:
+            raise ReportRefusedError(409, f"the Job of pod {pod.name} is gone: stop reporting")
+        return job
+
+    async def _find_jobset(self, key: JobKey, job: Job) -> JobSet:
+        jobset = self._cache.get_jobset(key)
+        if jobset is None or jobset.uid != job.owner_uid:
+            raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
+            jobset = None if raw is None else read_jobset(raw)
+        if jobset is None or jobset.uid != job.owner_uid:
+            raise ReportRefusedError(409, f"Job {job.name} is of an earlier JobSet: stop reporting")
+        return jobset
+
+
+def _check_attempt(pod: Pod, jobset: JobSet) -> tuple[int, int]:
+    if pod.ordinal is None:
+        raise ReportRefusedError(403, f"pod {pod.name} lacks the labels of an attempt")
+    # A greater ordinal means that the JobSet's watch is behind.
+    if pod.ordinal < jobset.ordinal:
+        raise ReportRefusedError(
+            409, f"pod {pod.name} is of attempt {pod.ordinal}, {jobset.ordinal} runs now: stop reporting"
+        )
+    return pod.ordinal

@@ -1,0 +1,153 @@
+"""Make the endpoint's own CA and serving certificate, and convert them to and from a Secret."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from stepkeeper_operator.facts.raw import RawObject
+
+__all__ = ["KeyPair", "TlsMaterial", "make_tls", "needs_renewal", "read_secret", "secret_manifest"]
+
+_CA_LIFE: Final = timedelta(days=3650)
+_SERVING_LIFE: Final = timedelta(days=90)
+_RENEW_BEFORE: Final = timedelta(days=30)
+_CLOCK_SKEW: Final = timedelta(hours=1)
+_CA_CERT, _CA_KEY, _CERT, _KEY = "ca.crt", "ca.key", "tls.crt", "tls.key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPair:
+    certificate_pem: bytes
+    key_pem: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsMaterial:
+    ca: KeyPair
+    serving: KeyPair
+
+
+def make_tls(
+    names: tuple[str, ...], *, ca: KeyPair | None = None, now: datetime | None = None
+) -> TlsMaterial:
+    """Make a serving certificate for these DNS names and addresses, signed by `ca` or by a new CA."""
+    now = now or datetime.now(UTC)
+    ca = ca or _make_ca(now)
+    return TlsMaterial(ca=ca, serving=_make_serving(ca, names, now))
+
+
+def needs_renewal(tls: TlsMaterial, names: tuple[str, ...], *, now: datetime | None = None) -> bool:
+    """Return True if the serving certificate ends soon or lacks one of the names."""
+    certificate = x509.load_pem_x509_certificate(tls.serving.certificate_pem)
+    listed = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    ends = certificate.not_valid_after_utc
+    return ends - (now or datetime.now(UTC)) < _RENEW_BEFORE or any(
+        _san(name) not in listed for name in names
+    )
+
+
+def read_secret(secret: RawObject) -> TlsMaterial | None:
+    """Read the certificates from the Secret. Return None if a part is missing."""
+    data: Mapping[str, str] = secret.get("data") or {}
+    if not all(key in data for key in (_CA_CERT, _CA_KEY, _CERT, _KEY)):
+        return None
+    part = {key: base64.b64decode(data[key]) for key in (_CA_CERT, _CA_KEY, _CERT, _KEY)}
+    return TlsMaterial(
+        ca=KeyPair(certificate_pem=part[_CA_CERT], key_pem=part[_CA_KEY]),
+        serving=KeyPair(certificate_pem=part[_CERT], key_pem=part[_KEY]),
+    )
+
+
+def secret_manifest(tls: TlsMaterial, *, namespace: str, name: str) -> RawObject:
+    """Build the Secret that `read_secret` reads."""
+    parts = {
+        _CA_CERT: tls.ca.certificate_pem,
+        _CA_KEY: tls.ca.key_pem,
+        _CERT: tls.serving.certificate_pem,
+        _KEY: tls.serving.key_pem,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": namespace},
+        "type": "kubernetes.io/tls",
+        "data": {key: base64.b64encode(data).decode() for key, data in parts.items()},
+    }
+
+
+def _make_ca(now: datetime) -> KeyPair:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stepkeeper operator CA")])
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        _builder(name, name, key.public_key(), now, _CA_LIFE)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _pair(certificate, key)
+
+
+def _make_serving(ca: KeyPair, names: tuple[str, ...], now: datetime) -> KeyPair:
+    ca_certificate = x509.load_pem_x509_certificate(ca.certificate_pem)
+    ca_key = serialization.load_pem_private_key(ca.key_pem, password=None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)  # the only kind that _make_ca makes
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "stepkeeper operator")])
+    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    certificate = (
+        _builder(subject, ca_certificate.subject, key.public_key(), now, _SERVING_LIFE)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_san(name) for name in names]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(issuer_id, critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    return _pair(certificate, key)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + life)
+    )
+
+
+def _san(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+    key_pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return KeyPair(certificate_pem=certificate.public_bytes(serialization.Encoding.PEM), key_pem=key_pem)

@@ -1,0 +1,67 @@
+"""Gather the facts about an attempt's end other than its pods."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
+from stepkeeper_operator.build.placement import on_spot
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.facts import Node
+from stepkeeper_operator.observed import Observed
+
+__all__ = ["Circumstances", "gather_circumstances"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """The facts about an attempt's end other than its pods."""
+
+    nodes: Mapping[str, Node]
+    spot: bool
+    """True if the job asked for Spot machines: this tells what a node that is gone was."""
+
+    committed: bool
+    """True if the attempt committed a checkpoint."""
+
+    notice: str | None
+    """The notice of a disruption that its reports named."""
+
+    fatal_codes: frozenset[int]
+    counted: bool | None
+    """True if JobSet took the end for a failure. None: it hasn't judged yet."""
+
+    rule: str | None
+    """Name of the JobSet rule that matched."""
+
+
+def gather_circumstances(
+    job: CheckpointedTrainingJob,
+    observed: Observed,
+    attempt: Attempt,
+    evidence: AttemptEvidence | None,
+    *,
+    counted: bool | None,
+    rule: str | None,
+) -> Circumstances:
+    """Gather the facts about the end of `attempt`."""
+    report = observed.report
+    ours = evidence is not None and report is not None and report.ordinal == evidence.ordinal
+    return Circumstances(
+        nodes=observed.nodes,
+        spot=on_spot(job.spec.placement),
+        committed=_has_committed(job, attempt)
+        or (ours and report is not None and bool(report.report.commits)),
+        notice=report.report.notice if ours and report is not None else None,
+        fatal_codes=frozenset(job.spec.restarts.fatal_exit_codes),
+        counted=counted,
+        rule=rule,
+    )
+
+
+def _has_committed(job: CheckpointedTrainingJob, attempt: Attempt) -> bool:
+    checkpoint = job.status.checkpoint
+    if checkpoint is None or checkpoint.latest is None:
+        return False
+    in_time = checkpoint.latest.time is not None and checkpoint.latest.time >= attempt.start
+    return in_time or (attempt.from_step is not None and checkpoint.latest.step > attempt.from_step)

@@ -1,0 +1,137 @@
+"""Open and close attempts in the history of a job."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    MAX_ATTEMPTS,
+    Attempt,
+    Bookkeeping,
+    RestartsStatus,
+)
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.budgets import count_restart
+from stepkeeper_operator.policy.causes import Finding
+
+__all__ = [
+    "DELETED",
+    "EDITED",
+    "MESSAGE_LIMIT",
+    "REQUESTED_ENDS",
+    "SUSPENDED",
+    "JobHistory",
+    "close_attempt",
+    "find_attempt_evidence",
+    "find_start",
+    "open_attempt",
+]
+
+SUSPENDED: Final = "suspended"
+EDITED: Final = "spec.template or spec.placement was changed"
+DELETED: Final = "its JobSet was deleted"
+REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
+"""Messages of ends that need no evidence: somebody asked for them, so the pods' ends prove nothing."""
+
+MESSAGE_LIMIT: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHistory:
+    """The part of the status that tells which attempts ran, why they ended and what that cost."""
+
+    attempts: tuple[Attempt, ...]
+    restarts: RestartsStatus
+    bookkeeping: Bookkeeping
+    finding: Finding | None = None
+    """The finding about the last attempt, if it has ended."""
+
+    @property
+    def last_attempt(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def is_running(self) -> bool:
+        """True while an attempt runs."""
+        return self.last_attempt is not None and self.last_attempt.end is None
+
+    @property
+    def ordinal(self) -> tuple[int, int]:
+        """The ordinal of the last attempt of the current JobSet."""
+        return (self.bookkeeping.job_sets - 1, self.bookkeeping.restarts_seen)
+
+
+def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
+    """Add the next attempt, and count the restart for the cause of the last attempt's end."""
+    last = history.last_attempt
+    restarts = history.restarts
+    if last is not None and last.cause is not None:
+        restarts = count_restart(restarts, last.cause)
+    earliest = 0 if last is None or last.end is None else last.end
+    start = max(earliest, int(find_start(history, observed, now=now)))
+    attempt = Attempt(number=1 if last is None else last.number + 1, start=start)
+    return replace(
+        history,
+        attempts=(*history.attempts, attempt)[-MAX_ATTEMPTS:],
+        restarts=restarts,
+        bookkeeping=history.bookkeeping.model_copy(update={"started": True, "not_before": None}),
+        finding=None,
+    )
+
+
+def close_attempt(
+    history: JobHistory, evidence: AttemptEvidence | None, finding: Finding, *, now: float
+) -> JobHistory:
+    """Close the last attempt with `finding`."""
+    attempt = history.attempts[-1]
+    closed = attempt.model_copy(
+        update={
+            "end": _find_end(evidence, attempt, now),
+            "cause": finding.cause or None,
+            "to_step": _find_last_step(evidence, attempt),
+            "node": finding.node,
+            "message": finding.message[:MESSAGE_LIMIT],
+        }
+    )
+    bookkeeping = history.bookkeeping
+    if finding.message not in REQUESTED_ENDS:
+        bookkeeping = bookkeeping.model_copy(
+            update={"unexplained": 0 if finding.explained else bookkeeping.unexplained + 1}
+        )
+    return replace(
+        history, attempts=(*history.attempts[:-1], closed), bookkeeping=bookkeeping, finding=finding
+    )
+
+
+def find_attempt_evidence(
+    attempts: tuple[Attempt, ...], ordinal: tuple[int, int], observed: Observed
+) -> AttemptEvidence | None:
+    """Find the evidence of the last of these attempts.
+
+    A suspension doesn't change JobSet's count of restarts, so the pods of two attempts have the same labels
+    then.
+    """
+    evidence = observed.find_evidence(ordinal)
+    before = attempts[-2] if len(attempts) > 1 else None
+    if evidence is None or before is None or before.message != SUSPENDED or before.end is None:
+        return evidence
+    since = before.end
+    return replace(evidence, pods=tuple(pod for pod in evidence.pods if pod.created_at >= since))
+
+
+def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
+    """Return when the first pod of the history's ordinal was made, or `now` if none was seen."""
+    evidence = observed.find_evidence(history.ordinal)
+    created = [pod.created_at for pod in evidence.pods] if evidence is not None else []
+    return min([*created, now])
+
+
+def _find_end(evidence: AttemptEvidence | None, attempt: Attempt, now: float) -> int:
+    ends = [pod.finished_at for pod in evidence.pods if pod.finished_at is not None] if evidence else []
+    return max(attempt.start, int(min([*ends, now])))
+
+
+def _find_last_step(evidence: AttemptEvidence | None, attempt: Attempt) -> int | None:
+    ends = [pod.termination for pod in evidence.pods if pod.termination is not None] if evidence else []
+    steps = [attempt.to_step, *(end.step for end in ends)]
+    return max((step for step in steps if step is not None), default=None)

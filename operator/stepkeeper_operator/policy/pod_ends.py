@@ -1,0 +1,42 @@
+"""Tell from a pod how its containers ended."""
+
+from typing import Final
+
+from stepkeeper_operator.facts import Pod
+
+__all__ = ["describe_failure", "ended_by_deletion", "last_error_line", "was_killed"]
+
+_KILLED: Final = {137, 143}
+_CLOCK_SKEW_S: Final = 1
+"""The pod's end has the node's clock, the request for its deletion has the API server's."""
+
+
+def was_killed(pod: Pod) -> bool:
+    other = pod.other_failure
+    if pod.code is None:
+        return other is not None and ended_by_deletion(pod, other.code, other.reason, other.finished_at)
+    return ended_by_deletion(pod, pod.code, pod.exit_reason, pod.finished_at)
+
+
+def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: float | None) -> bool:
+    """Return True if somebody else ended it: its Job after another pod had failed, or a person.
+
+    A pod that ended by itself is deleted too, but after its end.
+    """
+    if pod.deadline is None or code not in _KILLED or reason == "OOMKilled":
+        return False
+    asked_at = pod.deadline - pod.grace_s
+    return finished_at is None or finished_at >= asked_at - _CLOCK_SKEW_S
+
+
+def describe_failure(pod: Pod) -> str:
+    text = f"pod {pod.name} exited with code {pod.code}"
+    if pod.exit_reason == "OOMKilled":
+        text += " (OOMKilled: it used more memory than its limit)"
+    detail = last_error_line(pod)
+    return f"{text}: {detail}" if detail else text
+
+
+def last_error_line(pod: Pod) -> str:
+    error = pod.termination.error if pod.termination is not None else None
+    return error.strip().splitlines()[-1] if error and error.strip() else ""

@@ -1,0 +1,124 @@
+"""Open the files of a checkpoint: in a folder on this machine, or wherever a caller can read them."""
+
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+from stepkeeper_planners.errors import SourceError
+from stepkeeper_planners.formats.reporting import printable
+
+__all__ = ["CheckpointFiles", "LocalFolder", "as_checkpoint_files", "open_source_file"]
+
+_NO_SUCH_FILE: Final = {
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EINVAL,
+    errno.EILSEQ,
+}
+"""The error codes for a name that can't be a file's. Any other error is not the source's fault."""
+
+
+class CheckpointFiles(Protocol):
+    """Gives access to the files of a checkpoint that isn't in a folder on this machine."""
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name, for messages."""
+
+    @property
+    def path(self) -> Path | None:
+        """The folder, if the files are on this machine: a result never replaces it."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Fewest bytes that are fetched for any read. They are kept for the next read."""
+
+    def elements_at(self, name: str, offset_bytes: int) -> int | None:
+        """Return where the elements of a chunk begin in its file, if that is known without reading it.
+
+        Args:
+            name: the file's name.
+            offset_bytes: where the chunk begins in the file.
+
+        Returns:
+            The offset of the first element's first byte; None if it isn't known.
+        """
+
+    def open(self, name: str) -> io.BufferedReader:
+        """Open a file for reading at any offset.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+
+
+class LocalFolder:
+    """Opens the files of a checkpoint in a folder on this machine."""
+
+    block_bytes = 1
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        """The folder's path."""
+        return str(self.path)
+
+    def elements_at(self, name: str, offset_bytes: int) -> None:
+        """Return None: it isn't known."""
+
+    def open(self, name: str) -> io.BufferedReader:
+        """Open a file in the folder. A device, or a pipe, which might never be written to, is refused."""
+        descriptor = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.EINVAL, "it is a pipe or a device")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return os.fdopen(descriptor, "rb")
+
+
+def as_checkpoint_files(source: str | os.PathLike[str] | CheckpointFiles) -> CheckpointFiles:
+    """Return the source itself, or the files of a folder on this machine."""
+    return LocalFolder(Path(source)) if isinstance(source, str | os.PathLike) else source
+
+
+@contextmanager
+def open_source_file(
+    files: CheckpointFiles, name: str, what: str, *, missing: str = "is missing; the checkpoint isn't whole"
+) -> Iterator[io.BufferedReader]:
+    """Open a file of the source.
+
+    Args:
+        files: the source.
+        name: the file's name.
+        what: the name in the source that should be in the file, for errors.
+        missing: the words for the error if there is no such file.
+
+    Raises:
+        SourceError: there is no such file, or there can't be one of this name.
+    """
+    where = f"{what}: {printable(f'{files.name}/{name}')}"
+    try:
+        file = files.open(name)
+    except ValueError as error:
+        raise SourceError(f"{where} can't be the name of a file") from error
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise SourceError(f"{where} {missing}") from error
+        if error.errno not in _NO_SUCH_FILE:
+            raise
+        raise SourceError(f"{where} is no file: {error.strerror}") from error
+    with file:
+        yield file

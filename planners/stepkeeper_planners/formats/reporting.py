@@ -1,0 +1,59 @@
+"""Report a conversion's progress and result, and print names in its messages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+__all__ = ["BUFFER_BYTES", "Conversion", "Progress", "ProgressMeter", "join_names", "printable"]
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of tensors that are done, and with those of all tensors."""
+
+BUFFER_BYTES: Final = 16 << 20
+"""Number of bytes that are read and written at a time."""
+
+_MOST_SHOWN: Final = 300
+"""Most characters of a name that a message shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """The result of a conversion."""
+
+    files: tuple[Path, ...]
+    """The files that were written."""
+    tensors: tuple[str, ...]
+    """The tensors that were converted, by their names in the source."""
+    left_out: tuple[str, ...] = ()
+    """The other names that the source holds."""
+    tensor_bytes: int
+    """The bytes of all tensors; a tied tensor counts once."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ProgressMeter:
+    """Count the bytes that are done, and pass them to the caller's callback."""
+
+    total_bytes: int
+    callback: Progress | None
+    done_bytes: int = field(default=0, init=False)
+
+    def add(self, n_bytes: int) -> None:
+        """Count `n_bytes` more as done."""
+        self.done_bytes += n_bytes
+        if self.callback is not None:
+            self.callback(self.done_bytes, self.total_bytes)
+
+
+def join_names(names: Sequence[str], most: int = 8) -> str:
+    """Return the names for a message: the first `most` of them, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(map(printable, names[:most])) + (f" and {rest} more" if rest > 0 else "")
+
+
+def printable(name: str) -> str:
+    """Return the name for a message, shortened, and escaped if it has unprintable characters."""
+    if len(name) > _MOST_SHOWN:
+        name = f"{name[:_MOST_SHOWN]}…"
+    return name if name.isprintable() else ascii(name)

@@ -1,0 +1,104 @@
+"""Find two boxes that overlap. The search is exact for all boxes, and fast for those that shardings make.
+
+Only the standard library is imported: the process that commits a checkpoint, and the command line, run without torch
+and numpy.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+__all__ = ["BoxLike", "find_overlap", "sweep"]
+
+_MAX_PART_SHARE: Final = 0.75
+"""The largest share of a group that a part may have; with larger parts, each sort would separate only a few boxes."""
+
+
+class BoxLike(Protocol):
+    """A box, as offsets and sizes in elements, one for each dimension."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The indices of its first element."""
+        ...
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Its length along each dimension."""
+        ...
+
+
+Search = Callable[[Sequence[BoxLike]], tuple[int, int] | None]
+
+
+def sweep(boxes: Sequence[BoxLike]) -> tuple[int, int] | None:
+    """Find two boxes that overlap. Compare each with those that it overlaps along one axis: quadratic if many do."""
+    if not boxes[0].offsets:
+        return 0, 1
+    axis = max(range(len(boxes[0].offsets)), key=lambda axis: len({box.offsets[axis] for box in boxes}))
+    alive: list[int] = []
+    for number in sorted(range(len(boxes)), key=lambda number: boxes[number].offsets[axis]):
+        box = boxes[number]
+        start = box.offsets[axis]
+        alive = [n for n in alive if boxes[n].offsets[axis] + boxes[n].sizes[axis] > start]
+        for other in alive:
+            if _have_overlap(boxes[other], box):
+                return other, number
+        alive.append(number)
+    return None
+
+
+def find_overlap(boxes: Sequence[BoxLike], search_rest: Search = sweep) -> tuple[int, int] | None:
+    """Find two boxes that have an element in common.
+
+    Shardings cut tensors along lines that cross no box. The boxes are separated along such lines, by one axis after
+    another, until each is alone.
+
+    Args:
+        boxes: boxes with the same number of dimensions. Empty ones overlap none.
+        search_rest: finds two that overlap among boxes that can hardly be separated so. It gets at least two boxes,
+            none of them empty.
+
+    Returns:
+        The numbers of two that overlap, the lower first; None if no two do.
+    """
+    full = [number for number, box in enumerate(boxes) if 0 not in box.sizes]
+    if len(full) < 2:
+        return None
+    n_axes = len(boxes[full[0]].offsets)
+    # By axis: sorting by a list's own items is several times as fast as by what a function finds in each box.
+    lows = [[box.offsets[axis] for box in boxes] for axis in range(n_axes)]
+    highs = [[box.offsets[axis] + box.sizes[axis] for box in boxes] for axis in range(n_axes)]
+    waiting = [(full, 0, 0)]
+    while waiting:
+        group, axis, n_tried = waiting.pop()
+        if n_tried == n_axes:
+            found = search_rest([boxes[number] for number in group])
+            if found is not None:
+                one, other = (group[place] for place in found)
+                return min(one, other), max(one, other)
+            continue
+        for part in _split_along(group, lows[axis], highs[axis]):
+            parts_well = len(part) <= _MAX_PART_SHARE * len(group)
+            waiting.append((part, (axis + 1) % n_axes, 1 if parts_well else n_tried + 1))
+    return None
+
+
+def _split_along(group: list[int], lows: list[int], highs: list[int]) -> list[list[int]]:
+    """Separate the boxes wherever all that start before have ended; leave out each that is alone."""
+    parts: list[list[int]] = []
+    ordered = sorted(group, key=lows.__getitem__)
+    first, end = 0, 0
+    for place, number in enumerate(ordered):
+        if lows[number] >= end:
+            if place - first > 1:
+                parts.append(ordered[first:place])
+            first = place
+        end = max(end, highs[number])
+    if len(ordered) - first > 1:
+        parts.append(ordered[first:])
+    return parts
+
+
+def _have_overlap(one: BoxLike, other: BoxLike) -> bool:
+    axes = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    return all(a < b + n and b < a + m for a, m, b, n in axes)

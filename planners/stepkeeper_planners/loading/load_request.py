@@ -1,0 +1,59 @@
+"""Collect the names, layouts and values that a state asks a checkpoint for."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stepkeeper_planners import adapters
+from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
+from stepkeeper_planners.state.per_rank import Resize
+from stepkeeper_planners.state.tree import FlatState
+
+__all__ = ["LoadRequest", "Path", "build_load_request"]
+
+Path = tuple[str | int, ...]
+"""The keys that lead to an entry of the state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """Everything that a state asks for, by flat name."""
+
+    layouts: Sequence[TensorLayout]
+    values: Mapping[str, Path] = field(default_factory=dict)
+    """The values that are no tensors, with the keys that lead to each."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Further names of tied tensors, each with the name of its layout."""
+    per_rank: Mapping[str, Resize | None] = field(default_factory=dict)
+    """The `PerRank` names, each with the function that converts its values if the world size changed."""
+    overlapping: Collection[str] = ()
+    """Tensors with several elements in one place of memory, which can't be filled."""
+    containers: Collection[str] = ()
+    """The names of the state's dicts and lists. Older writers store one without tensors as a single value."""
+
+
+def build_load_request(flat: FlatState, ranks: Ranks) -> LoadRequest:
+    """Describe everything that the state asks for. No tensor is computed or moved.
+
+    Raises:
+        UnsupportedShardingError: a tensor's placement doesn't say which device holds what.
+    """
+    return LoadRequest(
+        layouts=[adapters.describe(fqn, tensor, ranks) for fqn, tensor in flat.tensors.items()],
+        values={fqn: flat.paths[fqn] for fqn in flat.values},
+        aliases=flat.aliases,
+        per_rank=flat.resizers,
+        overlapping=frozenset(
+            fqn for fqn, tensor in flat.tensors.items() if adapters.has_overlapping_elements(tensor)
+        ),
+        containers=frozenset(_containers(flat.tree, "")),
+    )
+
+
+def _containers(node: object, name: str) -> Iterator[str]:
+    """Yield the names of all dicts and lists below this one."""
+    entries = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for key, part in entries:
+        if isinstance(part, Mapping | list):
+            below = f"{name}.{key}" if name else str(key)
+            yield below
+            yield from _containers(part, below)

@@ -1,0 +1,73 @@
+"""Hold what one rank reads to fill its state."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepkeeper_planners.errors import LoadMismatchError
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.load_request import Path
+from stepkeeper_planners.loading.resharding import PieceRead
+from stepkeeper_planners.state.per_rank import Resize, resize_value
+
+__all__ = ["StateReads", "ValueRead"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRead:
+    """One value of the state, and the stored values that it is made of.
+
+    That is one stored value, or for a `PerRank` those of all ranks that saved it.
+    """
+
+    fqn: str
+    stored_names: tuple[str, ...]
+    within: Path = ()
+    """The keys that lead to it inside the stored value."""
+    saved_world_size: int | None = None
+    """Number of ranks that saved theirs, if it is a `PerRank`."""
+
+    def build_value(self, read: Mapping[str, object], resize: Resize | None, ranks: Ranks) -> object:
+        """Build the state's value from the stored values.
+
+        Args:
+            read: the stored values that were read, by name.
+            resize: converts `PerRank` values if the world size changed.
+            ranks: the rank that gets the value.
+
+        Raises:
+            LoadMismatchError: the stored container lacks the key.
+        """
+        if self.saved_world_size is not None:
+            return resize_value(
+                resize, self.saved_world_size, [read[name] for name in self.stored_names], ranks
+            )
+        value = read[self.stored_names[0]]
+        for key in self.within:
+            value = self._below(value, key)
+        return value
+
+    def _below(self, value: Any, key: str | int) -> object:
+        if isinstance(value, Mapping):
+            # Names hold keys as text, whatever type they were.
+            for own, item in value.items():
+                if str(own) == str(key):
+                    return item
+        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+            return value[key]
+        raise LoadMismatchError(missing=[self.fqn], loaded="its tensors were loaded, its values were not")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateReads:
+    """Everything that one rank reads to fill its state."""
+
+    pieces: tuple[PieceRead, ...]
+    """The reads of tensors, in the order of the state's tensors."""
+    values: tuple[ValueRead, ...]
+    skipped: tuple[str, ...]
+    """Names of the state that were not selected or not found; they keep their old content."""
+    unread: tuple[str, ...]
+    """Names of the checkpoint that nothing in the state asks for."""
+    tied_copies: tuple[PieceRead, ...] = ()
+    """Reads of a tied tensor's further names, if only their elements tell whether they are the same tensor."""

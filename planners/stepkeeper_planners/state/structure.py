@@ -1,0 +1,215 @@
+"""Recognize a state's structure, so that what depends on the structure alone is derived once.
+
+A state may have tens of thousands of tensors, and training waits while they are collected. So each tensor takes part in
+a few passes in C here, not in a few lines of Python.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+
+from stepkeeper_planners import adapters
+from stepkeeper_planners.state.per_rank import PerRank
+from stepkeeper_planners.state.tree import (
+    FlatState,
+    flatten_resolved,
+    has_plain_leaves_only,
+    is_leaf,
+    list_leaves,
+    resolve_state,
+)
+from stepkeeper_planners.state.values import estimate_value_bytes
+
+__all__ = ["LookUpResult", "StructureCache"]
+
+T = TypeVar("T")
+
+_PLAIN_DICT, _DICT, _LIST, _LEAF = "plain dict", "dict", "list", "leaf"
+_NO_VALUES: Final = (torch.Tensor, PerRank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookUpResult(Generic[T]):
+    """A state's own leaves, and the result that was derived from its structure."""
+
+    flat: FlatState
+    derived: T
+    """The same object for all states of one structure that are looked up one after another."""
+
+
+class StructureCache(Generic[T]):
+    """Hold the structure of the last state, and the result that was derived from it.
+
+    Two states have one structure if they have the same nesting, keys and names; tensors of the same classes, dtypes,
+    shapes, devices and placements, tied alike; values under the same names, the large ones of the same sizes. Their
+    elements and values are their own.
+    """
+
+    def __init__(
+        self, derive: Callable[[FlatState, Mapping[str, int]], T], *, large_value_bytes: int | None = None
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            derive: derives the result, from the first state of a structure and the sizes in bytes of its values.
+            large_value_bytes: a smaller value counts as 0 bytes. If this is None, every value does.
+        """
+        self._derive: Final = derive
+        self._large_value_bytes: Final = large_value_bytes
+        self._last: tuple[_Structure, T] | None = None
+
+    def look_up(self, state: Mapping[str, object]) -> LookUpResult[T]:
+        """Flatten a nested state, and derive the result if its structure is not the last one.
+
+        No computation of the state's tensors is pending afterwards. The state_dict() of every Stateful is called once.
+        A structure for which `derive` raises is not held.
+
+        Raises:
+            DuplicateNameError: two entries get the same name.
+            UnsupportedValueError: a Stateful holds itself.
+            Exception: `derive` raised it.
+        """
+        tree = resolve_state(state)
+        contents = _Contents(tree)
+        if self._last is None or not self._last[0].fits(contents):
+            self._last = None
+            contents.materialize()
+            flat = flatten_resolved(tree)
+            structure = _Structure(contents, flat, self._large_value_bytes)
+            self._last = structure, self._derive(flat, structure.value_bytes)
+        structure, derived = self._last
+        return LookUpResult(flat=structure.flatten(tree, contents.leaves), derived=derived)
+
+
+class _Contents:
+    """The containers and the leaves of a resolved state, both in order."""
+
+    def __init__(self, tree: Any) -> None:
+        self.forms: list[object] = []
+        """A description of each container, by which its items can be counted. Equal lists mean equal nesting."""
+
+        self.leaves: list[Any] = []
+        self._add(tree)
+        self.kinds: Final = list(map(type, self.leaves))
+
+    def materialize(self) -> None:
+        """Run the pending computations of tensors: before that, even the placement of some is unknown."""
+        tensors = (leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))
+        adapters.materialize({str(index): tensor for index, tensor in enumerate(tensors)})
+
+    def _add(self, node: Any) -> None:
+        if isinstance(node, Mapping):
+            values = list(node.values())
+            plain = has_plain_leaves_only(values)
+            # The types of keys count, too: 1 and True are equal, but make different names.
+            self.forms += (_PLAIN_DICT if plain else _DICT, list(node), list(map(type, node)))
+            if plain:
+                self.leaves += values
+            else:
+                for value in values:
+                    self._add(value)
+        elif is_leaf(node):
+            self.forms.append(_LEAF)
+            self.leaves.append(node)
+        else:
+            self.forms += (_LIST, len(node))
+            for value in node:
+                self._add(value)
+
+
+class _Structure:
+    """The structure of one state."""
+
+    def __init__(self, contents: _Contents, flat: FlatState, large_value_bytes: int | None) -> None:
+        self._forms: Final = contents.forms
+        self._kinds = contents.kinds
+        place = {name: index for index, (name, _) in enumerate(list_leaves(flat.tree))}
+        self._tensors: Final = [place[name] for name in flat.paths if name not in flat.values]
+        tensors = [contents.leaves[index] for index in self._tensors]
+        self._ordinary: Final = adapters.ordinary_forms(tensors)
+        self._placed: Final = None if self._ordinary is not None else list(map(adapters.structure, tensors))
+        self._find_tied: Final = _find_tied(tensors, ordinary=self._ordinary is not None)
+        self._kept: Final = [(name, place[name]) for name in flat.tensors]
+        self._values: Final = [(name, place[name]) for name in flat.values]
+        self._per_rank: Final = [(name, place[name]) for name in flat.per_rank]
+        self._aliases: Final = flat.aliases
+        self._paths: Final = flat.paths
+        self._large_value_bytes: Final = large_value_bytes
+        sizes = self._measure_values(contents.leaves)
+        self.value_bytes: Final = dict(zip(flat.values, sizes or [0] * len(flat.values), strict=True))
+        """The size of each value, as a plan counts it."""
+
+        self._sizes: Final = sizes
+
+    def fits(self, contents: _Contents) -> bool:
+        """Tell whether a state with these contents has this structure."""
+        if contents.forms != self._forms or not self._has_kinds(contents):
+            return False
+        tensors = [contents.leaves[index] for index in self._tensors]
+        if self._ordinary is not None:
+            alike = adapters.have_forms(tensors, self._ordinary)
+        else:
+            contents.materialize()
+            alike = list(map(adapters.structure, tensors)) == self._placed
+        return (
+            alike
+            and _find_tied(tensors, ordinary=self._ordinary is not None) == self._find_tied
+            and self._measure_values(contents.leaves) == self._sizes
+        )
+
+    def flatten(self, tree: Any, leaves: Sequence[Any]) -> FlatState:
+        """Flatten a state that fits."""
+        per_rank: list[tuple[str, PerRank]] = [(name, leaves[index]) for name, index in self._per_rank]
+        return FlatState(
+            tensors={name: leaves[index] for name, index in self._kept},
+            values={name: leaves[index] for name, index in self._values},
+            aliases=self._aliases,
+            paths=self._paths,
+            per_rank={name: box.value for name, box in per_rank},
+            resizers={name: box.resize for name, box in per_rank},
+            tree=tree,
+        )
+
+    def _has_kinds(self, contents: _Contents) -> bool:
+        """Tell whether the leaves are of these classes. A value may be of another class than before."""
+        if contents.kinds == self._kinds:
+            return True
+        if len(contents.kinds) != len(self._kinds):
+            return False
+        pairs = zip(contents.kinds, self._kinds, strict=True)
+        if any(new is not old and (_is_no_value(new) or _is_no_value(old)) for new, old in pairs):
+            return False
+        self._kinds = contents.kinds
+        return True
+
+    def _measure_values(self, leaves: Sequence[Any]) -> list[int] | None:
+        limit = self._large_value_bytes
+        if limit is None:
+            return None
+        sizes = (estimate_value_bytes(leaves[index]) for _, index in self._values)
+        return [size if size >= limit else 0 for size in sizes]
+
+
+def _is_no_value(kind: type) -> bool:
+    return issubclass(kind, _NO_VALUES)
+
+
+def _find_tied(tensors: Sequence[torch.Tensor], *, ordinary: bool) -> dict[int, int]:
+    """Find the tensors that are tied to an earlier one: the index of each, and that of the earlier."""
+    candidates: Sequence[int] = range(len(tensors))
+    if ordinary:
+        addresses = list(map(torch.Tensor.data_ptr, tensors))
+        if len(set(addresses)) == len(addresses):
+            return {}
+        times = Counter(addresses)
+        candidates = [index for index in candidates if times[addresses[index]] > 1]
+    first: dict[object, int] = {}
+    tied: dict[int, int] = {}
+    for index in candidates:
+        identity = adapters.identity(tensors[index])
+        if identity is not None and first.setdefault(identity, index) != index:
+            tied[index] = first[identity]
+    return tied

@@ -1,0 +1,155 @@
+"""Verify a commit after its answer, and delete what retention doesn't keep, and what earlier claims left behind."""
+
+import traceback
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from stepkeeper.checkpoint import FinishedCheckpoint, verify_objects
+from stepkeeper.companion.background import BackgroundTask, run_in_thread
+from stepkeeper.errors import StepkeeperError, VerifyError
+from stepkeeper.log import Claim, CommitRecord, Log
+from stepkeeper.log.store_times import StoreTimes
+from stepkeeper.policy.keep import Keep
+from stepkeeper.retention.deletable import deletable
+from stepkeeper.retention.garbage import Garbage, collect, sweep
+from stepkeeper.storage import Store
+from stepkeeper.storage.retry import Patience
+
+__all__ = ["CommitUpkeep"]
+
+
+class CommitUpkeep:
+    """Keep a root in order between commits. Its tasks run in the log's thread, except for their blocking calls."""
+
+    def __init__(
+        self,
+        log: Log,
+        store: Store,
+        times: StoreTimes,
+        keep: Keep | None,
+        require_claim: Callable[[], Claim],
+        *,
+        on_complaint: Callable[[str | None], None],
+        on_end: Callable[[], None],
+        patience: Patience,
+    ) -> None:
+        """Prepare; nothing is read yet.
+
+        Args:
+            log: The root's log.
+            store: The root.
+            times: The times at which the store put its objects.
+            keep: The commits to keep; None: nothing is ever deleted.
+            require_claim: Returns this process's claim.
+            on_complaint: Called with each new failure of these tasks, and with None once they go well again.
+            on_end: Called at the end of the work after each commit.
+            patience: How long to retry requests to the store.
+
+        """
+        self._log = log
+        self._store = store
+        self._times = times
+        self._keep = keep
+        self._require_claim = require_claim
+        self._patience = patience
+        self._on_complaint = on_complaint
+        self._on_end = on_end
+        self.complaint: str | None = None
+        """The newest failure of the work after commits; None once it went well again."""
+
+        self._verified: set[int] = set()
+        self._folders: dict[int, str] = {}
+        """Folders by slot, of commits whose data exists as far as this process knows, also after their deletion in
+        the log.
+        """
+
+        self._collected = False
+
+    def work_after_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
+        """Verify the commit, then delete what may go.
+
+        A failure is reported, and the work after the next commit tries again.
+        """
+        try:
+            yield from self._verify_commit(record, finished)
+            yield from self._delete_unkept()
+            yield from self._collect_leftovers_once()
+            self._set_complaint(None)
+        except Exception as error:  # the commit stands, and the next save needs this process
+            self._report_failure(f"after the commit of step {record.step}", error)
+        self._on_end()
+
+    def make_room(self) -> BackgroundTask:
+        """Delete all that may go, without a commit before it."""
+        try:
+            yield from self._delete_unkept()
+            yield from self._collect_leftovers()
+        except Exception as error:  # the save fails for lack of room, and its error says so
+            self._report_failure("room could not be made", error)
+
+    def _verify_commit(self, record: CommitRecord, finished: FinishedCheckpoint) -> BackgroundTask:
+        """Check that the store holds the written objects.
+
+        Raises:
+            VerifyError: It doesn't.
+            FencedError: It doesn't, and a later claim may have deleted them.
+
+        """
+        if record.slot not in self._log.state.commits:
+            # A later commit was made before this one's turn came, and retention has deleted this one already.
+            return
+        try:
+            yield from run_in_thread(partial(verify_objects, self._store, finished, patience=self._patience))
+        except VerifyError:
+            self._log.resume(self._require_claim())
+            raise
+        self._verified.add(record.slot)
+
+    def _delete_unkept(self) -> BackgroundTask:
+        """Delete the commits that retention doesn't keep: first in the log, then the data that no pin protects.
+
+        This also deletes the data of earlier deletions that were cut short, or whose pins are gone by now.
+        """
+        keep = self._keep
+        times_unix_s: Mapping[int, float] = {}
+        if keep is not None and keep.needs_times:
+            times_unix_s = yield from run_in_thread(partial(self._times.of_commits, self._log.state.line))
+        # Only now: commits that were made during the blocking call may be deleted too.
+        self._folders |= {slot: record.folder for slot, record in self._log.state.commits.items()}
+        if keep is not None:
+            policy = keep.policy
+            self._log.delete(
+                self._require_claim(), lambda state: deletable(state, policy, self._verified, times_unix_s)
+            )
+        commits = self._log.state.commits
+        deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
+        # Whatever is committed meanwhile, these stay deleted, and a later pin finds that it is too late.
+        left = yield from run_in_thread(partial(sweep, self._store, deleted, patience=self._patience))
+        for slot in {each.slot for each in deleted} - {each.slot for each in left}:
+            assert slot is not None
+            del self._folders[slot]
+
+    def _collect_leftovers(self) -> BackgroundTask:
+        """Delete what earlier claims left behind. Pinned data stays, and goes once it isn't pinned any more."""
+        state = self._log.refresh()
+        report = yield from run_in_thread(
+            partial(collect, state, self._log.entry, self._store, patience=self._patience)
+        )
+        self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}
+        self._collected = True
+
+    def _collect_leftovers_once(self) -> BackgroundTask:
+        """Delete what earlier claims left behind, unless that was done before."""
+        if not self._collected:
+            yield from self._collect_leftovers()
+
+    def _report_failure(self, what: str, error: Exception) -> None:
+        self._set_complaint(f"{what}: {error!r}")
+        if not isinstance(error, StepkeeperError):
+            traceback.print_exception(error)
+
+    def _set_complaint(self, text: str | None) -> None:
+        """Report a failure of the work after a commit; None once that work went well again."""
+        if text != self.complaint:
+            self._on_complaint(text)
+        self.complaint = text

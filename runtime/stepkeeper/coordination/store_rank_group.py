@@ -1,0 +1,212 @@
+"""Let several processes talk to each other over their process group's store, never over a device.
+
+A store's client blocks all its callers while one of them waits, so each thread has a client of its own.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Self
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from stepkeeper.errors import PeerLostError, StepkeeperError
+from stepkeeper_planners.geometry.layout import Ranks, ranks_in_group
+
+__all__ = ["StoreRankGroup"]
+
+_PREFIX: Final = "stepkeeper"
+_SHORTEST_PAUSE_S: Final = 0.001
+_LONGEST_PAUSE_S: Final = 0.05
+_LOOK_S: Final = 0.5
+"""The interval at which a rank that waits for another one checks whether one is lost."""
+
+_LOST: Final = "lost"
+
+_READERS: Final = "#readers"
+"""A suffix of names: how many ranks have read what rank 0 broadcast under the name."""
+
+_REMEMBERED: Final = 8
+"""The number of broadcasts that may be unread at once: each of a rank's threads waits for one at most."""
+
+_instances: Final[Counter[str]] = Counter()
+"""The rank groups that this process has made, by their members.
+
+Their ranks make them in the same order; others needn't.
+"""
+
+
+class StoreRankGroup:
+    """The rank group of several processes that have a store in common."""
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, members: Sequence[int] | None = None
+    ) -> None:
+        """Talk to the other ranks over `store`.
+
+        Args:
+            store: The store, which is in rank 0.
+            rank: This rank.
+            world_size: How many ranks there are.
+            members: The processes' numbers in the default process group, if those aren't their ranks.
+
+        """
+        self._base = store
+        self._rank = rank
+        self._world_size = world_size
+        self._ranks = ranks_in_group(rank, range(world_size) if members is None else members)
+        self._clients = threading.local()
+        self._cloning = threading.Lock()
+        self._aborted = threading.Event()
+        self._told: deque[str] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def ranks(self) -> Ranks:
+        return self._ranks
+
+    def broadcast(self, name: str, value: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        if self._rank == 0:
+            if value is None:
+                raise PeerLostError(f"{name}: rank 0 has no value to give")
+            with self._client() as client:
+                client.set(name, json.dumps(value))
+            self._told.append(name)
+            return dict(value)
+        found = self._await(name, timeout_s, waiting_for="rank 0")
+        # Rank 0 may leave, with the store, as soon as the value is read.
+        with suppress(PeerLostError), self._client() as client:
+            # The last reader deletes the value, since a job makes many; nobody waits for that.
+            if client.add(name + _READERS, 1) == self._world_size - 1:
+                client.delete_key(name)
+                client.delete_key(name + _READERS)
+        return found
+
+    def gather(self, name: str, value: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        with self._client() as client:
+            client.set(f"{name}/{self._rank}", json.dumps(value))
+        if self._rank != 0:
+            return []
+        deadline = time.monotonic() + timeout_s
+        values = []
+        for rank in range(self._world_size):
+            left_s = deadline - time.monotonic()
+            values.append(self._await(f"{name}/{rank}", left_s, waiting_for=f"rank {rank}"))
+        # Nobody else reads the values, and a job makes many: they would fill the memory of one process.
+        with self._client() as client:
+            for rank in range(self._world_size):
+                client.delete_key(f"{name}/{rank}")
+        return values
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def leave(self, timeout_s: float) -> None:
+        ends_s = time.monotonic() + timeout_s
+        # If the store was in another process that is gone, nobody can read any more.
+        with suppress(PeerLostError), self._client() as client:
+            for name in self._told:
+                while client.check([name]) and time.monotonic() < ends_s:
+                    time.sleep(_SHORTEST_PAUSE_S)
+
+    def propose(self, name: str, value: Mapping[str, Any]) -> None:
+        with self._client() as client:
+            client.compare_set(name, "", json.dumps(value))
+
+    def read_proposal(self, name: str) -> dict[str, Any] | None:
+        with self._client() as client:
+            found: dict[str, Any] | None = json.loads(client.get(name)) if client.check([name]) else None
+        return found
+
+    def announce_loss(self, rank: int, why: str) -> PeerLostError:
+        """Announce that a rank is lost, and return the error that names it.
+
+        Whoever waits for a rank gets this error. If another rank was announced before, the error names that
+        one.
+        """
+        try:
+            self.propose(_LOST, {"rank": rank, "why": why})
+            lost = self.read_proposal(_LOST) or {}
+        except PeerLostError:
+            # The store went with rank 0.
+            return _loss(rank, why)
+        return _loss(lost["rank"], lost["why"])
+
+    @property
+    def store_host(self) -> str | None:
+        """The host of the ranks' store, which all of them reach; None if the store is no server."""
+        store: Any = self._base
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        host = getattr(store, "host", None)
+        return host if isinstance(host, str) else None
+
+    def _await(self, name: str, timeout_s: float, waiting_for: str) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        look_s = time.monotonic() + _LOOK_S
+        pause_s = _SHORTEST_PAUSE_S
+        # Not the store's own wait: it is deaf to `abort`, and complains on stderr when its time is up.
+        while (found := self.read_proposal(name)) is None:
+            if time.monotonic() > deadline or self._aborted.wait(pause_s):
+                raise PeerLostError(
+                    f"rank {self._rank} waited {timeout_s:.1f} s for {waiting_for} ({name}): it is lost or far behind"
+                )
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if time.monotonic() > look_s:
+                if (lost := self.read_proposal(_LOST)) is not None:
+                    raise _loss(lost["rank"], lost["why"])
+                look_s = time.monotonic() + _LOOK_S
+        return found
+
+    @contextmanager
+    def _client(self) -> Iterator[Store]:
+        """Yield this thread's own client.
+
+        An error of the store leaves as a PeerLostError, for the store is in rank 0.
+        """
+        try:
+            client: Store | None = getattr(self._clients, "store", None)
+            if client is None:
+                with self._cloning:
+                    client = self._base.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
+                self._clients.store = client
+            yield client
+        except RuntimeError as error:
+            if isinstance(error, StepkeeperError):
+                raise
+            raise PeerLostError(
+                f"rank {self._rank} has lost the store that the ranks talk over: {error}"
+            ) from error
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup | None) -> Self:
+        """Make the rank group of a torch.distributed process group; None means the default one."""
+        # No other function returns the store of init_process_group; this one has kept its name since torch 1.9.
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        members = dist.get_process_group_ranks(group)
+        who = _digest(members)
+        _instances[who] += 1
+        store = PrefixStore(f"{_PREFIX}/{who}/{_instances[who]}", _get_default_store())
+        return cls(store, dist.get_rank(group), dist.get_world_size(group), members)
+
+
+def _loss(rank: int, why: str) -> PeerLostError:
+    return PeerLostError(f"rank {rank} is lost: {why}")
+
+
+def _digest(ranks: Sequence[int]) -> str:
+    """Make a short name for these ranks, as all processes number them: every group talks over the one store."""
+    return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]

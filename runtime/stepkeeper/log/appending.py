@@ -1,0 +1,157 @@
+"""Read the entries of a log from a store, and append to it so that each slot gets one entry."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepkeeper.errors import (
+    MissingObjectError,
+    StorageError,
+    TransientStorageError,
+    UnknownOutcomeError,
+)
+from stepkeeper.log.claims import Claim, check_claim
+from stepkeeper.log.entries import Body, Entry, new_nonce
+from stepkeeper.log.records import CommitRecord
+from stepkeeper.log.state import LogState, apply, entry_for
+from stepkeeper.log.tail import find_tail, slot_path
+from stepkeeper.storage.base import Store
+from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
+
+__all__ = ["Appender", "Build", "Order"]
+
+Build = Callable[[LogState], Body | None]
+"""Returns what to append after a state; None if nothing is to be appended any more.
+
+Raises if it is no longer allowed.
+"""
+
+
+@dataclass(slots=True, kw_only=True)
+class Order:
+    """An append under way."""
+
+    claim: Claim | None
+    """The claim under which the entry is written. None: the entry is a begin."""
+
+    build: Build
+    nonce: str | None = None
+    """The nonce of the entry, if the caller has chosen it."""
+
+    unknown: bool = False
+    """True if an entry of this order may be in the slot after the tail, or may come into it yet."""
+
+    entry: Entry | None = None
+    """The entry that was put at tail + 1 without an answer. The slot may be empty now and hold it later."""
+
+
+class Appender:
+    """Read a log's entries in order, and append to them. One thread at a time may use it."""
+
+    def __init__(self, store: Store, *, patience: Patience = DEFAULT_PATIENCE) -> None:
+        """Use the log in `store`. Nothing is read yet."""
+        self._store = store
+        self._patience = patience
+        self._state = LogState()
+        self._pending: Order | None = None
+
+    @property
+    def state(self) -> LogState:
+        """The state as of the last call."""
+        return self._state
+
+    @property
+    def pending_slot(self) -> int | None:
+        """The slot whose content isn't known, after UnknownOutcomeError."""
+        return None if self._pending is None else self._state.tail + 1
+
+    def open(self) -> LogState:
+        """Read the state at the tail. `find_tail` finds its slot; after that at most 17 entries are read.
+
+        Raises LogGapError, LogFormatError, StorageError.
+        """
+        self.settle()
+        tail = find_tail(self._store, self._patience)
+        state = LogState()
+        if tail >= 0:
+            last = self.entry(tail)
+            for slot in range(last.after.index, tail):
+                state = apply(state, slot, self.entry(slot))
+            state = apply(state, tail, last)
+        self._state = state
+        return self.refresh()
+
+    def refresh(self) -> LogState:
+        """Read what was appended since the last call, and return the state. If nothing was, this is one read."""
+        self.settle()
+        while True:
+            try:
+                entry = self.entry(self._state.tail + 1)
+            except MissingObjectError:
+                return self._state
+            self._state = apply(self._state, self._state.tail + 1, entry)
+
+    def entry(self, slot: int) -> Entry:
+        """Read the entry in `slot`. Raises MissingObjectError if there is none."""
+        return self._patience.retry(lambda: self._read_once(slot))
+
+    def settle(self) -> CommitRecord | None:
+        """Append what had no answer, and return its commit if it is one. Raises as the append did."""
+        return None if self._pending is None else self._commit_of(self._run(self._pending))
+
+    def _commit_of(self, entry: Entry | None) -> CommitRecord | None:
+        return None if entry is None else self._state.commits.get(self._state.tail)
+
+    def _append(self, claim: Claim | None, build: Build, nonce: str | None = None) -> Entry | None:
+        """Append the entry that `build` returns, and return it. If `build` returns None, nothing is appended."""
+        self.settle()
+        return self._run(Order(claim=claim, build=build, nonce=nonce))
+
+    def _run(self, order: Order) -> Entry | None:
+        while True:
+            if order.entry is None:
+                if order.claim is not None:
+                    check_claim(self._state, order.claim)
+                body = order.build(self._state)
+                if body is None:
+                    return None
+                claim = None if order.claim is None else order.claim.slot
+                order.entry = entry_for(self._state, body, claim=claim, nonce=order.nonce or new_nonce())
+            winner, mine = self._place(order), order.entry.nonce
+            order.entry = None
+            self._state = apply(self._state, self._state.tail + 1, winner)
+            if winner.nonce == mine:
+                return winner
+
+    def _place(self, order: Order) -> Entry:
+        """Put the order's entry into the slot after the tail, and return what the slot holds then."""
+        assert order.entry is not None
+        slot, data = self._state.tail + 1, order.entry.to_json()
+        self._pending = order
+        pauses_s = self._patience.pauses_s()
+        while True:
+            try:
+                won = self._store.put_if_absent(slot_path(slot), data)
+                winner = order.entry if won else self._read_once(slot)
+                order.unknown, self._pending = False, None
+                return winner
+            except (TransientStorageError, MissingObjectError) as error:
+                # Missing: it was there just now. An empty slot settles nothing: our put may still fill it.
+                order.unknown, cause = True, error
+            except StorageError as error:
+                if not order.unknown:
+                    self._pending = None
+                    raise
+                raise self._unknown_outcome(slot) from error
+            pause_s = next(pauses_s, None)
+            if pause_s is None:
+                raise self._unknown_outcome(slot) from cause
+            self._patience.sleep(pause_s)
+
+    def _unknown_outcome(self, slot: int) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"{self._store.uri}/{slot_path(slot)}: no answer; the entry may be in the log or come into it yet"
+        )
+
+    def _read_once(self, slot: int) -> Entry:
+        path = slot_path(slot)
+        return Entry.from_json(self._store.read(path), f"{self._store.uri}/{path}")

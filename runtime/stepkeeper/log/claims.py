@@ -1,0 +1,109 @@
+"""Decide who may claim a root, and what the claim goes on from. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepkeeper.contract import Identity
+from stepkeeper.errors import FencedError, OtherJobsRootError, RestoreError
+from stepkeeper.log.entries import BeginEntry
+from stepkeeper.log.records import ForeignBase, Owner
+from stepkeeper.log.state import LogState
+
+__all__ = ["Base", "Claim", "begin_body", "check_claim", "check_owner", "owner_of", "resolve_base"]
+
+Base = int | ForeignBase | None
+"""The base that a begin goes on from: a commit's slot, another writer's step, or nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The right to append, until a later begin. It outlives the process that got it."""
+
+    slot: int
+    nonce: str
+
+
+def check_claim(state: LogState, claim: Claim) -> None:
+    """Check that `claim` is the last one in the log. Raises FencedError."""
+    if state.claim != claim.slot:
+        raise FencedError(
+            f"claim {claim.slot} is stale: slot {state.claim} has claimed the root"
+            + (f" for {state.owner.name} {list(state.owner.ordinal)}" if state.owner else "")
+        )
+
+
+def check_owner(state: LogState, owner: Owner | None, take_over: str | bool | None) -> None:
+    """Check that `owner` may claim the root. Raises FencedError or OtherJobsRootError."""
+    if owner is not None:
+        known = state.owners.get(owner.uid)
+        if known is not None and known.ordinal > owner.ordinal:
+            raise FencedError(
+                f"start {list(known.ordinal)} of {owner.name} has claimed this root; "
+                f"this is the older start {list(owner.ordinal)}"
+            )
+    last = state.owner
+    if last is None or (owner is not None and owner.name == last.name):
+        return
+    if take_over is True or take_over == last.name:
+        return
+    raise OtherJobsRootError(
+        f"this root belongs to {last.name}; to go on with it under "
+        f"{owner.name if owner else 'no job name'}, stop that job and take it over by that name"
+    )
+
+
+def resolve_base(
+    state: LogState, base: Base, *, scratch: bool, offer: Callable[[], ForeignBase | None] = lambda: None
+) -> Base:
+    """Find what a begin goes on from: `base` if given, nothing if from scratch, else what HEAD means.
+
+    Args:
+        state: The log before the begin.
+        base: What the caller wants to go on from, if it wants something.
+        scratch: True to go on from nothing.
+        offer: Called where nothing is committed; returns another writer's step to go on from.
+
+    Raises:
+        RestoreError: `base` isn't live, or HEAD is nothing although there were commits.
+
+    """
+    if base is not None:
+        return base if isinstance(base, ForeignBase) else state.live_commit(base).slot
+    if scratch:
+        return None
+    if state.head is not None:
+        return state.head
+    if not state.commits:
+        return offer() or state.legacy
+    if state.legacy is None:
+        bad = ", ".join(f"{r.slot} (step {r.step})" for r in state.commits.values() if r.quarantined)
+        live = ", ".join(f"{r.slot} (step {r.step})" for r in state.live)
+        raise RestoreError(
+            f"this root holds commits, but no latest one; quarantined: {bad or 'none'}; on abandoned branches: "
+            f"{live or 'none'}. Give the training another root; or, for it to start from scratch in this one, "
+            "have stepkeeper.log.Log(store).begin(scratch=True) say so"
+        )
+    return state.legacy
+
+
+def begin_body(base: Base, owner: Owner | None, host: str, *, anew: bool) -> BeginEntry:
+    """Make the body of a begin that goes on from `base`."""
+    return BeginEntry(
+        base=base if isinstance(base, int) else None,
+        legacy=base if isinstance(base, ForeignBase) else None,
+        scratch=anew or None,
+        owner=owner,
+        host=host,
+    )
+
+
+def owner_of(identity: Identity | None) -> Owner | None:
+    """Make the owner that the log knows for this process; None if it was started by hand."""
+    if identity is None:
+        return None
+    return Owner(
+        name=f"{identity.namespace}/{identity.job}",
+        uid=identity.job_uid,
+        jobset_number=identity.jobset_number,
+        restart_attempt=identity.restart_attempt,
+    )

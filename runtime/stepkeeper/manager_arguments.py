@@ -1,0 +1,107 @@
+"""Check the arguments of a manager's constructor and convert them to stepkeeper's own values."""
+
+import operator
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, SupportsIndex
+
+import torch.distributed as dist
+
+from stepkeeper.companion.messages import ClaimRequest
+from stepkeeper.errors import BadUriError
+from stepkeeper.policy.save import Auto, EveryNSteps, SavePolicy, parts_of
+from stepkeeper.storage import check_slashes
+from stepkeeper.tier import TierPlace
+
+__all__ = ["TorchXlaArguments", "build_claim_request", "build_tier_place"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchXlaArguments:
+    """The arguments that a manager was constructed with, as Python's own numbers, whatever library they came from."""
+
+    path: str
+    save_interval: int | SavePolicy
+    max_to_keep: int
+    max_pending_async: int
+    process_group: dist.ProcessGroup | None
+    chkpt_on_preemption: bool
+
+    @classmethod
+    def from_values(  # noqa: PLR0917  # the constructor's order
+        cls,
+        path: str | os.PathLike[str],
+        save_interval: SupportsIndex | SavePolicy,
+        max_to_keep: SupportsIndex,
+        max_pending_async: SupportsIndex,
+        process_group: dist.ProcessGroup | None,
+        chkpt_on_preemption: bool,
+    ) -> Self:
+        """Convert and check the constructor's arguments, in its order.
+
+        Raises:
+            TypeError: A number isn't whole, or `save_interval` is neither a number nor a policy.
+            ValueError: `max_pending_async` is less than 1.
+
+        """
+        given = cls(
+            path=os.fspath(path),
+            save_interval=_interval(save_interval),
+            max_to_keep=operator.index(max_to_keep),
+            max_pending_async=operator.index(max_pending_async),
+            process_group=process_group,
+            chkpt_on_preemption=chkpt_on_preemption,
+        )
+        if given.max_pending_async < 1:
+            raise ValueError(f"max_pending_async is at least 1, not {given.max_pending_async}")
+        return given
+
+    @property
+    def policy(self) -> SavePolicy:
+        """The save policy: `save_interval` itself, or EveryNSteps of that number.
+
+        Raises:
+            ValueError: `save_interval` is less than one step.
+
+        """
+        interval = self.save_interval
+        return EveryNSteps(interval) if isinstance(interval, int) else interval
+
+
+def _interval(given: SupportsIndex | SavePolicy) -> int | SavePolicy:
+    if isinstance(given, SupportsIndex):
+        return operator.index(given)
+    if not callable(getattr(given, "due", None)):
+        raise TypeError(
+            f"save_interval is a number of steps or a policy of stepkeeper.policy.save, not {given!r}"
+        )
+    return given
+
+
+def build_tier_place(folder: str | os.PathLike[str] | None, most_bytes: int | None) -> TierPlace | None:
+    """Build the place of the local tier from `local_tier` and `local_tier_bytes`; None if there is no local tier.
+
+    Raises:
+        BadUriError: `folder` is a URI.
+        ValueError: `most_bytes` is less than 1, or given without a folder.
+
+    """
+    if most_bytes is not None and (folder is None or most_bytes < 1):
+        raise ValueError("local_tier_bytes is at least 1, and bounds a local_tier")
+    if folder is None:
+        return None
+    path = os.fspath(folder)
+    check_slashes(path)
+    if "://" in path:
+        raise BadUriError(f"local_tier is the path of a folder on this host's own disk, got {path!r}")
+    return TierPlace(folder=str(Path(path).absolute()), most_bytes=most_bytes)
+
+
+def build_claim_request(policy: SavePolicy, take_over: str | bool) -> ClaimRequest:
+    """Build the companion's first request for the root. Only the policy `Auto` needs to know of earlier attempts."""
+    return ClaimRequest(
+        take_over=take_over if isinstance(take_over, str) else None,
+        take_over_any=take_over is True,
+        asks_past=any(isinstance(part, Auto) for part in parts_of(policy)),
+    )

@@ -1,0 +1,103 @@
+"""Provide the methods of CheckpointManager that look at commits and at the saves of this process."""
+
+from collections.abc import Callable
+
+from stepkeeper.manager_parts import ManagerParts
+from stepkeeper.restore import describe_step, verify_step
+from stepkeeper.restore.results import CheckpointInfo, Verification
+from stepkeeper.results import Health
+from stepkeeper.save.hooks import SaveHook
+from stepkeeper.save.in_flight import InFlight
+
+__all__ = ["ManagerInspection"]
+
+
+class ManagerInspection:
+    """Look at commits of the root and at the saves of this process."""
+
+    _parts: ManagerParts
+
+    @property
+    def in_flight(self) -> InFlight | None:
+        """The newest save, until it has ended; its `result()` waits for the commit."""
+        return self._parts.saver.in_flight
+
+    def metadata(self, step: int) -> CheckpointInfo:
+        """Describe the commit of `step`: names, dtypes and shapes, read from its manifests.
+
+        Args:
+            step: The step that was saved.
+
+        Raises:
+            RestoreError: There is no such commit, and the message lists those that there are; or the commit was
+                deleted while it was read.
+
+        Ranks:
+            Any rank, on its own.
+
+        """
+        return describe_step(self._parts.store, step)
+
+    def verify(self, step: int) -> Verification:
+        """Verify every byte of the newest commit of `step` on HEAD's line. Each byte is read by one of the ranks.
+
+        Nothing is appended to the log, and no commit is quarantined. Saves in flight are awaited first. A call from
+        another thread than the training's, such as a hook, doesn't hold up later saves, and their commits may lead
+        to the deletion of this one.
+
+        Args:
+            step: The step that was saved.
+
+        Returns:
+            Number and size of the objects that were verified.
+
+        Raises:
+            RestoreError: There is no such commit, and the message lists those that there are; or the commit was
+                deleted while it was read.
+            TornCheckpointError: Bytes of the commit are bad.
+            FencedError: This process has claimed the root, and another claim owns it now.
+
+        Ranks:
+            All ranks call this with the same step.
+
+        """
+        # A commit that comes meanwhile may delete what is being read. It can't where training waits for this call.
+        self._parts.saver.wait_until_idle()
+        return verify_step(self._parts.restorer, self._parts.companion, step)
+
+    def health(self) -> Health:
+        """Describe how checkpointing is doing in this process, from memory alone.
+
+        Ranks:
+            Any rank, on its own, from any thread.
+
+        """
+        parts = self._parts
+        notice, in_flight, committed = parts.controller.notices.notice, self.in_flight, parts.saver.own_commit
+        return Health(
+            claim=None if parts.companion.claimed_root is None else parts.companion.claimed_root.claim.slot,
+            committed_step=None if committed is None else committed.step,
+            in_flight_step=None if in_flight is None else in_flight.step,
+            error=parts.saver.error,
+            complaint=parts.companion.complaint,
+            companion_pid=parts.companion.pid,
+            notice=None if notice is None else notice.source,
+        )
+
+    def on_save(self, hook: SaveHook) -> Callable[[], None]:
+        """Call `hook` with a `SaveReport` whenever a save has ended, well or not.
+
+        Hooks run in a thread of their own: no save waits for them, and they may call the manager. What a hook raises
+        is logged.
+
+        Args:
+            hook: Called with the report of each save of this rank that ends from now on.
+
+        Returns:
+            A function that removes the hook.
+
+        Ranks:
+            Any rank, on its own.
+
+        """
+        return self._parts.save_hooks.on_save(hook)

@@ -1,0 +1,116 @@
+"""Construct the parts of a checkpoint manager and connect them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+from weakref import WeakMethod
+
+from stepkeeper.companion.progress import Progress
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract import Directive
+from stepkeeper.coordination.rank_group import open_rank_group
+from stepkeeper.loggers import identify
+from stepkeeper.manager_arguments import TorchXlaArguments, build_claim_request
+from stepkeeper.policy.keep import KeepPolicy
+from stepkeeper.restore import LatestRestore, Restorer
+from stepkeeper.save.hooks import SaveHooks
+from stepkeeper.save.saver import Saver
+from stepkeeper.storage import open_store
+from stepkeeper.tier import LocalTier, NearStore, TierPlace
+from stepkeeper.training.environment import Environment, attempt_name, build_open_request, root_uri
+from stepkeeper.training.shutdown import Shutdown
+from stepkeeper.training.step_controller import StepController
+
+__all__ = ["ManagerParts"]
+
+
+class ManagerParts:
+    """Hold the parts of one manager. The manager alone keeps this object alive: no thread and no part does."""
+
+    def __init__(
+        self,
+        given: TorchXlaArguments,
+        *,
+        keep: KeepPolicy | None,
+        tier: TierPlace | None,
+        take_over: str | bool,
+        unsafe_single_writer: bool,
+        device_budget_bytes: int | None,
+        environment: Environment | None,
+    ) -> None:
+        """Construct the parts. Nothing is read or written yet, and outside an operator's pod nothing is started.
+
+        Args:
+            given: The manager's arguments that torch_xla's has too.
+            keep: The policy that selects which commits stay; None keeps all.
+            tier: The local disk that saves go through and restores read from, if any.
+            take_over: Name of the job whose root may become this one's; True allows any.
+            unsafe_single_writer: The user promises that a store without exclusive creates has a single writer.
+            device_budget_bytes: Device memory that a snapshot may use, in bytes; None finds it out.
+            environment: What the operator told this process; None without an operator.
+
+        """
+        self.store: Final = open_store(root_uri(given.path), unsafe_single_writer=unsafe_single_writer)
+        rank_group = open_rank_group(given.process_group)
+        identify(rank=rank_group.rank, attempt=attempt_name(environment))
+        opening = build_open_request(
+            environment,
+            rank_group,
+            self.store.uri,
+            keep,
+            tier=tier,
+            unsafe_single_writer=unsafe_single_writer,
+        )
+        self.companion: Final = Companion(
+            opening,
+            _call_weakly(self.follow_directive),
+            claiming=build_claim_request(given.policy, take_over),
+        )
+        self.progress: Final = Progress(self.companion.report_state)
+        reopen = partial(open_store, self.store.uri, unsafe_single_writer=unsafe_single_writer)
+        near = None if tier is None else NearStore(self.store, LocalTier(tier, self.store.uri))
+        self.restorer: Final = Restorer(self.store, rank_group, reopen=reopen, near=near)
+        self.latest_restore: Final = LatestRestore(self.restorer, self.companion)
+        self.save_hooks: Final = SaveHooks()
+        self.saver: Final = Saver(
+            self.store,
+            self.companion,
+            rank_group,
+            self.progress,
+            max_pending=given.max_pending_async,
+            device_budget_bytes=device_budget_bytes,
+            save_hooks=self.save_hooks,
+        )
+        self.controller: Final = StepController(
+            given.policy,
+            rank_group,
+            self.saver,
+            progress=self.progress,
+            companion=self.companion,
+            environment=environment,
+            saves_on_notice=given.chkpt_on_preemption,
+        )
+        self.shutdown: Final = Shutdown(
+            self.controller, self.saver, self.progress, self.companion, rank_group
+        )
+        if environment is not None:
+            # The operator expects reports and may send directives from now on. Elsewhere that begins with the training.
+            self.controller.start()
+            self.companion.ensure_process()
+
+    def follow_directive(self, directive: Directive) -> None:
+        """Do what the operator asks for. Runs in the thread that listens to the companion."""
+        # Looked up late: the companion is constructed before the controller.
+        self.controller.follow_directive(directive)
+
+
+def _call_weakly(act: Callable[[Directive], None]) -> Callable[[Directive], None]:
+    """Return a function that calls the method `act` as long as its object lives, and doesn't keep that alive."""
+    held = WeakMethod(act)
+
+    def call(directive: Directive) -> None:
+        alive = held()
+        if alive is not None:
+            alive(directive)
+
+    return call

@@ -1,0 +1,132 @@
+"""Claim a root and restore its latest checkpoint; if that is torn, condemn it and restore the one before it."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from stepkeeper.companion.messages import ClaimedRoot, Kind, QuarantineRequest, VerifiedNotice
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract.wire import decode, encode
+from stepkeeper.errors import RestoreError
+from stepkeeper.log import CommitRecord, ForeignBase
+from stepkeeper.log.foreign_steps import ForeignRecord, Restorable, find_steps, name_record
+from stepkeeper.loggers import logger
+from stepkeeper.restore.foreign.choosing import choose_foreign_step, choose_newest, find_fault
+from stepkeeper.restore.restorer import WHOLE, Restorer
+from stepkeeper_planners.loading.selection import LoadRules
+
+__all__ = ["LatestRestore"]
+
+_log: Final = logger(__name__)
+
+
+class LatestRestore:
+    """Restore what HEAD means, once or several times in one process."""
+
+    def __init__(self, restorer: Restorer, companion: Companion) -> None:
+        """Restore by `restorer`; rank 0 asks `companion` to claim the root and to write to its log."""
+        self._restorer = restorer
+        self._companion = companion
+        self._condemned: str | None = None
+        """The checkpoint that this process has taken part in condemning, and why. It condemns no second one."""
+
+        companion.choose_foreign_step = partial(choose_foreign_step, restorer.store, restorer.reopen)
+
+    def restore(
+        self, state: Mapping[str, object], *, take_over: str | None = None, rules: LoadRules = WHOLE
+    ) -> Restorable | None:
+        """Claim the root and restore HEAD's commit into `state`, or its parent if HEAD's commit is torn.
+
+        Where nothing is committed, restore the newest complete step of another writer, if there is one.
+
+        Args:
+            state: This rank's state, filled in place.
+            take_over: Name of the job whose root this one takes over.
+            rules: Which parts to load, and how strictly.
+
+        Returns:
+            What was restored; None if the root holds no checkpoint.
+
+        Raises:
+            FencedError: The root is another's.
+            RestoreError: A commit was meant to be found and can't be used.
+            BadNodeError: One node reads bad bytes where another one reads good ones.
+            LoadMismatchError: The state asks for other things than the commit holds.
+
+        """
+        choose_base = self._restorer.votes.choose_in_rank_0
+        half_filled: frozenset[str] = frozenset()
+        base = choose_base(partial(self._claim_and_choose, take_over))
+        while base is not None:
+            torn = self._restorer.load(base, state, rules, half_filled=half_filled)
+            if torn is None:
+                if rules.strict and rules.items is None and not rules.exclude:
+                    # It counts as verified: all of it was read.
+                    choose_base(partial(self._note_restored, base))
+                return base
+            if self._condemned is not None:
+                raise RestoreError(
+                    f"two checkpoints were read bad in one start: {self._condemned}; and {name_record(base)}: "
+                    f"{torn.reason}. More likely a node or its way to the store is broken than both of them; nothing "
+                    "more was condemned"
+                )
+            self._condemned = f"{name_record(base)}: {torn.reason}"
+            _log.error(
+                "%s is torn, the one before it is loaded instead: %s",
+                name_record(base),
+                torn.reason,
+                extra={"step": base.step},
+            )
+            half_filled = torn.half_filled
+            base = choose_base(partial(self._condemn, base, torn.reason))
+        if self._condemned is not None:
+            raise RestoreError(f"there is no checkpoint before the one that was read bad, {self._condemned}")
+        return None
+
+    def _claim_and_choose(self, take_over: str | None) -> Restorable | None:
+        """Claim the root in rank 0, and return what HEAD means."""
+        base = self._companion.read_latest(take_over=take_over)
+        if isinstance(base, ForeignBase):
+            _log.warning(
+                "nothing is committed in %s: it goes on from another writer's step %d (%s)%s",
+                self._restorer.store.uri,
+                base.step,
+                base.folder,
+                "" if base.reason is None else f", since {base.reason}",
+                extra={"step": base.step},
+            )
+        return self._restorable(base)
+
+    def _condemn(self, bad: Restorable, reason: str) -> Restorable | None:
+        """Condemn `bad`, and return what HEAD means now. Another writer's step has no entry to condemn."""
+        if isinstance(bad, CommitRecord):
+            body = QuarantineRequest(commit=bad.slot, reason=reason)
+            claimed = decode(
+                ClaimedRoot, self._companion.ensure_process().send_request(Kind.QUARANTINE, encode(body))
+            )
+            return self._restorable(claimed.base or claimed.legacy)
+        store = self._restorer.store
+        older = [each for each in find_steps(store) if each.step <= bad.step and each.folder != bad.folder]
+        look = partial(find_fault, store, reopen=self._restorer.reopen)
+        legacy = choose_newest(store, older, look, reason=f"{name_record(bad)}: {reason}")
+        return self._restorable(self._companion.claim_root_from(legacy).legacy)
+
+    def _note_restored(self, commit: Restorable) -> Restorable:
+        """Write into the log that all ranks have read the commit whole, unless part of it came from local disks."""
+        # Copies on local disks prove nothing about what the root holds.
+        if isinstance(commit, CommitRecord) and not self._restorer.read_near:
+            self._companion.ensure_process().send_request(
+                Kind.VERIFIED, encode(VerifiedNotice(commit=commit.slot))
+            )
+        return commit
+
+    def _restorable(self, base: CommitRecord | ForeignBase | None) -> Restorable | None:
+        """Convert what HEAD means into a record that can be loaded.
+
+        Only rank 0, which has claimed the root, calls this.
+        """
+        if not isinstance(base, ForeignBase):
+            return base
+        claimed = self._companion.claimed_root
+        assert claimed is not None
+        return ForeignRecord(slot=claimed.claim.slot, step=base.step, folder=base.folder)

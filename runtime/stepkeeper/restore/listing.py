@@ -1,0 +1,61 @@
+"""List the steps that can be restored from a root, and find one of them."""
+
+from functools import partial
+
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.errors import RestoreError
+from stepkeeper.log import Log, LogState
+from stepkeeper.log.foreign_steps import ForeignRecord, ForeignStep, Restorable, find_steps, find_steps_below
+from stepkeeper.storage import Store
+
+__all__ = ["find_settled_step", "find_step", "list_steps", "record_uri", "was_deleted"]
+
+
+def list_steps(store: Store) -> list[int]:
+    """List the steps of HEAD's line, and of the other writer that it goes on from; least first."""
+    state = Log(store).open()
+    return _steps_in(state, find_steps_below(state, partial(find_steps, store)))
+
+
+def find_step(store: Store, step: int) -> Restorable:
+    """Find the newest commit of `step` on HEAD's line, or what another writer left there of it.
+
+    Raises:
+        RestoreError: There is none; the message lists the steps that there are.
+
+    """
+    state = Log(store).open()
+    record = next((record for record in state.line if record.step == step), None)
+    if record is not None:
+        return record
+    found = find_steps_below(state, partial(find_steps, store))
+    legacy = next((each for each in found if each.step == step and each.is_finished), None)
+    if legacy is not None:
+        return ForeignRecord(slot=state.tail + 1, step=step, folder=legacy.folder)
+    steps = ", ".join(map(str, _steps_in(state, found))) or "none"
+    raise RestoreError(f"{store.uri} has no commit of step {step}; its steps: {steps}")
+
+
+def find_settled_step(store: Store, companion: Companion, step: int) -> Restorable:
+    """Find a step as `find_step` does, once the deletions that follow this process's own commits are made."""
+    if companion.claimed_root is not None:
+        # The companion answers after what follows the last commit, deletions among it.
+        companion.read_latest()
+    return find_step(store, step)
+
+
+def was_deleted(store: Store, record: Restorable, *, pinned: bool = False) -> bool:
+    """Tell whether the log has had this commit and has deleted it since, with no pin that kept its data."""
+    if pinned or isinstance(record, ForeignRecord):
+        return False
+    state = Log(store).open()
+    return state.tail >= record.slot and state.commit_in(record.folder) is None
+
+
+def record_uri(store: Store, record: Restorable) -> str:
+    """Return the URI of a checkpoint's folder."""
+    return f"{store.uri.rstrip('/')}/{record.folder}"
+
+
+def _steps_in(state: LogState, found: tuple[ForeignStep, ...]) -> list[int]:
+    return sorted({record.step for record in state.line} | {each.step for each in found if each.is_finished})

@@ -1,0 +1,111 @@
+"""Find the way to other ranks, and make connections that only ranks of the same restore can make."""
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from stepkeeper.loggers import logger
+from stepkeeper.restore.peers.frames import connect, identify_caller, listen
+
+__all__ = ["Joining", "addresses_of_host", "shut"]
+
+_log: Final = logger(__name__)
+_CALL_TIMEOUT_S: Final = 5.0
+"""The time for a call to each address that a rank may have."""
+
+
+class Joining:
+    """Accept connections from later ranks, and make those to earlier ones."""
+
+    def __init__(self, rank: int, on_join: Callable[[int, socket.socket], None]) -> None:
+        """Listen on a free port. `on_join` is told each rank that has called, in a thread of its own."""
+        self._rank = rank
+        self._on_join = on_join
+        self._listener = listen()
+        self._secret = b""
+        self._closed = False
+
+    @property
+    def port(self) -> int:
+        """The port on which this rank listens."""
+        return int(self._listener.getsockname()[1])
+
+    def start(self, secret: bytes) -> None:
+        """Accept calls of those who know the secret."""
+        self._secret = secret
+        threading.Thread(target=self._accept, name="restore-links", daemon=True).start()
+
+    def connect(self, peer: int, address: Mapping[str, Any]) -> socket.socket:
+        """Connect to a rank by the first of its addresses that leads there. Raises OSError if none does."""
+        tried: list[str] = []
+        for host in address["hosts"]:
+            try:
+                return connect(host, address["port"], (self._rank, peer), self._secret, _CALL_TIMEOUT_S)
+            except OSError as error:
+                tried.append(f"{host}: {error}")
+        raise ConnectionError(
+            f"rank {self._rank} can't reach rank {peer} on port {address['port']} ({'; '.join(tried)})"
+        )
+
+    def close(self) -> None:
+        """Accept no more calls. Connections that were made stay."""
+        self._closed = True
+        shut(self._listener, socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(sock,), name="restore-greet", daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            rank = identify_caller(sock, self._rank, self._secret)
+        except OSError as error:
+            _log.debug("a connection to the port of a restore was refused: %s", error)
+            sock.close()
+            return
+        self._on_join(rank, sock)
+
+
+def addresses_of_host(towards: str | None) -> list[str]:
+    """List the addresses by which other hosts may reach this one, likeliest first.
+
+    Args:
+        towards: A host that all ranks reach; None if there is none.
+
+    """
+    found: dict[str, None] = {}
+    if towards is not None:
+        for family, *_, address in _looked_up(towards):
+            try:
+                with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                    # Sends nothing: the kernel chooses the address that this host would send from.
+                    sock.connect(address)
+                    found[str(sock.getsockname()[0])] = None
+            except OSError:
+                # There is no route, or none of that family: a host may have no IPv6.
+                continue
+    found.update((str(address[0]), None) for *_, address in _looked_up(socket.gethostname()))
+    # Ranks on one host reach each other by this address in any case.
+    found["127.0.0.1"] = None
+    return list(found)
+
+
+def _looked_up(host: str) -> list[Any]:
+    try:
+        return list(socket.getaddrinfo(host, 1, type=socket.SOCK_STREAM))
+    except OSError:
+        return []
+
+
+def shut(sock: socket.socket, how: int) -> None:
+    try:
+        sock.shutdown(how)
+    except OSError:
+        # It was closed, or never connected.
+        return

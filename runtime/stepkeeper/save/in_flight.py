@@ -1,0 +1,115 @@
+"""Follow one save from its start to its commit."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from stepkeeper.companion.messages import Committed
+from stepkeeper.save.report import SaveClock, SaveReport, SaveState
+
+__all__ = ["InFlight"]
+
+
+class InFlight:
+    """A save that was started, and its progress so far.
+
+    Attributes:
+        step: The step that is saved.
+        state: How far the save has come.
+        report: The save's cost in time; None until the save has ended.
+    """
+
+    def __init__(self, step: int, clock: SaveClock | None = None) -> None:
+        self.step: Final = step
+        self.state = SaveState.TRANSFERRING
+        self.future: Final[Future[Committed]] = Future()
+        self.region_released: Final[Future[None]] = Future()
+        """Resolved when another save may use this one's memory."""
+
+        self.report: SaveReport | None = None
+        """The save's cost in time; None until the save has ended."""
+
+        self.on_raised: Callable[[BaseException], None] = lambda _error: None
+        """Called with each error that `result` raises."""
+
+        self.clock: Final = clock or SaveClock()
+        self._began_s = time.monotonic()
+        self._size_bytes = 0
+
+    def set_state(self, state: SaveState) -> None:
+        """Note that the save has come as far as `state`."""
+        self.clock.mark_state(state)
+        self.state = state
+
+    def set_size(self, size_bytes: int) -> None:
+        """Note that this rank's share is durable.
+
+        Args:
+            size_bytes: Size of the share.
+
+        """
+        self._size_bytes = size_bytes
+
+    def end_save(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
+        """End the save, and make its report.
+
+        Args:
+            committed: The commit; None if the save failed.
+            error: The reason why the save failed, if it did.
+
+        """
+        record = None if committed is None else committed.record
+        self.report = self.clock.build_report(
+            self.step,
+            size_bytes=self._size_bytes,
+            sequence=None if record is None else record.slot,
+            uri=None if committed is None else committed.uri,
+            total_bytes=None if record is None else record.size_bytes,
+            error=error,
+        )
+        return self.report
+
+    @property
+    def done(self) -> bool:
+        """True once the save is committed or has failed."""
+        return self.future.done()
+
+    @property
+    def ended(self) -> bool:
+        """True once the save is committed or has failed. It turns true just before `done`, while callbacks run."""
+        return self.state in (SaveState.COMMITTED, SaveState.FAILED)
+
+    @property
+    def failed(self) -> bool:
+        """True once the save has ended without a commit."""
+        return self.state is SaveState.FAILED
+
+    def result(self, timeout_s: float | None = None) -> Committed:
+        """Wait until the commit is in the log.
+
+        Ranks: any rank may call this.
+
+        Args:
+            timeout_s: Seconds to wait; None waits without limit.
+
+        Returns:
+            The commit's record and its URI.
+
+        Raises:
+            TimeoutError: The save is still in flight after `timeout_s`.
+            RanksDifferError: The ranks' states differ, and nothing was written.
+            StepkeeperError: The save failed. In a job of one rank, later calls of the manager don't raise the
+                failure again, except for the loss of the root. In a job of several ranks, the manager's next call
+                raises it on all of them.
+
+        """
+        try:
+            return self.future.result(timeout_s)
+        except BaseException as error:
+            self.on_raised(error)
+            raise
+
+    def duration_millis(self) -> int:
+        """Count the milliseconds since the save's start."""
+        return int((time.monotonic() - self._began_s) * 1000)

@@ -1,0 +1,155 @@
+"""Write, sync, rename and list the files and folders of a store on a POSIX file system."""
+
+import contextlib
+import ctypes
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from stepkeeper.errors import StorageError, TransientStorageError
+from stepkeeper.storage.base import Buffer, ObjectStat, joined_size_bytes
+from stepkeeper.storage.direct import write_past_cache
+
+__all__ = [
+    "NO_LINK",
+    "TEMPORARY",
+    "make_folder_beside_deletions",
+    "read_range",
+    "rename_no_replace",
+    "sync_above",
+    "sync_folder",
+    "walk",
+    "write_all",
+]
+
+NO_LINK: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+TEMPORARY: Final = ".tmp-"
+_SILLY_RENAMED: Final = ".nfs"
+"""The prefix that an NFS client gives to a file that is deleted while somebody reads it."""
+
+_AT_FDCWD: Final = -100
+_RENAME_NOREPLACE: Final = 1
+_MAX_PARTS: Final = 512
+"""The most buffers in one writev; IOV_MAX is 1024 on Linux."""
+
+
+def make_folder_beside_deletions(folder: Path) -> None:
+    """Make a folder while deletions may take away empty ones.
+
+    Raises TransientStorageError if one took a folder above it.
+    """
+    try:
+        make_folder(folder)
+    except FileNotFoundError as error:
+        raise TransientStorageError(
+            f"{folder}: a deletion took a folder above it away, which was empty yet"
+        ) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder and those above it, durably where they are new."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_above(folder: Path) -> None:
+    """Make the entries of the folders above outlive a power cut, up to the file system's root.
+
+    The process that made them may have been killed before it synced them.
+    """
+    device = folder.stat().st_dev
+    for each in folder.parents:
+        if each.stat().st_dev != device:
+            return
+        try:
+            sync_folder(each)
+        except PermissionError:
+            # A folder that this user may not even list was there before.
+            return
+
+
+def rename_no_replace(temporary: Path, target: Path) -> bool:
+    """Rename `temporary` to `target`.
+
+    Returns False if that name was taken. Raises StorageError if there is no way.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        number = errno.ENOSYS
+    else:
+        names = (os.fsencode(temporary), os.fsencode(target))
+        if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE) == 0:
+            return True
+        number = ctypes.get_errno()
+    if number == errno.EEXIST:
+        return False
+    if number not in (errno.EINVAL, errno.ENOSYS, *NO_LINK):
+        raise OSError(number, os.strerror(number))
+    raise StorageError(
+        number,
+        f"{target.parent} can neither link files nor rename them without replacing ({os.strerror(number)}): there is "
+        "no way to write the log so that of two writers only one wins; put the root on another file system",
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
+    if write_past_cache(descriptor, parts):
+        return
+    waiting = [memoryview(part).cast("B") for part in parts if joined_size_bytes([part])]
+    first = 0
+    while first < len(waiting):
+        written = os.writev(descriptor, waiting[first : first + _MAX_PARTS])
+        while first < len(waiting) and written >= waiting[first].nbytes:
+            written -= waiting[first].nbytes
+            first += 1
+        if written:
+            waiting[first] = waiting[first][written:]
+
+
+def read_range(descriptor: int, offset: int, length: int | None) -> bytes:
+    rest = os.fstat(descriptor).st_size - offset
+    rest = max(rest if length is None else min(rest, length), 0)
+    pieces: list[bytes] = []
+    while rest:
+        piece = os.pread(descriptor, rest, offset)
+        if not piece:
+            break
+        pieces.append(piece)
+        offset += len(piece)
+        rest -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectStat]:
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError:
+        # Folders below that may not be read (a volume's lost+found) hold nothing of ours; the one asked for may.
+        if below:
+            return
+        raise
+    for entry in entries:
+        if entry.name.startswith((TEMPORARY, _SILLY_RENAMED)):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from walk(Path(entry.path), f"{prefix}{entry.name}/", below=True)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                stat = entry.stat()
+                yield ObjectStat(path=prefix + entry.name, size_bytes=stat.st_size, time_unix_s=stat.st_mtime)

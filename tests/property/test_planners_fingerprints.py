@@ -1,0 +1,112 @@
+"""Fingerprints are equal exactly where what is to be saved is."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepkeeper_planners.geometry.boxes import Box
+from stepkeeper_planners.geometry.layout import Chunk, Owner, TensorLayout
+from stepkeeper_planners.saving.fingerprints import (
+    build_ranks_differ_error,
+    digest_names,
+    digest_value,
+    fingerprint,
+)
+
+NAMES = st.sampled_from("abcdef")
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 2),
+    st.sampled_from([0.0, -0.0, 1.0, 0.5]),
+    st.text(max_size=2),
+    st.binary(max_size=2),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.tuples(inner, inner), st.dictionaries(NAMES, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+LAYOUTS = st.builds(
+    lambda fqn, dtype, rows, owners: TensorLayout(
+        fqn=fqn,
+        dtype=dtype,
+        global_shape=(rows,),
+        chunks=(Chunk(box=Box.whole((rows,)), owners=tuple(Owner(rank=r, local_index=0) for r in owners)),),
+    ),
+    NAMES,
+    st.sampled_from(["int8", "float32"]),
+    st.integers(0, 3),
+    st.sets(st.integers(0, 2), min_size=1).map(sorted),
+)
+STATES = st.lists(LAYOUTS, max_size=4, unique_by=lambda layout: layout.fqn)
+
+
+def kinds(value: object) -> object:
+    """The value with its types: Python finds True, 1 and 1.0 equal, and 0.0 and -0.0."""
+    if isinstance(value, dict):
+        return ("dict", frozenset((kinds(key), kinds(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, tuple(map(kinds, value)))
+    return (type(value).__name__, repr(value))
+
+
+@given(VALUES, VALUES)
+def test_values_have_one_digest_exactly_if_they_are_equal(one: object, other: object) -> None:
+    assert (digest_value("v", one) == digest_value("v", other)) == (kinds(one) == kinds(other))
+
+
+@given(st.dictionaries(NAMES, SCALARS, max_size=4))
+def test_the_order_of_a_dict_is_no_difference(value: dict[str, object]) -> None:
+    assert digest_value("v", dict(reversed(value.items()))) == digest_value("v", value)
+
+
+@given(STATES, STATES)
+def test_fingerprints_are_equal_exactly_if_states_are(
+    one: list[TensorLayout], other: list[TensorLayout]
+) -> None:
+    same = sorted(one, key=lambda t: t.fqn) == sorted(other, key=lambda t: t.fqn)
+    first, second = digest_names(one), digest_names(other)
+    assert (fingerprint(first) == fingerprint(second)) == same
+    differing = {t.fqn for t in (*one, *other) if (t in one) != (t in other)}
+    assert set(build_ranks_differ_error([((0,), first), ((1,), second)]).ranks) == differing
+
+
+@given(STATES.filter(bool), st.data())
+def test_a_name_says_how_it_differs(state: list[TensorLayout], data: st.DataObject) -> None:
+    changed = data.draw(st.sampled_from(state))
+    how = data.draw(st.sampled_from(["form", "content", "kind", "gone", "tied"]))
+    others = [layout for layout in state if layout != changed]
+    theirs = {
+        "form": lambda: digest_names([replace(changed, dtype="bool"), *others]),
+        "content": lambda: digest_names(state, contents={changed.fqn: digest_value("", 1)}),
+        "kind": lambda: digest_names(others, values={changed.fqn: digest_value("", 1)}),
+        "gone": lambda: digest_names(others),
+        "tied": lambda: digest_names(others, aliases={changed.fqn: "first"}),
+    }[how]()
+    error = build_ranks_differ_error([((0, 2), digest_names(state)), ((1,), theirs)])
+    assert error.ranks == {changed.fqn: (1,)}
+    words = {
+        "form": "dtype",
+        "content": "PerRank",
+        "kind": "a value there",
+        "gone": "missing",
+        "tied": "tied tensor",
+    }
+    assert words[how] in error.reasons[changed.fqn]
+
+
+@given(st.lists(st.integers(0, 3), max_size=4), st.sampled_from(["int8", "int64", "float32"]))
+def test_arrays_and_tensors_count_with_dtype_and_shape(numbers: list[int], dtype: str) -> None:
+    array = np.array(numbers, dtype=dtype)
+    digests = {
+        digest_value("v", each)
+        for each in (array, array.reshape(1, -1), torch.from_numpy(array), array.astype("int16"), numbers)
+    }
+    assert len(digests) == 5
+    assert digest_value("v", array.copy()) in digests

@@ -1,0 +1,222 @@
+"""Test that only objects of the job's own controllers count, whatever labels others have."""
+
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from stepkeeper.contract import ExitCode
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
+from stepkeeper_operator.cache.cache import Cache, JobKey
+from stepkeeper_operator.testing import World
+
+
+async def running() -> World:
+    world = World()
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+    return world
+
+
+def copied(pod: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    """Make a fenced pod with the same labels that doesn't belong to the Job."""
+    ended = {"exitCode": int(ExitCode.FENCED), "reason": "Error"}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}]}
+    labels = pod["metadata"]["labels"]
+    base = {"name": "copy", "namespace": "default", "labels": labels, "uid": "copy"}
+    base["creationTimestamp"] = pod["metadata"]["creationTimestamp"]
+    return {"metadata": base | meta, "spec": pod["spec"], "status": status}
+
+
+@pytest.mark.parametrize("name", ["another namespace", "a copy for debugging", "a Job of somebody"])
+async def test_a_pod_with_the_jobs_labels_that_is_not_the_jobs_ends_nothing(name: str) -> None:
+    world = await running()
+    pod = world.pods[0]
+    world.cluster.put(
+        "pods",
+        {
+            "another namespace": copied(
+                pod, namespace="evil", ownerReferences=pod["metadata"]["ownerReferences"]
+            ),
+            "a copy for debugging": copied(pod),
+            "a Job of somebody": copied(pod, ownerReferences=[{"uid": "another", "controller": True}]),
+        }[name],
+    )
+    await world.reconcile()
+    assert world.phase() is Phase.RUNNING
+    assert world.causes == [None]
+    assert len(world.cache.list_pods(world.job.metadata.uid)) == 2
+
+
+async def test_jobs_and_jobsets_of_another_namespace_prove_nothing() -> None:
+    world = await running()
+    uid = world.job.metadata.uid
+    for plural in ("jobsets", "jobs"):
+        raw = world.cluster.list_objects(plural)[0]
+        meta = raw["metadata"] | {"namespace": "evil", "uid": f"evil-{plural}"}
+        if plural == "jobs":
+            meta["ownerReferences"] = [{"uid": "evil-jobsets", "controller": True}]
+        world.cluster.put(plural, raw | {"metadata": meta})
+    owner = [{"uid": "evil-jobs", "controller": True}]
+    for namespace in ("evil", "default"):
+        world.cluster.put("pods", copied(world.pods[0], namespace=namespace, ownerReferences=owner))
+    assert len(world.cache.list_pods(uid)) == 2
+    assert {pod.name for record in world.cache.evidence.list_attempts(uid) for pod in record.pods}.isdisjoint(
+        {"copy"}
+    )
+
+
+KINDS = ("checkpointedtrainingjobs", "jobsets", "jobs", "pods")
+
+
+@pytest.mark.parametrize("order", list(permutations(KINDS)))
+async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(order: tuple[str, ...]) -> None:
+    world = await running()
+    cache = Cache()
+    see = dict(
+        zip(
+            KINDS,
+            (cache.record_training_job, cache.record_jobset, cache.record_job, cache.record_pod),
+            strict=True,
+        )
+    )
+    for plural in order:
+        for raw in world.cluster.list_objects(plural):
+            see[plural](raw)
+    uid = world.job.metadata.uid
+    assert len(cache.list_pods(uid)) == 2
+    assert [len(record.pods) for record in cache.evidence.list_attempts(uid)] == [2]
+
+
+async def test_a_pod_that_is_gone_before_its_job_is_known_is_evidence_all_the_same() -> None:
+    world = World(spot=True)
+    world.delay_watches("jobs")
+    await world.run_until_settled(rounds=2)
+    world.preempt()
+    await world.run_until_settled(rounds=3)
+    assert world.cache.evidence.list_attempts(world.job.metadata.uid) == ()
+    world.deliver_watches()
+    await world.run_until_settled()
+    assert world.causes == ["SpotPreemption", None]
+
+
+async def test_the_last_words_of_pods_whose_job_is_deleted_are_not_kept() -> None:
+    world = await running()
+    uid, pods = world.job.metadata.uid, world.pods
+    for raw in world.cluster.list_objects("checkpointedtrainingjobs"):
+        world.cache.record_training_job(raw, deleted=True)
+    for deleted in (False, True):
+        for pod in pods:
+            world.cache.record_pod(pod, deleted=deleted)
+    assert world.cache.evidence.list_attempts(uid) == ()
+    assert world.cache.list_pods(uid) == ()
+
+
+async def orphaned() -> World:
+    """Delete the JobSet and leave its Jobs."""
+    world = await running()
+    world.cluster.remove("jobsets", "default", "lm")
+    for job in world.cluster.list_objects("jobs"):
+        world.cluster.put("jobs", job | {"metadata": job["metadata"] | {"ownerReferences": []}})
+    return world
+
+
+async def test_no_second_gang_is_made_while_a_jobs_or_pods_of_the_first_are_there() -> None:
+    world = await orphaned()
+    for _ in range(3):
+        assert await world.reconcile() == 5
+        world.now += 5
+    assert world.jobset is None
+    (claim,) = [c for c in world.status.conditions if c.type == "Running"]
+    assert claim.message == "Job lm-w-0 of an earlier JobSet is still there: it has to end, or to be deleted"
+    world.cluster.remove("jobs", "default", "lm-w-0")
+    await world.reconcile()
+    assert world.jobset is None
+    assert await world.record_writes(rounds=3) == []
+    for pod in world.pods:
+        world.cluster.remove("pods", "default", pod["metadata"]["name"])
+    world.now += 5
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+
+
+async def test_pods_that_outlived_their_job_are_deleted_when_nobody_else_has_done_so() -> None:
+    world = await orphaned()
+    await world.reconcile()
+    ended = world.now
+    world.cluster.remove("jobs", "default", "lm-w-0")
+    world.now += 2
+    await world.reconcile()
+    (claim,) = [c for c in world.status.conditions if c.type == "Running"]
+    assert "though its Job is gone: it is deleted if nobody else does it within 60 s" in claim.message
+    world.now = ended + 59
+    assert await world.record_writes(rounds=3) == []
+    world.now = ended + 60
+    assert await world.record_writes() == ["delete pods", "delete pods"]
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+
+
+async def test_pods_that_outlived_their_job_are_deleted_while_the_job_is_suspended_too() -> None:
+    world = await orphaned()
+    world.edit(suspend=True)
+    await world.reconcile()
+    world.cluster.remove("jobs", "default", "lm-w-0")
+    again_s = await world.reconcile()
+    assert again_s == 60
+    world.now += again_s
+    assert await world.record_writes() == ["delete pods", "delete pods"]
+
+
+async def test_orphans_whose_job_is_there_are_nobodys_to_delete() -> None:
+    world = await orphaned()
+    await world.reconcile()
+    world.now += 3600
+    assert await world.record_writes(rounds=3) == []
+
+
+async def test_no_second_gang_is_made_beside_one_that_no_watch_has_told_of() -> None:
+    """JobSet restarted its pods, and was deleted, while our watches were broken."""
+    world = await running()
+    world.delay_watches("pods")
+    pods = world.pods
+    meta = pods[0]["metadata"] | {"name": "lm-w-0-0-later", "uid": "later"}
+    world.cluster.put("pods", pods[0] | {"metadata": meta})
+    for plural, name in (
+        ("jobsets", "lm"),
+        ("jobs", "lm-w-0"),
+        *(("pods", pod["metadata"]["name"]) for pod in pods),
+    ):
+        world.cluster.remove(plural, "default", name)
+    for _ in range(3):
+        await world.reconcile()
+        world.now += 5
+    assert world.jobset is None
+    (claim,) = [c for c in world.status.conditions if c.type == "Running"]
+    assert claim.message.startswith("a Pod that no watch has told of yet of an earlier JobSet is still there")
+    world.deliver_watches()
+    world.cluster.remove("pods", "default", "lm-w-0-0-later")
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+
+
+async def test_leftovers_that_are_gone_unnoticed_are_not_waited_for() -> None:
+    world = await orphaned()
+    await world.reconcile()
+    world.cluster.objects = {
+        place: raw for place, raw in world.cluster.objects.items() if place[0] not in {"jobs", "pods"}
+    }
+    await world.run_until_settled(rounds=4)
+    assert world.phase() is Phase.RUNNING
+
+
+async def test_a_job_of_a_longer_name_and_a_copy_of_a_pod_are_not_in_the_way() -> None:
+    world = await running()
+    other = world.cluster.list_objects("jobs")[0]
+    world.cluster.put("jobs", other | {"metadata": other["metadata"] | {"name": "lm-w-0-w-0", "uid": "o"}})
+    world.cluster.put("pods", copied(world.pods[0], name="lm-w-0-0-copy"))
+    names = [item.name for item in world.cache.list_leftovers(JobKey("default", "lm"))]
+    assert names == [
+        "lm-w-0",
+        *sorted(p["metadata"]["name"] for p in world.pods if "copy" not in p["metadata"]["name"]),
+    ]

@@ -1,0 +1,247 @@
+"""Test which of another writer's steps is restored, and which of its faults are bad bytes."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
+from typing_extensions import override
+
+from stepkeeper.errors import RestoreError, TornCheckpointError, TransientStorageError
+from stepkeeper.log import ForeignBase
+from stepkeeper.restore.foreign import read_ahead as read_ahead_module
+from stepkeeper.restore.foreign.choosing import choose_foreign_step
+from stepkeeper.restore.foreign.content import ForeignContent, open_content
+from stepkeeper.restore.foreign.loading import ForeignLoading
+from stepkeeper.storage import Store
+from stepkeeper.storage.memory import MemoryBucket, MemoryStore
+from stepkeeper.storage.retry import Patience
+from stepkeeper_planners import adapters
+from stepkeeper_planners.errors import ValueDecodeError
+from stepkeeper_planners.geometry.layout import Ranks
+from stepkeeper_planners.loading.selection import LoadRules
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),
+]
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"model": {"w": torch.full((6, 4), float(step)), "b": torch.arange(5)}, "step": step}
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """A root with steps 100 and 200 of stock DCP."""
+    root = tmp_path_factory.mktemp("legacy")
+    for folder, step in (("step-100", 100), ("step-200", 200)):
+        save(state_of(step), checkpoint_id=root / folder, no_dist=True)
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def bucket(objects: dict[str, bytes]) -> MemoryBucket:
+    bucket = MemoryBucket()
+    bucket.objects.update(objects)
+    return bucket
+
+
+def chosen(bucket: MemoryBucket) -> ForeignBase | None:
+    return choose_foreign_step(MemoryStore(bucket), lambda: MemoryStore(bucket))
+
+
+def test_the_newest_complete_one_is_chosen(bucket: MemoryBucket) -> None:
+    assert chosen(bucket) == ForeignBase(step=200, folder="step-200")
+    assert chosen(MemoryBucket()) is None
+
+
+def without_metadata(objects: dict[str, bytes]) -> None:
+    del objects["step-200/.metadata"]
+
+
+def without_data(objects: dict[str, bytes]) -> None:
+    del objects["step-200/__0_0.distcp"]
+
+
+def cut(objects: dict[str, bytes]) -> None:
+    objects["step-200/__0_0.distcp"] = objects["step-200/__0_0.distcp"][:-1]
+
+
+def damaged_metadata(objects: dict[str, bytes]) -> None:
+    objects["step-200/.metadata"] = objects["step-200/.metadata"][:-30]
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (without_metadata, "has no .metadata"),
+        (without_data, "__0_0.distcp is missing"),
+        (cut, "__0_0.distcp is cut short"),
+        (damaged_metadata, "no metadata of a checkpoint"),
+    ],
+)
+def test_what_is_incomplete_is_passed_over_and_said(
+    bucket: MemoryBucket,
+    caplog: pytest.LogCaptureFixture,
+    harm: Callable[[dict[str, bytes]], None],
+    said: str,
+) -> None:
+    harm(bucket.objects)
+    found = chosen(bucket)
+    assert found is not None
+    assert (found.step, found.folder) == (100, "step-100")
+    assert said in (found.reason or "")
+    (record,) = (each for each in caplog.records if each.levelno == logging.ERROR)
+    assert said in record.getMessage()
+
+
+def test_where_none_is_complete_nothing_is_begun(bucket: MemoryBucket) -> None:
+    for step in (100, 200):
+        del bucket.objects[f"step-{step}/.metadata"]
+    with pytest.raises(RestoreError, match=r"none of them is whole: step 200 .*; step 100 .*another root"):
+        chosen(bucket)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (".metadata", "is a checkpoint itself: give the folder above"),
+        ("final/.metadata", "tell no step: final"),
+        ("step_100/model/.metadata", "tell no step: step_100/model"),
+        ("run1/step_100/.metadata", "holds no steps, but run1 in it does: give that as the root"),
+        ("a/b/100/.metadata", "holds no steps, but a/b in it does"),
+        (f"run1/100/3-{'0' * 32}/.metadata", "holds no steps, but run1 in it does"),
+    ],
+)
+def test_a_checkpoint_without_a_step_in_its_name_is_not_taken_for_nothing(path: str, said: str) -> None:
+    bucket = MemoryBucket()
+    bucket.objects[path] = b"?"
+    with pytest.raises(RestoreError, match=said):
+        chosen(bucket)
+
+
+def test_no_answer_is_no_incomplete_step(bucket: MemoryBucket) -> None:
+    def hook(moment: str, operation: str, path: str) -> None:
+        if operation == "read":
+            raise TransientStorageError("no answer")
+
+    store = MemoryStore(bucket, hook=hook)
+    with pytest.raises(TransientStorageError):
+        choose_foreign_step(store, lambda: store, patience=Patience(total_s=0))
+
+
+def filled(store: Store, state: dict[str, Any], rules: LoadRules | None = None) -> None:
+    loading = ForeignLoading(store, "step-200", state, Ranks(rank=0, world_size=1), rules=rules)
+    assert loading.compare_state() == {}
+    loading.fill_tensors()
+    loading.scatter_values()
+
+
+def test_a_step_is_loaded_into_place(bucket: MemoryBucket) -> None:
+    state: dict[str, Any] = {
+        "model": {"w": torch.zeros(6, 4), "b": torch.zeros(5, dtype=torch.int64)},
+        "step": 0,
+    }
+    held = state["model"]["w"]
+    filled(MemoryStore(bucket), state)
+    assert state["step"] == 200
+    assert torch.equal(held, torch.full((6, 4), 200.0))
+
+
+def test_a_part_of_a_step_is_loaded_and_converted_if_that_is_asked_for(bucket: MemoryBucket) -> None:
+    state: dict[str, Any] = {"model": {"w": torch.zeros(6, 4, dtype=torch.float64)}}
+    filled(MemoryStore(bucket), state, LoadRules(items=["model.w"], cast=True))
+    assert torch.equal(state["model"]["w"], torch.full((6, 4), 200.0, dtype=torch.float64))
+
+
+def test_as_much_is_read_ahead_as_there_is_memory_for(
+    bucket: MemoryBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """100 float32 in a chunk of as many take 1600 bytes: its own, and three times the chunk."""
+    wanted = {f"w{number}": torch.full((100,), float(number)) for number in range(30)}
+    wanted["large"] = torch.arange(2000.0)
+    save(wanted, checkpoint_id=tmp_path / "step-200", no_dist=True)
+    bucket.objects = {
+        f"step-200/{path.name}": path.read_bytes() for path in (tmp_path / "step-200").iterdir()
+    }
+    monkeypatch.setattr(read_ahead_module, "_READ_AHEAD_BYTES", 5000)
+    ahead: list[int] = []
+    chunk, fill = ForeignContent.read_chunk, adapters.fill
+    lock = threading.Lock()
+    read: list[str] = []
+    filled_bytes: list[int] = []
+
+    def counting_chunk(content: ForeignContent, fqn: str, number: int) -> torch.Tensor:
+        with lock:
+            read.append(fqn)
+        return chunk(content, fqn, number)
+
+    def counting_fill(tensor: torch.Tensor, shards: Mapping[int, torch.Tensor]) -> None:
+        with lock:
+            ahead.append(len(read) - len(filled_bytes))
+        filled_bytes.append(tensor.nbytes)
+        fill(tensor, shards)
+
+    monkeypatch.setattr(ForeignContent, "read_chunk", counting_chunk)
+    monkeypatch.setattr(adapters, "fill", counting_fill)
+    state = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
+    filled(MemoryStore(bucket), state)
+    assert all(torch.equal(state[name], tensor) for name, tensor in wanted.items())
+    assert max(ahead) <= 3
+    assert sorted(read) == sorted(wanted)
+
+
+def failure_of(store: Store, state: dict[str, Any]) -> str | None:
+    """Return what was read bad, or which value can't be read; None if nothing was."""
+    try:
+        filled(store, state)
+    except TornCheckpointError as error:
+        assert error.bad is not None, error  # noqa: PT017  # other bits of the same test raise nothing
+        return "bad"
+    except ValueDecodeError:
+        return "value"
+    return None
+
+
+def test_a_flipped_bit_anywhere_in_the_data_is_seen_or_changes_nothing(bucket: MemoryBucket) -> None:
+    whole = bucket.objects["step-200/__0_0.distcp"]
+    seen = 0
+    for place in range(0, len(whole), 17):
+        flipped = bytes([whole[place] ^ 4])
+        bucket.objects["step-200/__0_0.distcp"] = whole[:place] + flipped + whole[place + 1 :]
+        state: dict[str, Any] = {
+            "model": {"w": torch.zeros(6, 4), "b": torch.zeros(5, dtype=torch.int64)},
+            "step": 0,
+        }
+        found = failure_of(MemoryStore(bucket), state)
+        if found is None:
+            expected = state_of(200)
+            assert state["step"] == 200
+            for name, tensor in expected["model"].items():
+                assert torch.equal(state["model"][name], tensor)
+        else:
+            seen += 1
+    assert seen > len(whole) // 17 // 3
+
+
+def test_code_in_a_pickle_is_not_run_and_no_reason_to_go_back(tmp_path: Path) -> None:
+    class Evil:
+        @override
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "ran",))
+
+    save({"w": torch.ones(2), "evil": Evil()}, checkpoint_id=tmp_path / "1", no_dist=True)
+    bucket = MemoryBucket()
+    for path in (tmp_path / "1").iterdir():
+        bucket.objects[f"1/{path.name}"] = path.read_bytes()
+    found = chosen(bucket)
+    assert found is not None
+    content = open_content(MemoryStore(bucket), found.folder)
+    with pytest.raises(ValueDecodeError, match="evil"):
+        content.read_value("evil")
+    assert not (tmp_path / "ran").exists()

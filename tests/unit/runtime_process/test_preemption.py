@@ -1,0 +1,292 @@
+"""Test what counts as a notice, with real signals to this process."""
+
+import asyncio
+import gc
+import hashlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from stepkeeper import CheckpointManager
+from stepkeeper.training import preemption
+from stepkeeper.training.preemption import Notice, NoticeWatcher
+from stepkeeper.training.signals import SignalWatcher
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.notices: list[Notice] = []
+        self.any = threading.Event()
+
+    def __call__(self, notice: Notice) -> None:
+        self.notices.append(notice)
+        self.any.set()
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+    signal.set_wakeup_fd(-1)
+
+
+@pytest.fixture
+def fresh_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watch signals as in a process that was never told to stop."""
+    monkeypatch.setattr(preemption, "signal_watcher", SignalWatcher())
+
+
+def test_sigterm_is_a_notice_and_the_handler_before_is_called_too(heard: Heard) -> None:
+    called: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: called.append(number))
+    watcher = NoticeWatcher(None, lambda: None, heard)
+    watcher.start(signals=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.any.wait(10)
+    assert [notice.source for notice in heard.notices] == ["sigterm"]
+    assert called == [signal.SIGTERM]
+    watcher.close()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert called == [signal.SIGTERM] * 2, "told again while it ends, the process lives"
+
+
+def test_who_watched_the_wakeup_before_still_gets_it(heard: Heard) -> None:
+    read_fd, write_fd = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(write_fd)
+    watcher = NoticeWatcher(None, lambda: None, heard)
+    watcher.start(signals=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.any.wait(10)
+    assert select.select([read_fd], [], [], 10)[0]
+    assert os.read(read_fd, 10) == bytes([signal.SIGTERM])
+    watcher.close()
+    os.close(read_fd)
+    os.close(write_fd)
+
+
+def test_without_a_notice_signals_are_given_back(heard: Heard) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, before)
+    watcher = NoticeWatcher(None, lambda: None, heard)
+    watcher.start(signals=True)
+    assert signal.getsignal(signal.SIGTERM) != before
+    watcher.close()
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_file_is_a_notice_and_the_first_notice_counts(heard: Heard, tmp_path: Path) -> None:
+    trigger = tmp_path / "notice"
+    watcher = NoticeWatcher(trigger, lambda: None, heard)
+    watcher.start(signals=False)
+    trigger.touch()
+    assert heard.any.wait(10)
+    watcher.record_notice("call")
+    assert [notice.source for notice in heard.notices] == ["file"]
+    assert watcher.notice == heard.notices[0]
+    watcher.close()
+
+
+def test_a_tick_or_a_listener_that_raises_does_not_end_the_watch(tmp_path: Path) -> None:
+    heard = Heard()
+
+    def tick() -> None:
+        raise RuntimeError("the buffer was donated")
+
+    def listen(notice: Notice) -> None:
+        heard(notice)
+        raise OSError("no space")
+
+    watcher = NoticeWatcher(tmp_path / "notice", tick, listen)
+    watcher.start(signals=True)
+    assert not heard.any.wait(0.5), "it has ticked"
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.any.wait(10)
+    assert [notice.source for notice in heard.notices] == ["sigterm"]
+    assert watcher.read_notice() == heard.notices[0], "it goes on"
+    watcher.close()
+
+
+def test_sigterm_is_heard_after_an_event_loop_has_taken_the_wakeup(heard: Heard) -> None:
+    watcher = NoticeWatcher(None, lambda: None, heard)
+    watcher.start(signals=True)
+
+    async def listen_too() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: None)
+
+    asyncio.run(listen_too())
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.any.wait(10)
+    assert [notice.source for notice in heard.notices] == ["sigterm"]
+    watcher.close()
+
+
+def test_the_handler_before_does_not_end_the_process(heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    watcher = NoticeWatcher(None, lambda: None, heard)
+    watcher.start(signals=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard.any.wait(10)
+    watcher.close()
+    assert "exit code 0" in caplog.text
+
+
+def open_fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_all_watchers_share_a_thread_and_hear_the_same_signal() -> None:
+    threads, fds = threading.active_count(), open_fds()
+    all_heard = [Heard() for _ in range(50)]
+    watchers = [NoticeWatcher(None, lambda: None, each) for each in all_heard]
+    for watcher in watchers[:-1]:
+        watcher.start(signals=True)
+    assert threading.active_count() - threads <= 1
+    assert open_fds() - fds <= 2
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert all(each.any.wait(10) for each in all_heard[:-1])
+    assert not all_heard[-1].notices
+    watchers[-1].start(signals=True)
+    assert all_heard[-1].any.wait(10), "it was there when the signal came, and begins to train now"
+    late = NoticeWatcher(None, lambda: None, Heard())
+    late.start(signals=True)
+    assert late.read_notice() is None, "it was made after the signal"
+    for watcher in (*watchers, late):
+        watcher.close()
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_behind_the_last_watcher_sigterm_is_what_it_was(heard: Heard, is_closed: bool) -> None:
+    called: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: called.append(number))
+    watcher = NoticeWatcher(None, lambda: None, heard)
+    watcher.start(signals=True)
+    theirs = signal.getsignal(signal.SIGTERM)
+    assert callable(theirs)
+    # Somebody wraps the handler, so that it can't be taken out any more.
+    signal.signal(signal.SIGTERM, partial(theirs))
+    second = NoticeWatcher(None, lambda: None, heard)
+    second.start(signals=True)
+    if is_closed:
+        watcher.close()
+        second.close()
+    held = weakref.ref(watcher)
+    del watcher, second
+    gc.collect()
+    assert held() is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert called == [signal.SIGTERM]
+    assert not heard.notices
+
+
+def test_a_watcher_that_was_dropped_keeps_no_process_alive() -> None:
+    script = (
+        "import gc, os, signal, threading\n"
+        "from stepkeeper.training.preemption import NoticeWatcher\n"
+        "watcher = NoticeWatcher(None, lambda: None, lambda notice: None)\n"
+        "watcher.start(signals=True)\n"
+        "del watcher\n"
+        "gc.collect()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "threading.Event().wait(10)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGTERM
+
+
+def test_nothing_is_called_behind_the_end() -> None:
+    ticked = threading.Event()
+    watcher = NoticeWatcher(None, ticked.set, Heard())
+    watcher.start(signals=False)
+    assert ticked.wait(10)
+    other = NoticeWatcher(None, lambda: None, Heard())
+    other.start(signals=False)
+    watcher.close()
+    ticked.clear()
+    assert other.read_notice() is None
+    assert not ticked.is_set()
+    other.close()
+
+
+@pytest.mark.usefixtures("fresh_watch")
+def test_who_began_in_another_thread_has_sigterm_from_the_first_call_in_the_main_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    manager = CheckpointManager(tmp_path, 10**6)
+    for _ in range(2):
+        aside = threading.Thread(target=manager.should_save, args=(1,))
+        aside.start()
+        aside.join()
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert caplog.text.count("SIGTERM ends this process without a save") == 1
+    manager.should_save(2)
+    assert signal.getsignal(signal.SIGTERM) != before
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert manager._parts.controller.notices.read_notice() is not None
+    assert manager.health().notice == "sigterm"
+    manager.close()
+
+
+@pytest.mark.usefixtures("fresh_watch")
+def test_a_notice_of_one_that_has_ended_is_the_next_ones_too(heard: Heard) -> None:
+    first = NoticeWatcher(None, lambda: None, Heard())
+    first.start(signals=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    notice = first.read_notice()
+    first.close()
+    second = NoticeWatcher(None, lambda: None, heard)
+    second.start(signals=True)
+    assert second.read_notice() == notice, "the grace period began when the signal came"
+    second.close()
+    assert len(heard.notices) == 1
+
+
+@pytest.mark.parametrize("told_before", [False, True])
+@pytest.mark.usefixtures("fresh_watch")
+def test_the_next_ones_grace_period_began_with_the_signal_however_late_its_handler_ran(
+    told_before: bool, heard: Heard
+) -> None:
+    first = NoticeWatcher(None, lambda: None, Heard())
+    first.start(signals=True)
+    if told_before:
+        # As preStop does.
+        first.record_notice("file")
+    killed_s: list[float] = []
+
+    def kill() -> None:
+        killed_s.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    killer = threading.Timer(0.05, kill)
+    killer.start()
+    # As in a long compilation: the interpreter's other threads go on, and no handler runs.
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 3_000_000)
+    handled_s = time.monotonic()
+    killer.join()
+    first.read_notice()
+    first.close()
+    second = NoticeWatcher(None, lambda: None, heard)
+    second.start(signals=True)
+    found = second.read_notice()
+    assert found is not None
+    assert found.source == "sigterm"
+    # The handler ran as soon as the main thread could, which is before `handled_s`.
+    assert killed_s[0] <= found.monotonic_s < (killed_s[0] + handled_s) / 2
+    second.close()

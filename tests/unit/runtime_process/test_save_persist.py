@@ -1,0 +1,155 @@
+"""One rank that couldn't write is enough: the save is void, however well the others wrote."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+
+from stepkeeper.companion.client import CompanionProcess
+from stepkeeper.companion.messages import Kind, Staged, Written
+from stepkeeper.companion.supervisor import Companion
+from stepkeeper.contract.wire import encode
+from stepkeeper.coordination.rank_group import SoloRankGroup, StoreRankGroup
+from stepkeeper.error_codec import encode_error
+from stepkeeper.errors import CompanionLostError, StorageError
+from stepkeeper.log import ManifestRef
+from stepkeeper.save.in_flight import InFlight
+from stepkeeper.save.persist import SaveJob, _commit_or_void, _Place, persist_save
+from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
+
+
+class Lost:
+    """A companion that is gone before it is there."""
+
+    def ensure_process(self) -> NoReturn:
+        raise CompanionLostError("it went away while it started")
+
+    def claim_root(self, *, origin: object = None) -> NoReturn:
+        self.ensure_process()
+
+
+class Found:
+    """One that is there."""
+
+    has_tier = False
+
+    def ensure_process(self) -> "Asked":
+        return Asked()
+
+
+class Asked:
+    """Rank 0's companion, which does all that it is asked."""
+
+    lost = False
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def send_request(self, kind: Kind, body: Any = None, *, timeout_s: float) -> dict[str, Any]:
+        assert timeout_s
+        self.kinds.append(kind)
+        return {}
+
+
+def job_of(snapshot: Snapshot, region: Region) -> SaveJob:
+    transferred: Future[None] = Future()
+    transferred.set_result(None)
+    return SaveJob(
+        name="save/0",
+        in_flight=InFlight(7),
+        origin=None,
+        snapshot=snapshot,
+        region=region,
+        transfer=transferred,
+    )
+
+
+def decide(*votes: dict[str, Any]) -> tuple[list[Kind], dict[str, Any]]:
+    """Return what rank 0 asks its companion for after these votes, and what it tells the others."""
+    asked = Asked()
+    place = _Place(claim=0, nonce="a" * 32)
+    outcome = _commit_or_void(
+        job_of(cast(Snapshot, None), cast(Region, None)), cast(CompanionProcess, asked), place, list(votes)
+    )
+    return asked.kinds, outcome
+
+
+def wrote(rank: int) -> dict[str, Any]:
+    ref = ManifestRef(path=f"manifest.{rank}.json", size_bytes=1, crc32c=1)
+    return {"written": encode(Written(size_bytes=1, manifest=ref))}
+
+
+FAILED = {"error": encode_error(StorageError(28, "no space left"))}
+
+
+def test_what_all_ranks_wrote_is_committed() -> None:
+    assert decide(wrote(0), wrote(1))[0] == [Kind.COMMIT]
+
+
+def test_what_one_rank_could_not_write_is_void() -> None:
+    for votes in ((wrote(0), FAILED), (FAILED, wrote(1)), (wrote(0), FAILED, wrote(2))):
+        kinds, outcome = decide(*votes)
+        assert kinds == [Kind.VOID]
+        assert "no space left" in outcome["error"]["message"]
+
+
+def test_no_rank_waits_for_one_whose_companion_does_not_start() -> None:
+    store = HashStore()
+    rank_groups = [StoreRankGroup(store, rank, 2) for rank in range(2)]
+
+    def save(rank_group: StoreRankGroup) -> None:
+        region = Region()
+        snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.zeros(3)}, region)
+        persist_save(
+            job_of(snapshot, region), cast(Companion, Lost() if rank_group.rank == 0 else Found()), rank_group
+        )
+
+    with ThreadPoolExecutor(2) as ranks:
+        saves = [ranks.submit(save, rank_group) for rank_group in rank_groups]
+        try:
+            for each in saves:
+                with pytest.raises(CompanionLostError, match="went away"):
+                    each.result(10)
+        finally:
+            for rank_group in rank_groups:
+                rank_group.abort()
+
+
+class Tiered:
+    """A companion with a local disk; its commits fail."""
+
+    has_tier = True
+    structure_key = None
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def claim_root(self, *, origin: object = None) -> Any:
+        return SimpleNamespace(claim=SimpleNamespace(slot=0))
+
+    def ensure_process(self) -> "Tiered":
+        return self
+
+    lost = False
+
+    def send_request(self, kind: Kind, body: Any, fds: Any = (), *, timeout_s: float) -> Any:
+        self.kinds.append(kind)
+        if kind is Kind.COMMIT:
+            raise StorageError("no")
+        return encode(Staged(held=True)) if kind is Kind.STAGE else wrote(0)["written"]
+
+
+@pytest.mark.parametrize(("is_last", "ways"), [(False, [Kind.STAGE, Kind.UPLOAD]), (True, [Kind.WRITE])])
+def test_the_last_save_goes_straight_to_the_root(is_last: bool, ways: list[Kind]) -> None:
+    """A notice's has seconds, and its pod's disk goes with the pod."""
+    rank_group, region, companion = SoloRankGroup(), Region(), Tiered()
+    snapshot = SnapshotTaker(rank_group.ranks).take_snapshot({"w": torch.ones(2)}, region)
+    job = replace(job_of(snapshot, region), is_last=is_last)
+    with pytest.raises(StorageError):
+        persist_save(job, cast(Companion, companion), rank_group)
+    assert companion.kinds == [*ways, Kind.COMMIT]
+    region.close()

@@ -1,0 +1,58 @@
+"""The exit code and the words that an exception leads to."""
+
+from pathlib import Path
+
+import pytest
+
+from stepkeeper.contract import ExitCode, Termination
+from stepkeeper.errors import FencedError, OtherJobsRootError, PeerLostError, SaveError
+from stepkeeper.training.termination import _write, format_traceback, process_exit_code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SystemExit(), ExitCode.DONE),
+        (SystemExit(0), ExitCode.DONE),
+        (SystemExit(3), 3),
+        (SystemExit("no such preset"), 1),
+        (FencedError("a later claim"), ExitCode.FENCED),
+        (OtherJobsRootError("another job"), ExitCode.FENCED),
+        (PeerLostError("rank 1 is lost"), ExitCode.PEER_LOST),
+        (SaveError("no space"), 1),
+        (ValueError("the loss is no number"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int) -> None:
+    assert process_exit_code(error) == code
+
+
+def test_a_chosen_end_has_no_traceback() -> None:
+    assert format_traceback(SystemExit(3)) is None
+    assert format_traceback(SystemExit("no such preset")) == "no such preset"
+    text = format_traceback(ValueError("the loss is no number"))
+    assert text is not None
+    assert text.endswith("ValueError: the loss is no number\n")
+
+
+def test_a_last_word_can_be_read_whenever_the_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "termination"
+    first = Termination(code=75, step=7, notice="sigterm", error="a long story, which ends well")
+    second = Termination(code=0, step=8)
+    _write(path, first)
+    assert Termination.from_json(path.read_bytes()) == first
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for moment, left in (("pwrite", first), ("ftruncate", second)):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"os.{moment}", killed)
+            with pytest.raises(KeyboardInterrupt):
+                _write(path, second)
+        assert Termination.from_json(path.read_bytes()) == left
+    _write(path, second)
+    assert path.read_bytes() == second.to_json()
