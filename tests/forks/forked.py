@@ -71,9 +71,15 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    for name, (before, value) in IMPORTED.items():
-        if os.environ.get(name) not in (before, value):
-            sys.exit(f"{name} is set by what was imported: it has to be in the environment of the ForkServer")
+    for name, (before, after) in IMPORTED.items():
+        wanted, value = os.environ.get(name), after
+        if wanted not in (before, after):
+            if name != "XLA_FLAGS":
+                sys.exit(
+                    f"{name} is set by what was imported: it has to be in the environment of the ForkServer"
+                )
+            # XLA reads its flags when the first device is made, so a process may have some that its server hasn't.
+            value = f"{wanted or ''} {after.removeprefix(before or '').strip()}"
         os.environ[name] = value
     sys.argv = request["argv"]
     sys.orig_argv = [sys.executable, *sys.argv]

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -44,19 +43,11 @@ def devices_server() -> Iterator[ForkServer]:
 @pytest.fixture(scope="session")
 def run_on_devices(devices_server: ForkServer) -> OnDevices:
     def run(script: Path, *arguments: object, timeout_s: float = 280, max_isa: str | None = None) -> str:
-        if max_isa is None:
-            done = devices_server.run([script, *arguments], timeout=timeout_s)
-        else:
-            # XLA reads its flags when it is imported: the fork server's are set already.
+        env = None
+        if max_isa is not None:
             flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa={max_isa}"
-            done = subprocess.run(
-                [sys.executable, str(script), *map(str, arguments)],
-                env={**os.environ, **DEVICES, "XLA_FLAGS": flags},
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
-                check=False,
-            )
+            env = {**os.environ, **DEVICES, "XLA_FLAGS": flags.strip()}
+        done = devices_server.run([script, *arguments], env=env, timeout=timeout_s)
         assert done.returncode == 0, done.stderr[-4000:]
         return done.stdout
 
