@@ -108,6 +108,8 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
+    """The result of a reconcile: the new status, what to do and to tell, and when to look again."""
+
     status: TrainingJobStatus
     write_status: bool = False
     """Write the status. It is written first, because the actions use the numbers that it reserves."""

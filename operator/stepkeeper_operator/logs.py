@@ -32,7 +32,7 @@ class KeyValueFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str) -> None:
-    """Send all log records to standard error in that form."""
+    """Send all log records to standard error as key=value lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(KeyValueFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

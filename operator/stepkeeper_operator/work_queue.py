@@ -38,7 +38,10 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
 
     def add(self, key: K) -> None:
-        """Reconcile the key once, as soon as a worker is free, however often it was added before."""
+        """Queue the key, unless it is queued already; a delay that it waits for ends.
+
+        If a worker has it now, reconcile it once more afterwards.
+        """
         self._later.pop(key, None)
         if key in self._held:
             self._again.add(key)

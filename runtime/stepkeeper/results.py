@@ -38,9 +38,8 @@ class Health:
     """Error of the newest save that has ended; None if that one succeeded, or none has ended."""
 
     complaint: str | None
-    """The newest failure after a commit, in rank 0: the commit couldn't be verified, or data that was to be
-    deleted is still there. The commit stands, and all of it is tried again after the next commit. None if there
-    was none, or once that went well."""
+    """The work that rank 0 could not finish after the last commit: to verify it, or to delete data. The commit stands,
+    and all of that work is retried after the next commit. None if nothing is left over."""
 
     companion_pid: int | None
     """Process id of the companion; None if no companion process runs now."""

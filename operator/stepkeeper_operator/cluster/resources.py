@@ -20,6 +20,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
+    """A kind of objects in the Kubernetes API, and the path to them."""
+
     api_version: str
     plural: str
     kind: str

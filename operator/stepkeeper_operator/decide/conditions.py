@@ -49,6 +49,12 @@ def derive_conditions(
     *,
     now: float,
 ) -> tuple[tuple[ConditionUpdate, ...], float | None]:
+    """Derive all conditions of a running or ended job.
+
+    Returns:
+        The conditions, and the seconds until Reporting has to be judged again; None if it needn't be.
+
+    """
     running = _derive_running(job, observed, plan.history, waiting=plan.waiting, now=now)
     if plan.end is not None:
         running = replace(running, status=False, reason=plan.end.reason, message="the job is over")

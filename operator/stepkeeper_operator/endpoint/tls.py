@@ -40,7 +40,10 @@ class ServingCertificate:
         return self._tls.ca.certificate_pem.decode()
 
     async def renew(self) -> None:
-        """Load a certificate that stays valid for a while, signed by the CA that the pods know."""
+        """Load the stored certificate, or make and store a new one with the same CA if it soon expires or lacks a name.
+
+        If the Secret holds no certificate, the CA is new too.
+        """
         secret = await self._cluster.get(SECRETS, self._namespace, self._secret_name)
         tls = None if secret is None else read_secret(secret)
         if tls is None or needs_renewal(tls, self._names):
@@ -51,7 +54,10 @@ class ServingCertificate:
         load_certificate(self.context, tls.serving)
 
     async def keep_renewing(self) -> None:
-        """Renew in time until cancelled. A failure is tried again: there is a month for it."""
+        """Renew in time until cancelled.
+
+        A failed renewal is retried every hour; the certificate is valid for another month.
+        """
         while True:
             await asyncio.sleep(_CHECK_S)
             try:

@@ -12,6 +12,8 @@ _RULE_PREFIX = "FailurePolicy_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSet:
+    """Identity, restarts and terminal state of a JobSet."""
+
     namespace: str
     name: str
     uid: str

@@ -32,6 +32,8 @@ class ContainerEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
+    """The fields of a pod that decide anything: identity, phase, deletion, and the ends of its containers."""
+
     namespace: str
     name: str
     uid: str

@@ -33,7 +33,17 @@ def update_history(
     now: float,
     reattribution_s: int,
 ) -> JobHistory:
-    """Update the history with everything that was observed. The observed JobSet is the job's own."""
+    """Update the history with everything that was observed. The observed JobSet is the job's own.
+
+    Args:
+        job: The job; its status holds the history so far.
+        observed: The facts of this reconcile.
+        new_commit: True if a commit was observed that is newer than the status knows.
+        now: Unix time.
+        reattribution_s: Seconds after its end in which an attempt's cause may still be corrected, though the next
+            attempt runs.
+
+    """
     history = _load_history(job, new_commit=new_commit)
     history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
     history = _follow_jobset(history, job, observed, now=now)

@@ -19,7 +19,7 @@ class Circumstances:
 
     nodes: Mapping[str, Node]
     spot: bool
-    """True if the job asked for Spot machines: this tells what a node that is gone was."""
+    """True if the job asked for Spot machines, so that a vanished node counts as preempted."""
 
     committed: bool
     """True if the attempt committed a checkpoint."""

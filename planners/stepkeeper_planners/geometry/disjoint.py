@@ -55,8 +55,8 @@ def find_overlap(boxes: Sequence[BoxLike], search_rest: Search = sweep) -> tuple
 
     Args:
         boxes: boxes with the same number of dimensions. Empty ones overlap none.
-        search_rest: finds two that overlap among boxes that can hardly be separated so. It gets at least two boxes,
-            none of them empty.
+        search_rest: searches groups of boxes that such lines hardly separate. It gets at least two boxes, none of
+            them empty, and returns the places of two that overlap, or None.
 
     Returns:
         The numbers of two that overlap, the lower first; None if no two do.

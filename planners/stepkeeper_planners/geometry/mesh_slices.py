@@ -1,4 +1,4 @@
-"""Write a tensor that lies on several slices of a device mesh from one slice. Pure.
+"""Choose the slice of a device mesh that writes a tensor, for tensors that lie on several slices. Pure.
 
 The slices promise to hold copies. Nothing compares them, so parts of different slices are never mixed.
 """
@@ -26,7 +26,7 @@ def list_mesh_slices(
     Args:
         ranks: the ranks of a mesh whose last dimension goes over the slices, in row-major order.
         n_slices: the length of that dimension.
-        members: the global ranks that count, by the number they get; None for all.
+        members: if given, only these global ranks are kept; each becomes its index in this tuple.
     """
     if n_slices == 1:
         return ()
@@ -56,7 +56,7 @@ def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
             else ()
         )
         if kind and kind not in whole:
-            whole[kind] = _holding_all(layout)
+            whole[kind] = _list_complete_slices(layout)
         slices = whole.get(kind)
         if not slices:
             chosen.append(layout)
@@ -74,7 +74,7 @@ def keep_one_slice(layouts: Sequence[TensorLayout]) -> list[TensorLayout]:
     return chosen
 
 
-def _holding_all(layout: TensorLayout) -> list[Slice]:
+def _list_complete_slices(layout: TensorLayout) -> list[Slice]:
     holders = [frozenset(owner.rank for owner in chunk.owners) for chunk in layout.chunks]
     return [ranks for ranks in layout.mesh_slices if not any(each.isdisjoint(ranks) for each in holders)]
 

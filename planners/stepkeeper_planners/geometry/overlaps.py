@@ -20,10 +20,10 @@ from stepkeeper_planners.geometry.disjoint import BoxLike
 __all__ = ["OverlapSearch", "find_intersections"]
 
 _FEW = 64
-"""Up to so many boxes are compared directly with any number of others; fewer aren't worth a tree."""
+"""The number of boxes up to which they are compared directly with any number of others, without a tree."""
 
 _FEW_PAIRS = 32
-"""Up to so many pairs are compared one by one; fewer aren't worth an array."""
+"""The number of pairs up to which they are compared one by one, without an array."""
 
 _Ints = npt.NDArray[np.int64]
 

@@ -1,4 +1,7 @@
-"""Read checkpoint folders with torch's own readers, without running code from `.metadata`. For `dcp.load`."""
+"""Read checkpoint folders with torch's own readers, without running code from `.metadata`.
+
+Use them with `dcp.load`.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,7 @@ __all__ = ["SafeFileSystemReader", "SafeFsspecReader", "SafeMetadata"]
 
 
 class SafeMetadata(FileSystemReader):
-    """Mix this into a reader of torch's that keeps its files as FileSystemReader does, to read `.metadata` safely."""
+    """Mixin for readers with FileSystemReader's file layout: it reads `.metadata` without running code."""
 
     @override
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

@@ -53,7 +53,7 @@ _PARTS_OF_A_SHARE: Final = 64
 """No piece is smaller than a rank's even share divided by this: that is even enough."""
 
 _EVEN_ENOUGH: Final = 50
-"""Chunks stay whole if no rank then differs from what it should write by more than that divided by this."""
+"""Loads count as even if `_unevenness` is at most `heaviest` divided by this. Chunks stay whole if that is so."""
 
 BALANCE: Final = {
     "slices from": MIN_SLICE_BYTES,
@@ -152,8 +152,8 @@ def assign(
 ) -> Assignment:
     """Assign every element of every tensor, and every value, to one rank.
 
-    Chunks that several ranks hold are cut where an even division needs it. There are at most as many cuts as the sets
-    of holders have members, all together; mostly there are none. Values are never cut.
+    Chunks that several ranks hold are cut where an even division needs it. There are at most as many cuts as the sum of
+    the sizes of the holder sets; mostly there are none. Values are never cut.
 
     Args:
         layouts: the layouts of all tensors, complete.
@@ -233,7 +233,10 @@ def _make_write(piece: Piece) -> TensorWrite:
 
 
 def _unevenness(loads: Sequence[int], heaviest: int, even: int) -> int:
-    """Return how many bytes the loads are above `heaviest`; where that is the even load, also how many below it."""
+    """Return the largest distance in bytes of a load above `heaviest`.
+
+    Where the even load is at least `heaviest`, a load below the even one counts too: the larger distance is returned.
+    """
     over = max(loads) - heaviest
     return max(over, even - min(loads)) if heaviest <= even else over
 

@@ -20,7 +20,7 @@ _MOST_DIGITS: Final = 4000
 _UNSET: Final = object()
 """The content of a place where nothing was put yet."""
 _MOST_UNNAMED: Final = 1_000_000
-"""The most list items without an entry. There are such: stock torch has no entries for empty dicts."""
+"""The most list items that may be missing among the entries. Stock torch leaves out empty dicts."""
 
 
 def encode_nesting(state: Mapping[Any, object]) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Optimizer state that a load can fill, made without a step of the training.
+"""Give an optimizer the state that a load fills, without a training step.
 
 Optimizers make their state in their first step, and a load fills only what is there.
 """
@@ -86,11 +86,11 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
         p for each in _with_those_inside(optimizer) for group in each.param_groups for p in group["params"]
     ]
     kept = shardings_left_open(parameters)
-    with _random_numbers_kept(), global_hooks_off(), torch.no_grad(), kept as left_open:
+    with _keep_random_state(), global_hooks_off(), torch.no_grad(), kept as left_open:
         pairs, stand_ins = _copied_with_stand_ins(optimizer)
         for _, stand_in in pairs:
             check_unreachable(stand_in, [*stand_ins, *(real for real, _ in pairs)])
-            _without_weight_decay(vars(stand_in), *stand_in.param_groups)
+            _zero_weight_decay(vars(stand_in), *stand_in.param_groups)
         before = versions([*stand_ins])
         try:
             _take_step(pairs[0][1])
@@ -100,7 +100,7 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
                 # What is left pending on copies of the parameters would get into the training's next program.
                 adapters.start_pending([*stand_ins.values()])
         originals = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
-        made = [each for pair in pairs for each in _made(pair, originals)]
+        made = [each for pair in pairs for each in _collect_made_state(pair, originals)]
         _check_made(made, pairs)
         adapters.start_pending([tensor for _, _, entry in made for tensor in _tensors(entry)])
         _check_copies(made)
@@ -128,12 +128,12 @@ def _copied_with_stand_ins(optimizer: Optimizer) -> tuple[list[_Pair], dict[torc
     for real, stand_in in pairs:
         for name, value in vars(real).items():
             if name == "state":
-                vars(stand_in)[name] = _copied_state(value, memo)
+                vars(stand_in)[name] = _copy_state(value, memo)
             elif name.startswith("_optimizer_") and name.endswith("_hooks"):
                 vars(stand_in)[name] = OrderedDict()
             elif name != "step":
                 # A schedule puts a step of its own before the class's one, bound to the real optimizer.
-                vars(stand_in)[name] = _copied(value, memo)
+                vars(stand_in)[name] = _copy_value(value, memo)
     return pairs, stand_ins
 
 
@@ -147,7 +147,7 @@ def _with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
     return found
 
 
-def _without_weight_decay(*settings: MutableMapping[str, Any]) -> None:
+def _zero_weight_decay(*settings: MutableMapping[str, Any]) -> None:
     """Set weight decay to 0, which would bring parameters' values into gradients, or back into parameters.
 
     The learning rate is kept: gradients are zeros in any case, and some optimizers keep the rate in their state.
@@ -160,7 +160,10 @@ def _without_weight_decay(*settings: MutableMapping[str, Any]) -> None:
 
 
 def _is_of_torch(optimizer: Optimizer) -> bool:
-    """Tell whether it is torch's own: these keep nothing of the parameters' values that a step doesn't overwrite."""
+    """Tell whether the optimizer is one of torch's own.
+
+    Those keep nothing of the parameters' values that a step doesn't overwrite.
+    """
     # Some have the module that they are defined in, others, as Adafactor, the package.
     return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
@@ -175,7 +178,7 @@ def _stand_in_for(parameter: torch.Tensor, *, has_values: bool) -> torch.Tensor:
     return stand_in
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
+def _copy_value(value: Any, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, memo)
     except Exception:
@@ -183,10 +186,10 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return value
 
 
-def _copied_state(state: MutableMapping[Any, Any], memo: dict[int, Any]) -> Any:
+def _copy_state(state: MutableMapping[Any, Any], memo: dict[int, Any]) -> Any:
     """Copy a state, keyed by stand-ins. A wrapper may share a state with what it wraps; their copies share one too."""
     if id(state) not in memo:
-        entries = {memo.get(id(key), key): _copied(entry, memo) for key, entry in state.items()}
+        entries = {memo.get(id(key), key): _copy_value(entry, memo) for key, entry in state.items()}
         memo[id(state)] = defaultdict(dict, entries)
     return memo[id(state)]
 
@@ -209,7 +212,7 @@ def _take_step(stand_in: Optimizer) -> None:
         raise PrimeError(f"prime_optimizer: {name}.step() failed with gradients of zeros: {error}") from error
 
 
-def _made(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
+def _collect_made_state(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
     """Return the state that the copy made, for the parameters of the real optimizer that have none.
 
     Tensors of a parameter's shape get the parameter's sharding.
@@ -222,7 +225,7 @@ def _made(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
             continue
         entry = tree_map(lambda leaf: parameters.get(id(leaf), leaf), made)
         if isinstance(entry, dict):
-            entry |= _before_a_step(real, owner, entry)
+            entry |= _compute_first_numbers(real, owner, entry)
         for tensor in _tensors(entry):
             if tensor.shape == getattr(owner, "shape", None):
                 adapters.copy_sharding(tensor, owner)
@@ -290,7 +293,7 @@ def _is_as_before_a_step(tensor: torch.Tensor, parameter: torch.Tensor) -> torch
     return fine
 
 
-def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[Any, Any]:
+def _compute_first_numbers(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[Any, Any]:
     """Return those numbers of the entry that every step changes, with their values before a first step."""
     first: dict[str, float] = {"step": 0}
     if isinstance(real, NAdam):
@@ -309,7 +312,7 @@ def _before_a_step(real: Optimizer, owner: Any, entry: dict[Any, Any]) -> dict[A
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
+def _keep_random_state() -> Iterator[None]:
     """Restore the states of all random number generators afterwards."""
     python = random.getstate()
     # Another module's random numbers may be in use only if it was imported.

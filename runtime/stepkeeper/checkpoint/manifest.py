@@ -160,7 +160,7 @@ class Manifest:
 
 
 def split_inventory(data: bytes, where: str) -> tuple[bytes, bytes]:
-    """Split a manifest's JSON into the JSON with an empty inventory, and the inventory's text: few bytes, and many.
+    """Split a manifest's JSON into the JSON with an empty inventory (few bytes) and the inventory's text (most bytes).
 
     This works only for the output of `Manifest.to_json`.
 

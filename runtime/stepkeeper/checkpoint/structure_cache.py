@@ -34,9 +34,10 @@ class Part:
 class StructureCache:
     """Hold a state's structure, and what follows from it, from save to save.
 
-    A structure is known by its key. Each result is kept with everything else that it was made from. For the layout,
-    that is the lengths of this save's values, and the store's wishes for objects. For `.metadata`, it is the parts
-    of all ranks: their manifests are all that this process knows of the other ranks' structures.
+    Only the newest structure is held, and it is known by its key. Each result is kept with everything else that it
+    was made from. For the layout, that is the lengths of this save's values, and the number and least size of
+    objects that the store asks for. For `.metadata`, it is the parts of all ranks: their manifests are all that this
+    process knows of the other ranks' structures.
     """
 
     def __init__(self) -> None:

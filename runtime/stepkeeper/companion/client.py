@@ -34,7 +34,7 @@ _NOBODY: Final = 0
 """Id of messages without an answer: the trainer's state, and the last message."""
 
 _FAREWELL_MILLIS: Final = 120_000
-"""A dismissed process may take so long for the work after its commits and for its last report."""
+"""Milliseconds that a dismissed process has for the work after its commits and for its last report."""
 
 
 class CompanionProcess:

@@ -48,12 +48,12 @@ class Identity:
 
     @property
     def ordinal(self) -> tuple[int, int]:
-        """The number of this start: it grows with every start of the gang, over all JobSets of the job."""
+        """The pair (jobset_number, restart_attempt) of this start. Later starts of the job compare greater."""
         return (self.jobset_number, self.restart_attempt)
 
     @property
     def attempt(self) -> str:
-        """The name of this start for people: its JobSet's number, and how often that was started again."""
+        """The ordinal for people: the JobSet's number and its restart count, as "2.1"."""
         return ".".join(map(str, self.ordinal))
 
     @property

@@ -59,7 +59,7 @@ class Retention:
     """The number of newest commits that are kept, at least 1."""
 
     every_steps: int | None = None
-    """Commits whose step is a multiple of this are kept besides."""
+    """Commits whose step is a multiple of this are kept in addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ class Appender:
         return self._patience.retry(lambda: self._read_once(slot))
 
     def settle(self) -> CommitRecord | None:
-        """Append what had no answer, and return its commit if it is one. Raises as the append did."""
+        """Finish the append whose put got no answer; return its commit if it is one. Raises as the append did."""
         return None if self._pending is None else self._commit_of(self._run(self._pending))
 
     def _commit_of(self, entry: Entry | None) -> CommitRecord | None:

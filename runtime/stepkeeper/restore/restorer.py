@@ -1,4 +1,4 @@
-"""Load one checkpoint into the states of all ranks together, and find out where bad bytes come from."""
+"""Load one checkpoint into the states of all ranks together. If its bytes are bad, say why (see second_read)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,8 +86,9 @@ class Restorer:
             BadNodeError: One node reads bad bytes where another one reads good ones.
 
         """
-        deleted = partial(was_deleted, self.store, record, pinned=pinned)
-        torn = self.load(record, state, rules, deleted=deleted)
+        torn = self.load(
+            record, state, rules, was_deleted=partial(was_deleted, self.store, record, pinned=pinned)
+        )
         if torn is not None:
             raise TornCheckpointError(torn.reason)
 
@@ -98,7 +99,7 @@ class Restorer:
         rules: LoadRules,
         *,
         half_filled: frozenset[str] = frozenset(),
-        deleted: Callable[[], bool] = lambda: False,
+        was_deleted: Callable[[], bool] = lambda: False,
     ) -> TornLoad | None:
         """Load `record` into `state`, or find out why its bytes are bad.
 
@@ -110,8 +111,8 @@ class Restorer:
             rules: Which parts to load, and how strictly.
             half_filled: Names of tensors that hold parts of a torn checkpoint; this load must fill all of
                 them.
-            deleted: Tells whether the log has deleted the commit; rank 0 calls it where all that was met is
-                missing objects.
+            was_deleted: Tells whether the log has deleted the commit. Rank 0 calls it if the only fault is that
+                objects are missing.
 
         Returns:
             None if all ranks have loaded the checkpoint. Every failure other than bad bytes is raised.
@@ -138,7 +139,12 @@ class Restorer:
                 return None
             # The ranks are still connected here, so that one that is lost meanwhile is missed at once.
             reason = confirm_bad(
-                f"{name}/torn", self.rank_group, self.host, torn.own_error, self.reopen, deleted=deleted
+                f"{name}/torn",
+                self.rank_group,
+                self.host,
+                torn.own_error,
+                self.reopen,
+                was_deleted=was_deleted,
             )
             return TornLoad(reason=reason, half_filled=half_filled)
 

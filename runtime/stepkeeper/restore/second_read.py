@@ -105,7 +105,7 @@ def confirm_bad(
     torn: TornCheckpointError | None,
     reopen: Callable[[], Store],
     *,
-    deleted: Callable[[], bool] = lambda: False,
+    was_deleted: Callable[[], bool] = lambda: False,
 ) -> str:
     """Confirm by a second reading that bytes are bad.
 
@@ -120,8 +120,8 @@ def confirm_bad(
         host: Where this rank runs.
         torn: The error of this rank, if it has met one.
         reopen: Opens the root over a connection of its own.
-        deleted: Tells whether the log has deleted the commit. Rank 0 calls it if all that was met is missing
-            objects.
+        was_deleted: Tells whether the log has deleted the commit. Rank 0 calls it if the only fault is that
+            objects are missing.
 
     Returns:
         Why the bytes are bad, and which nodes have read them so.
@@ -136,7 +136,7 @@ def confirm_bad(
     readings = rank_group.gather(f"{name}/read", encode(_reading(host, torn)), _TIMEOUT_S)
     asked: dict[str, Any] | None = None
     if rank_group.rank == 0:
-        asked = _find_question_or_error([decode(Reading, each) for each in readings], deleted)
+        asked = _find_question_or_error([decode(Reading, each) for each in readings], was_deleted)
     asked = rank_group.broadcast(f"{name}/asked", asked, _TIMEOUT_S)
     if "error" in asked:
         raise decode_rank_error(asked["error"])
@@ -158,13 +158,13 @@ def confirm_bad(
     return str(verdict["bad"])
 
 
-def _find_question_or_error(readings: Sequence[Reading], deleted: Callable[[], bool]) -> dict[str, Any]:
+def _find_question_or_error(readings: Sequence[Reading], was_deleted: Callable[[], bool]) -> dict[str, Any]:
     """Turn the ranks' reports, in rank 0, into a question, or into the error that all ranks raise."""
     bad = [each for each in readings if each.reason is not None]
     said = next((each.reason for each in bad), "")
     try:
         # The log has the deletion before the first object is deleted.
-        if bad and all(each.missing for each in bad) and deleted():
+        if bad and all(each.missing for each in bad) and was_deleted():
             gone = RestoreError(
                 f"the commit was deleted while it was read, and isn't there to be read again: {said}"
             )

@@ -51,7 +51,6 @@ def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verifica
         verifying = _Verifying(store, record, rank_group.rank, rank_group.world_size, exchange)
         torn = restorer.votes.act_together(f"{name}/verified", verifying.read)
         if torn is not None:
-            deleted = partial(was_deleted, store, record)
             raise TornCheckpointError(
                 confirm_bad(
                     f"{name}/torn",
@@ -59,7 +58,7 @@ def verify_step(restorer: Restorer, companion: Companion, step: int) -> Verifica
                     restorer.host,
                     torn.own_error,
                     restorer.reopen,
-                    deleted=deleted,
+                    was_deleted=partial(was_deleted, store, record),
                 )
             )
     return Verification(

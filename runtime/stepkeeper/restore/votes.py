@@ -30,7 +30,7 @@ class Torn:
 
 
 class Votes:
-    """Hold the votes of one restore after another. All ranks call the same methods in the same order."""
+    """Hold votes, each under a name of its own. All ranks call the same methods in the same order."""
 
     def __init__(self, rank_group: RankGroup) -> None:
         self._rank_group = rank_group
@@ -93,20 +93,20 @@ class Votes:
         failure: Exception | None = None
         own: TornCheckpointError | None = None
         try:
-            said = act()
+            vote = act()
         except TornCheckpointError as error:
             own = error
-            said = {"torn": str(error)}
+            vote = {"torn": str(error)}
         except PeerStoppedError as error:
             # The rank that failed votes too, and tells the kind of its failure.
-            said = {"stopped": str(error)}
+            vote = {"stopped": str(error)}
         except PeerLostError:
             # A lost rank votes no more, and all ranks know of it.
             raise
         except Exception as error:  # raised below, once the others have been told
             failure = error
-            said = {"error": encode_rank_error(error, self._rank_group.rank)}
-        by_rank = self._rank_group.gather(name, said, _TIMEOUT_S)
+            vote = {"error": encode_rank_error(error, self._rank_group.rank)}
+        by_rank = self._rank_group.gather(name, vote, _TIMEOUT_S)
         worst = find_first_error(by_rank)
         if by_rank and worst is None and (judged := judge(by_rank)) is not None:
             worst = encode_rank_error(judged, self._rank_group.rank)
@@ -133,26 +133,29 @@ def _encode_choice(choice: Restorable | None) -> dict[str, Any]:
 
 def encode_rank_error(error: Exception, rank: int) -> dict[str, Any]:
     """Encode the error that `rank` fails with, so that the other ranks can raise it."""
-    said: dict[str, Any] = {**encode_error(error), "rank": rank}
+    answer: dict[str, Any] = {**encode_error(error), "rank": rank}
     if isinstance(error, LoadMismatchError):
-        said["mismatch"] = {name: getattr(error, name) for name in _MISMATCH}
-    return said
+        answer["mismatch"] = {name: getattr(error, name) for name in _MISMATCH}
+    return answer
 
 
-def decode_rank_error(said: dict[str, Any]) -> Exception:
-    """Make the error that another rank failed with: of its class, if that is one of ours or of the planners."""
-    if "mismatch" in said:
-        return LoadMismatchError(**said["mismatch"])
-    message = f"rank {said['rank']}: {said['message']}"
-    kind = getattr(planners_errors, said["kind"], None)
+def decode_rank_error(answer: dict[str, Any]) -> Exception:
+    """Make the error that another rank failed with.
+
+    It is of its own class if stepkeeper or the planners define that, else a CompanionError that names the class.
+    """
+    if "mismatch" in answer:
+        return LoadMismatchError(**answer["mismatch"])
+    message = f"rank {answer['rank']}: {answer['message']}"
+    kind = getattr(planners_errors, answer["kind"], None)
     if isinstance(kind, type) and issubclass(kind, PlannerError) and _takes_text(kind):
         return kind(message)
-    return decode_error({"kind": said["kind"], "message": message})
+    return decode_error({"kind": answer["kind"], "message": message})
 
 
-def find_first_error(said: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def find_first_error(answers: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Find the first error among the answers of all ranks; None if no rank failed."""
-    return next((each["error"] for each in said if "error" in each), None)
+    return next((each["error"] for each in answers if "error" in each), None)
 
 
 def _takes_text(kind: type[PlannerError]) -> bool:

@@ -14,7 +14,10 @@ __all__ = ["check_same_state"]
 
 _TIMEOUT_S: Final = 3600.0
 _MAX_COMPARED: Final = 8
-"""If ranks differ, the names of at most so many states are compared: one of each kind."""
+"""The most states whose names are compared if ranks differ: one of each kind.
+
+It is also the most refusals, or ranks of a step, in an error.
+"""
 
 
 def check_same_state(

@@ -16,7 +16,7 @@ __all__ = ["SaveHook", "SaveHooks"]
 
 _log: Final = logger("stepkeeper")
 _EXIT_S: Final = 5.0
-"""When the interpreter ends and the manager wasn't closed, hooks may still run for so long."""
+"""Seconds that hooks may still run when the interpreter ends and the manager wasn't closed."""
 
 SaveHook = Callable[[SaveReport], object]
 

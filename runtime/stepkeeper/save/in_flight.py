@@ -43,7 +43,7 @@ class InFlight:
         self.state = state
 
     def set_size(self, size_bytes: int) -> None:
-        """Note that this rank's share is durable.
+        """Set the size of this rank's share for the report, once the share is durable.
 
         Args:
             size_bytes: Size of the share.

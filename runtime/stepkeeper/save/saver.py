@@ -33,7 +33,7 @@ _log: Final = logger(__name__)
 _FAILED_KEY: Final = "notice/failed"
 _ANSWER_TIMEOUT_S: Final = 3600.0
 _MAX_REPORTS: Final = 8
-"""The cost of a save is the median of so many saves, so that the compilation of the first one counts once."""
+"""The number of newest saves whose median is the cost of a save. The median ignores the first one's compilation."""
 
 
 class Saver:

@@ -99,6 +99,7 @@ def rename_no_replace(temporary: Path, target: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
+    """Make the folder's entries outlive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -107,6 +108,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
+    """Write all bytes of `parts`, joined. Many bytes go past the page cache where the file allows it."""
     if write_past_cache(descriptor, parts):
         return
     waiting = [memoryview(part).cast("B") for part in parts if joined_size_bytes([part])]
@@ -121,6 +123,7 @@ def write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
 
 
 def read_range(descriptor: int, offset: int, length: int | None) -> bytes:
+    """Read `length` bytes from `offset` on, or up to the end of the file if it is nearer or `length` is None."""
     rest = os.fstat(descriptor).st_size - offset
     rest = max(rest if length is None else min(rest, length), 0)
     pieces: list[bytes] = []
@@ -135,6 +138,11 @@ def read_range(descriptor: int, offset: int, length: int | None) -> bytes:
 
 
 def walk(folder: Path, prefix: str, *, below: bool = False) -> Iterator[ObjectStat]:
+    """Yield all files below `folder`, with `prefix` before their paths. A folder that doesn't exist has none.
+
+    Temporary files, files deleted meanwhile, and folders below that may not be read are left out. `below` is True in
+    the recursive calls.
+    """
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):

@@ -23,7 +23,7 @@ __all__ = ["LocalStaging"]
 
 _STREAMS: Final = 8
 _AT_ONCE: Final = Patience(total_s=0.0)
-"""A disk that doesn't take it now is done without."""
+"""No retries: a share that the disk can't take now goes to the root without it."""
 
 
 @final
@@ -59,9 +59,9 @@ class LocalStaging:
             raise
 
     def upload(self, manifest: Manifest) -> None:
-        """Upload what was staged, durably, and the manifest; but not rank 0's, which comes last.
+        """Upload the staged objects durably, then the manifest. It can be tried again.
 
-        It can be tried again.
+        Rank 0's manifest isn't uploaded here: it is written last, once all ranks' objects are durable.
 
         Raises:
             SaveError: The disk doesn't hold what was put there.
@@ -94,7 +94,10 @@ class LocalStaging:
 
 
 class _StagingStore(NearStore):
-    """The root, but what is written goes to the local disk. Manifests, which prove what is there, go to neither."""
+    """Write objects to the local disk, not to the root.
+
+    Write no manifests: they prove that objects are at the root, where these aren't yet.
+    """
 
     def __init__(self, root: Store, tier: LocalTier) -> None:
         super().__init__(root, tier)

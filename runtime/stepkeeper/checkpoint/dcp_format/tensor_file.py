@@ -54,6 +54,7 @@ class _Frame:
 
 
 def lay_out_blob(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
+    """Compute the sizes and offsets of the blob (the tensor's zip file)."""
     return _build_frame(dtype, sizes).layout
 
 

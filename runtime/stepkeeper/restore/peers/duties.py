@@ -118,23 +118,23 @@ class Sharing:
         }
 
     @classmethod
-    def decode(cls, said: Mapping[str, Any]) -> Self:
+    def decode(cls, message: Mapping[str, Any]) -> Self:
         """Decode what `encode` has encoded."""
         return cls(
-            groups=tuple(map(_decode_group, said["groups"])),
-            alone_bytes=tuple(said["alone_bytes"]),
+            groups=tuple(map(_decode_group, message["groups"])),
+            alone_bytes=tuple(message["alone_bytes"]),
         )
 
 
 def _encode_group(group: Group) -> dict[str, Any]:
-    said: dict[str, Any] = {"ranks": encode_runs(group.ranks), "blocks": group.blocks}
-    return said if group.readers == group.ranks else said | {"readers": encode_runs(group.readers)}
+    message: dict[str, Any] = {"ranks": encode_runs(group.ranks), "blocks": group.blocks}
+    return message if group.readers == group.ranks else message | {"readers": encode_runs(group.readers)}
 
 
-def _decode_group(said: Mapping[str, Any]) -> Group:
-    ranks = tuple(decode_runs(said["ranks"]))
-    readers = tuple(decode_runs(said["readers"])) if "readers" in said else ranks
-    return Group(ranks=ranks, blocks=said["blocks"], readers=readers)
+def _decode_group(message: Mapping[str, Any]) -> Group:
+    ranks = tuple(decode_runs(message["ranks"]))
+    readers = tuple(decode_runs(message["readers"])) if "readers" in message else ranks
+    return Group(ranks=ranks, blocks=message["blocks"], readers=readers)
 
 
 def _stretches(

@@ -42,6 +42,8 @@ _UNANSWERED_MILLIS: Final = 60_000
 
 
 class Kind(IntEnum):
+    """The kinds of frames that ranks send each other."""
+
     BLOCK = 1
     """Bytes of a block: its number, and where in it they begin."""
     MANIFEST = 2

@@ -14,10 +14,10 @@ from stepkeeper_planners import adapters
 __all__ = ["copy_host_tensors", "copy_tensors"]
 
 _SHARED_ELEMENTS: Final = 32 * 1024
-"""torch itself divides a copy of at least so many elements among its threads."""
+"""The number of elements from which torch itself divides a copy among its threads."""
 
 _LEAST_COPIES: Final = 256
-"""Each further thread needs so many copies to be worth it."""
+"""Copies for which one further thread pays off."""
 
 _MOST_THREADS: Final = 8
 """A few threads already use all of the memory's bandwidth."""
