@@ -210,7 +210,7 @@ def test_a_rank_killed_at_any_storage_operation_of_its_own(tmp_path: Path) -> No
         ) -> None:
             deadly = Deadly(at, pipe)
             session = companions.sessions[1]
-            session._store = deadly.around(1, session._store)
+            session.shares._store = deadly.around(1, session.shares._store)
             deadly.armed = True
             companions.write(companions.order(20, 1, nonce))
 
