@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +21,17 @@ HEADROOM_BYTES = 64 << 20
 OOM_TIMEOUT_S = 30.0
 HOG = """
 import os, sys
-held = os.memfd_create("hog")
-with open(sys.argv[1], "w") as file:
+procs, events, n_before = sys.argv[1:]
+held, counts = os.memfd_create("hog"), os.open(events, os.O_RDONLY)
+piece = b"x" * os.sysconf("SC_PAGE_SIZE")
+with open(procs, "w") as file:
     file.write("0")
-while True:
-    os.write(held, bytes(1 << 20))
+while f"oom_kill {n_before}" in os.pread(counts, 4096, 0).decode().splitlines():
+    os.write(held, piece)
 """
-"""Joins a group and takes memory without end. None of it is mapped, so the kernel finds this process small."""
+"""Joins a group and takes memory until a process of the group is killed. None of it is mapped, so the kernel finds
+this process small. It takes a page at a time: whatever the killed process held makes room for the page that was
+missing, and this process isn't the next to be killed before it has seen that one was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,15 +115,21 @@ def exhaust_memory(target: Container) -> None:
     n_before = _number(group / version.events, "oom_kill")
     held = sum(_number(group / "memory.stat", key) for key in version.held)
     limit_file.write_text(str(held + HEADROOM_BYTES), encoding="utf-8")
-    with subprocess.Popen([sys.executable, "-I", "-S", "-c", HOG, str(group / "cgroup.procs")]) as hog:
+    arguments = [str(group / "cgroup.procs"), str(group / version.events), str(n_before)]
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", HOG, *arguments]) as hog:
         try:
-            deadline = time.monotonic() + OOM_TIMEOUT_S
-            while group.exists() and _number(group / version.events, "oom_kill") == n_before:
-                if time.monotonic() > deadline:
-                    raise FaultError(f"no process of pod {target.pod} was killed within {OOM_TIMEOUT_S:g} s")
-                time.sleep(0.02)
-            if hog.poll() is not None:
+            code = hog.wait(OOM_TIMEOUT_S)
+            n_killed = _number(group / version.events, "oom_kill") - n_before
+            if code == -signal.SIGKILL and group.exists() and n_killed < 2:
                 raise FaultError(f"the kernel killed our own process and none of pod {target.pod}: try again")
+            if code not in (0, -signal.SIGKILL):
+                raise FaultError(
+                    f"the process that takes the memory of pod {target.pod} ended with code {code}"
+                )
+        except subprocess.TimeoutExpired:
+            raise FaultError(
+                f"no process of pod {target.pod} was killed within {OOM_TIMEOUT_S:g} s"
+            ) from None
         finally:
             hog.kill()
             with contextlib.suppress(FileNotFoundError):
