@@ -33,7 +33,7 @@ from stepkeeper_operator.decision import (
     SetSuspend,
 )
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Observed, waits_for_jobset
-from stepkeeper_operator.policy.attempts import update_history
+from stepkeeper_operator.policy.history_update import update_history
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
 from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
 from stepkeeper_operator.policy.orphans import find_orphans

@@ -1,200 +1,137 @@
-"""Update the history of a job: open an attempt for every start, close it with a cause at every end."""
+"""Open and close attempts in the history of a job."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
-from stepkeeper.contract import Cause, ExitCode
-from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.cache.evidence import AttemptEvidence
-from stepkeeper_operator.facts import JobSet
-from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.budgets import count_disruptions, reset_failures
-from stepkeeper_operator.policy.causes import Finding, find_cause
-from stepkeeper_operator.policy.circumstances import gather_circumstances
-from stepkeeper_operator.policy.corrections import correct_cause
-from stepkeeper_operator.policy.history import (
-    DELETED,
-    EDITED,
-    SUSPENDED,
-    JobHistory,
-    close_attempt,
-    find_attempt_evidence,
-    find_start,
-    open_attempt,
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
+    MAX_ATTEMPTS,
+    Attempt,
+    Bookkeeping,
+    RestartsStatus,
 )
+from stepkeeper_operator.cache.evidence import AttemptEvidence
+from stepkeeper_operator.observed import Observed
+from stepkeeper_operator.policy.budgets import count_restart
+from stepkeeper_operator.policy.causes import Finding
 
-__all__ = ["close_for_edit", "update_history"]
+__all__ = [
+    "DELETED",
+    "EDITED",
+    "MESSAGE_LIMIT",
+    "REQUESTED_ENDS",
+    "SUSPENDED",
+    "JobHistory",
+    "close_attempt",
+    "find_attempt_evidence",
+    "find_start",
+    "open_attempt",
+]
 
+SUSPENDED: Final = "suspended"
+EDITED: Final = "spec.template or spec.placement was changed"
+DELETED: Final = "its JobSet was deleted"
+REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
+"""Messages of ends that need no evidence: somebody asked for them, so the pods' ends prove nothing."""
 
-def update_history(
-    job: CheckpointedTrainingJob,
-    observed: Observed,
-    *,
-    new_commit: bool,
-    now: float,
-    reattribution_s: int,
-) -> JobHistory:
-    """Update the history with everything that was observed. The observed JobSet is the job's own.
-
-    Args:
-        job: The job; its status holds the history so far.
-        observed: The facts of this reconcile.
-        new_commit: True if a commit was observed that is newer than the status knows.
-        now: Unix time.
-        reattribution_s: Seconds after its end in which an attempt's cause may still be corrected, though the next
-            attempt runs.
-
-    """
-    history = _load_history(job, new_commit=new_commit)
-    history = correct_cause(history, job, observed, now=now, reattribution_s=reattribution_s)
-    history = _follow_jobset(history, job, observed, now=now)
-    history = _record_report(history, observed)
-    return replace(history, restarts=count_disruptions(job.spec.restarts, history.restarts))
+MESSAGE_LIMIT: Final = 1024
 
 
-def _follow_jobset(
-    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, *, now: float
-) -> JobHistory:
-    jobset = observed.jobset
-    if jobset is None:
-        return _close_as_requested(history, observed, DELETED, now=now) if history.is_running else history
-    history = _record_restarts(history, job, observed, jobset, now=now)
-    if history.is_running and jobset.suspended:
-        return _close_as_requested(history, observed, SUSPENDED, now=now)
-    if history.is_running and _has_ended(history, observed, jobset):
-        return _close_with_cause(history, job, observed, jobset, now=now)
-    return open_attempt(history, observed, now=now) if _may_open(history, jobset) else history
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHistory:
+    """The part of the status that tells which attempts ran, why they ended and what that cost."""
+
+    attempts: tuple[Attempt, ...]
+    restarts: RestartsStatus
+    bookkeeping: Bookkeeping
+    finding: Finding | None = None
+    """The finding about the last attempt, if it has ended."""
+
+    @property
+    def last_attempt(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def is_running(self) -> bool:
+        """True while an attempt runs."""
+        return self.last_attempt is not None and self.last_attempt.end is None
+
+    @property
+    def ordinal(self) -> tuple[int, int]:
+        """The ordinal of the last attempt of the current JobSet."""
+        return (self.bookkeeping.job_sets - 1, self.bookkeeping.restarts_seen)
 
 
-def close_for_edit(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
-    """Close the running attempt because the user changed its pods."""
-    return _close_as_requested(history, observed, EDITED, now=now) if history.is_running else history
-
-
-def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
-    """Record the steps that the running attempt reported: where it resumed and how far it is."""
-    last = observed.report
-    if last is None or not history.is_running or last.ordinal != history.ordinal:
-        return history
-    attempt, report = history.attempts[-1], last.report
-    update = {
-        "from_step": attempt.from_step if report.restored is None else report.restored.step,
-        "to_step": attempt.to_step if report.step is None else report.step,
-    }
-    return replace(history, attempts=(*history.attempts[:-1], attempt.model_copy(update=update)))
-
-
-def _load_history(job: CheckpointedTrainingJob, *, new_commit: bool) -> JobHistory:
-    status = job.status
-    restarts, bookkeeping = status.restarts, status.bookkeeping
-    if new_commit and job.spec.restarts.reset_on_new_checkpoint:
-        restarts = reset_failures(restarts)
-    # A person who suspends the job has looked at it, which is what unexplained restarts wait for.
-    if new_commit or job.spec.suspend:
-        bookkeeping = bookkeeping.model_copy(update={"unexplained": 0})
-    return JobHistory(attempts=status.attempts, restarts=restarts, bookkeeping=bookkeeping)
-
-
-def _record_restarts(
-    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
-) -> JobHistory:
-    """Open an attempt for every restart that JobSet did in place, also for those that no operator watched."""
-    counted_left = _count_unseen_failures(history, observed, jobset)
-    while history.bookkeeping.restarts_seen < jobset.restarts:
-        if not history.bookkeeping.started:
-            history = open_attempt(history, observed, now=now)
-        seen = {"restarts_seen": history.bookkeeping.restarts_seen + 1}
-        evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
-        counted = _counts_as_failure(evidence)
-        if counted is None:
-            counted = (
-                counted_left > 0
-                if history.is_running
-                else history.attempts[-1].cause == Cause.APPLICATION_ERROR
-            )
-            counted_left -= counted
-        if history.is_running:
-            known = gather_circumstances(
-                job, observed, history.attempts[-1], evidence, counted=counted, rule=jobset.rule
-            )
-            next_history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
-            finding, end = find_cause(evidence, known), find_start(next_history, observed, now=now)
-            history = close_attempt(history, evidence, finding, now=end)
-        history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
-        history = open_attempt(history, observed, now=now)
-    bookkeeping = history.bookkeeping.model_copy(update={"counted_restarts_seen": jobset.restarts_counted})
-    return replace(history, bookkeeping=bookkeeping)
-
-
-def _count_unseen_failures(history: JobHistory, observed: Observed, jobset: JobSet) -> int:
-    """Count the restarts that JobSet counted as failures and whose ends nobody saw."""
-    ordinals = [(jobset.number, n) for n in range(history.bookkeeping.restarts_seen, jobset.restarts)]
-    seen = sum(
-        bool(_counts_as_failure(find_attempt_evidence(history.attempts, ordinal, observed)))
-        for ordinal in ordinals
-    )
-    return jobset.restarts_counted - history.bookkeeping.counted_restarts_seen - seen
-
-
-def _counts_as_failure(evidence: AttemptEvidence | None) -> bool | None:
-    """Tell whether JobSet counts such an end as a failure, by the rules of its manifest. None: no end was seen."""
-    if evidence is None:
-        return None
-    neutral = ("has condition ", f"exit code {ExitCode.SAVED.value} ")
-    if evidence.failed_jobs:
-        return not any(text in evidence.failed_jobs[0].failure_message for text in neutral)
-    if any(pod.disruption or pod.hang or pod.exit_code == ExitCode.SAVED for pod in evidence.pods):
-        return False
-    return True if any(pod.phase == "Failed" for pod in evidence.pods) else None
-
-
-def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
-    """Tell whether the attempt has ended.
-
-    One failed pod ends it: its Job has no retries, and says so a second later.
-    """
-    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
-    if evidence is None:
-        return jobset.is_finished
-    return (
-        jobset.is_finished
-        or bool(evidence.failed_jobs)
-        or any(pod.phase == "Failed" for pod in evidence.pods)
+def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
+    """Add the next attempt, and count the restart for the cause of the last attempt's end."""
+    last = history.last_attempt
+    restarts = history.restarts
+    if last is not None and last.cause is not None:
+        restarts = count_restart(restarts, last.cause)
+    earliest = 0 if last is None or last.end is None else last.end
+    start = max(earliest, int(find_start(history, observed, now=now)))
+    attempt = Attempt(number=1 if last is None else last.number + 1, start=start)
+    return replace(
+        history,
+        attempts=(*history.attempts, attempt)[-MAX_ATTEMPTS:],
+        restarts=restarts,
+        bookkeeping=history.bookkeeping.model_copy(update={"started": True, "not_before": None}),
+        finding=None,
     )
 
 
-def _may_open(history: JobHistory, jobset: JobSet) -> bool:
-    if history.is_running or jobset.deleting or jobset.is_finished or jobset.suspend or jobset.suspended:
-        return False
-    resumed = history.last_attempt is not None and history.last_attempt.message == SUSPENDED
-    return not history.bookkeeping.started or resumed
-
-
-def _close_as_requested(history: JobHistory, observed: Observed, message: str, *, now: float) -> JobHistory:
-    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
-    return close_attempt(history, evidence, Finding(cause=Cause.REQUESTED, message=message), now=now)
-
-
-def _close_with_cause(
-    history: JobHistory, job: CheckpointedTrainingJob, observed: Observed, jobset: JobSet, *, now: float
+def close_attempt(
+    history: JobHistory, evidence: AttemptEvidence | None, finding: Finding, *, now: float
 ) -> JobHistory:
-    """Close the last attempt with the cause that the evidence gives."""
-    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
-    if jobset.completed:
-        return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
-    counted = True if jobset.failure_reason is not None else None
-    known = gather_circumstances(job, observed, history.attempts[-1], evidence, counted=counted, rule=None)
-    return close_attempt(history, evidence, find_cause(evidence, known), now=now)
+    """Close the last attempt with `finding`."""
+    attempt = history.attempts[-1]
+    closed = attempt.model_copy(
+        update={
+            "end": _find_end(evidence, attempt, now),
+            "cause": finding.cause or None,
+            "to_step": _find_last_step(evidence, attempt),
+            "node": finding.node,
+            "message": finding.message[:MESSAGE_LIMIT],
+        }
+    )
+    bookkeeping = history.bookkeeping
+    if finding.message not in REQUESTED_ENDS:
+        bookkeeping = bookkeeping.model_copy(
+            update={"unexplained": 0 if finding.explained else bookkeeping.unexplained + 1}
+        )
+    return replace(
+        history, attempts=(*history.attempts[:-1], closed), bookkeeping=bookkeeping, finding=finding
+    )
 
 
-def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:
-    """Judge an end at which every pod exited 0: complete, unless a notice made them stop."""
+def find_attempt_evidence(
+    attempts: tuple[Attempt, ...], ordinal: tuple[int, int], observed: Observed
+) -> AttemptEvidence | None:
+    """Find the evidence of the last of these attempts.
+
+    A suspension doesn't change JobSet's count of restarts, so the pods of two attempts have the same labels
+    then.
+    """
+    evidence = observed.find_evidence(ordinal)
+    before = attempts[-2] if len(attempts) > 1 else None
+    if evidence is None or before is None or before.message != SUSPENDED or before.end is None:
+        return evidence
+    since = before.end
+    return replace(evidence, pods=tuple(pod for pod in evidence.pods if pod.created_at >= since))
+
+
+def find_start(history: JobHistory, observed: Observed, *, now: float) -> float:
+    """Return when the first pod of the history's ordinal was made, or `now` if none was seen."""
+    evidence = observed.find_evidence(history.ordinal)
+    created = [pod.created_at for pod in evidence.pods] if evidence is not None else []
+    return min([*created, now])
+
+
+def _find_end(evidence: AttemptEvidence | None, attempt: Attempt, now: float) -> int:
+    ends = [pod.finished_at for pod in evidence.pods if pod.finished_at is not None] if evidence else []
+    return max(attempt.start, int(min([*ends, now])))
+
+
+def _find_last_step(evidence: AttemptEvidence | None, attempt: Attempt) -> int | None:
     ends = [pod.termination for pod in evidence.pods if pod.termination is not None] if evidence else []
-    notices = [end.notice for end in ends if end.notice is not None]
-    last = observed.report
-    if last is not None and last.ordinal == jobset.ordinal and last.report.notice is not None:
-        notices.append(last.report.notice)
-    if not notices:
-        return Finding(cause="", message="every pod exited 0")
-    causes = [end.cause for end in ends if end.cause is not None]
-    cause = causes[0] if causes else Cause.REQUESTED.value
-    return Finding(cause=cause, message=f"every pod exited 0 after notice {notices[0]!r}")
+    steps = [attempt.to_step, *(end.step for end in ends)]
+    return max((step for step in steps if step is not None), default=None)

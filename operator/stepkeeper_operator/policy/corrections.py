@@ -6,15 +6,15 @@ from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.budgets import move_restart
-from stepkeeper_operator.policy.causes import Finding, find_cause
-from stepkeeper_operator.policy.circumstances import gather_circumstances
-from stepkeeper_operator.policy.history import (
+from stepkeeper_operator.policy.attempts import (
     MESSAGE_LIMIT,
     REQUESTED_ENDS,
     JobHistory,
     find_attempt_evidence,
 )
+from stepkeeper_operator.policy.budgets import move_restart
+from stepkeeper_operator.policy.causes import Finding, find_cause
+from stepkeeper_operator.policy.circumstances import gather_circumstances
 
 __all__ = ["correct_cause"]
 
