@@ -14,7 +14,7 @@ from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import JobHistory
+from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.next_step import Plan, should_suspend
 from stepkeeper_operator.settings import OperatorSettings
 

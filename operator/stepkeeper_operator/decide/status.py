@@ -16,7 +16,7 @@ from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
 )
 from stepkeeper_operator.cache.reports import LastReport
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import JobHistory
+from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = ["Mirror", "clear_previous_attempt", "derive_progress", "mirror_storage"]
 

@@ -1,18 +1,15 @@
-"""Open and close attempts in the history of a job."""
+"""Open and close attempts in the history of a job, and find the evidence of one."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
-    MAX_ATTEMPTS,
-    Attempt,
-    Bookkeeping,
-    RestartsStatus,
-)
+from stepkeeper.contract import Cause
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import MAX_ATTEMPTS, Attempt
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.budgets import count_restart
 from stepkeeper_operator.policy.causes import Finding
+from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = [
     "DELETED",
@@ -20,7 +17,7 @@ __all__ = [
     "MESSAGE_LIMIT",
     "REQUESTED_ENDS",
     "SUSPENDED",
-    "JobHistory",
+    "close_as_requested",
     "close_attempt",
     "find_attempt_evidence",
     "find_start",
@@ -34,31 +31,6 @@ REQUESTED_ENDS: Final = frozenset({SUSPENDED, EDITED, DELETED})
 """Messages of ends that need no evidence: somebody asked for them, so the pods' ends prove nothing."""
 
 MESSAGE_LIMIT: Final = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobHistory:
-    """The part of the status that tells which attempts ran, why they ended and what that cost."""
-
-    attempts: tuple[Attempt, ...]
-    restarts: RestartsStatus
-    bookkeeping: Bookkeeping
-    finding: Finding | None = None
-    """The finding about the last attempt, if it has ended."""
-
-    @property
-    def last_attempt(self) -> Attempt | None:
-        return self.attempts[-1] if self.attempts else None
-
-    @property
-    def is_running(self) -> bool:
-        """True while an attempt runs."""
-        return self.last_attempt is not None and self.last_attempt.end is None
-
-    @property
-    def ordinal(self) -> tuple[int, int]:
-        """The ordinal of the last attempt of the current JobSet."""
-        return (self.bookkeeping.job_sets - 1, self.bookkeeping.restarts_seen)
 
 
 def open_attempt(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
@@ -101,6 +73,14 @@ def close_attempt(
     return replace(
         history, attempts=(*history.attempts[:-1], closed), bookkeeping=bookkeeping, finding=finding
     )
+
+
+def close_as_requested(history: JobHistory, observed: Observed, message: str, *, now: float) -> JobHistory:
+    """Close the running attempt, if there is one, because somebody asked for its end. `message` is in REQUESTED_ENDS."""
+    if not history.is_running:
+        return history
+    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
+    return close_attempt(history, evidence, Finding(cause=Cause.REQUESTED, message=message), now=now)
 
 
 def find_attempt_evidence(

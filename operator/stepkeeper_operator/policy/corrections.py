@@ -9,12 +9,12 @@ from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import (
     MESSAGE_LIMIT,
     REQUESTED_ENDS,
-    JobHistory,
     find_attempt_evidence,
 )
 from stepkeeper_operator.policy.budgets import move_restart
 from stepkeeper_operator.policy.causes import Finding, find_cause
 from stepkeeper_operator.policy.circumstances import gather_circumstances
+from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = ["correct_cause"]
 

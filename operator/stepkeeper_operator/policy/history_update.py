@@ -1,4 +1,7 @@
-"""Update the history of a job: open an attempt for every start, close it with a cause at every end."""
+"""Update the history of a job from what was observed.
+
+Open an attempt for every start, and close it with a cause at every end.
+"""
 
 from dataclasses import replace
 
@@ -9,9 +12,8 @@ from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import Observed
 from stepkeeper_operator.policy.attempts import (
     DELETED,
-    EDITED,
     SUSPENDED,
-    JobHistory,
+    close_as_requested,
     close_attempt,
     find_attempt_evidence,
     find_start,
@@ -21,8 +23,9 @@ from stepkeeper_operator.policy.budgets import count_disruptions, reset_failures
 from stepkeeper_operator.policy.causes import Finding, find_cause
 from stepkeeper_operator.policy.circumstances import gather_circumstances
 from stepkeeper_operator.policy.corrections import correct_cause
+from stepkeeper_operator.policy.history import JobHistory
 
-__all__ = ["close_for_edit", "update_history"]
+__all__ = ["update_history"]
 
 
 def update_history(
@@ -56,18 +59,13 @@ def _follow_jobset(
 ) -> JobHistory:
     jobset = observed.jobset
     if jobset is None:
-        return _close_as_requested(history, observed, DELETED, now=now) if history.is_running else history
+        return close_as_requested(history, observed, DELETED, now=now)
     history = _record_restarts(history, job, observed, jobset, now=now)
     if history.is_running and jobset.suspended:
-        return _close_as_requested(history, observed, SUSPENDED, now=now)
+        return close_as_requested(history, observed, SUSPENDED, now=now)
     if history.is_running and _has_ended(history, observed, jobset):
         return _close_with_cause(history, job, observed, jobset, now=now)
     return open_attempt(history, observed, now=now) if _may_open(history, jobset) else history
-
-
-def close_for_edit(history: JobHistory, observed: Observed, *, now: float) -> JobHistory:
-    """Close the running attempt because the user changed its pods."""
-    return _close_as_requested(history, observed, EDITED, now=now) if history.is_running else history
 
 
 def _record_report(history: JobHistory, observed: Observed) -> JobHistory:
@@ -167,11 +165,6 @@ def _may_open(history: JobHistory, jobset: JobSet) -> bool:
         return False
     resumed = history.last_attempt is not None and history.last_attempt.message == SUSPENDED
     return not history.bookkeeping.started or resumed
-
-
-def _close_as_requested(history: JobHistory, observed: Observed, message: str, *, now: float) -> JobHistory:
-    evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)
-    return close_attempt(history, evidence, Finding(cause=Cause.REQUESTED, message=message), now=now)
 
 
 def _close_with_cause(

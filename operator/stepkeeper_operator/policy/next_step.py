@@ -9,10 +9,10 @@ from stepkeeper_operator.build import build_jobset, template_hash
 from stepkeeper_operator.decision import Action, CreateJobSet, DeleteJobSet, JobEnd, SetSuspend
 from stepkeeper_operator.facts import JobSet
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed
-from stepkeeper_operator.policy.attempts import EDITED, REQUESTED_ENDS, JobHistory
+from stepkeeper_operator.policy.attempts import EDITED, REQUESTED_ENDS, close_as_requested
 from stepkeeper_operator.policy.budgets import compute_backoff_s, count_failures, explain_exhausted_budget
 from stepkeeper_operator.policy.causes import CAUSE_FENCED, Verdict
-from stepkeeper_operator.policy.history_update import close_for_edit
+from stepkeeper_operator.policy.history import JobHistory
 from stepkeeper_operator.policy.orphans import ORPHAN_WAIT_S
 from stepkeeper_operator.settings import OperatorSettings
 
@@ -57,7 +57,7 @@ def plan_next(
     if jobset.deleting:
         return replace(plan, waiting="the old JobSet's pods are still stopping")
     if jobset.template_hash != template_hash(job):
-        closed = close_for_edit(history, observed, now=now)
+        closed = close_as_requested(history, observed, EDITED, now=now)
         return replace(plan, history=closed, actions=(DeleteJobSet(jobset=jobset),), waiting=EDITED)
     if jobset.completed:
         return _plan_after_completion(job, jobset, plan)

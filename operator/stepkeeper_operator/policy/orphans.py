@@ -4,7 +4,7 @@ from typing import Final
 
 from stepkeeper_operator.decision import DeletePod
 from stepkeeper_operator.observed import Observed
-from stepkeeper_operator.policy.attempts import JobHistory
+from stepkeeper_operator.policy.history import JobHistory
 
 __all__ = ["ORPHAN_WAIT_S", "find_orphans"]
 

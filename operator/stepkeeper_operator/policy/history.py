@@ -1,0 +1,33 @@
+"""Define the history of a job: its attempts, their ends and the restarts that they cost."""
+
+from dataclasses import dataclass
+
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, Bookkeeping, RestartsStatus
+from stepkeeper_operator.policy.causes import Finding
+
+__all__ = ["JobHistory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobHistory:
+    """The part of the status that tells which attempts ran, why they ended and what that cost."""
+
+    attempts: tuple[Attempt, ...]
+    restarts: RestartsStatus
+    bookkeeping: Bookkeeping
+    finding: Finding | None = None
+    """The finding about the last attempt, if it has ended."""
+
+    @property
+    def last_attempt(self) -> Attempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def is_running(self) -> bool:
+        """True while an attempt runs."""
+        return self.last_attempt is not None and self.last_attempt.end is None
+
+    @property
+    def ordinal(self) -> tuple[int, int]:
+        """The ordinal of the last attempt of the current JobSet."""
+        return (self.bookkeeping.job_sets - 1, self.bookkeeping.restarts_seen)
