@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionType, TrainingJobStatus
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionType
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.facts import JobSet, Pod
 
 __all__ = [

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stepkeeper.contract import ExitCode, Head, Report, ReportedCommit, ReportPhase, Termination
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.testing import World
 
 

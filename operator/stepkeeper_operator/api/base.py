@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, JsonValue, PlainSerializer, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-__all__ = ["CONFIG", "SET", "Resource", "SpecPart", "StatusPart", "Timestamp", "map_by"]
+__all__ = ["CONFIG", "SET", "Count", "Resource", "SpecPart", "StatusPart", "Timestamp", "map_by"]
 
 CONFIG: Final = ConfigDict(
     frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
@@ -76,3 +76,6 @@ Timestamp = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 """Whole Unix seconds in Python (fractions are cut off), RFC 3339 in the API."""
+
+Count = Annotated[int, Field(ge=0)]
+"""A number of things in a status. It has no upper bound: the operator counts, nobody types it."""

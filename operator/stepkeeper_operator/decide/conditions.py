@@ -3,13 +3,8 @@
 from dataclasses import replace
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
-    Condition,
-    ConditionStatus,
-    ConditionType,
-    Phase,
-)
 from stepkeeper_operator.decision import ConditionUpdate
 from stepkeeper_operator.facts import JobSet, Pod
 from stepkeeper_operator.labels import JOB_NAME_LABEL

@@ -1,12 +1,7 @@
 """Derive the Kubernetes events that tell a person how the status changed."""
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
-    Attempt,
-    Condition,
-    ConditionStatus,
-    Phase,
-    TrainingJobStatus,
-)
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 from stepkeeper_operator.decide.conditions import NO_PODS
 from stepkeeper_operator.decision import JobEvent
 

@@ -3,13 +3,10 @@
 from dataclasses import replace
 from typing import Final
 
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus, ConditionType, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
     CheckpointStatus,
-    Condition,
-    ConditionStatus,
-    ConditionType,
-    Phase,
     ResourcesStatus,
     TrainingJobStatus,
 )

@@ -76,7 +76,7 @@ def close_attempt(
 
 
 def close_as_requested(history: JobHistory, observed: Observed, message: str, *, now: float) -> JobHistory:
-    """Close the running attempt, if there is one, because somebody asked for its end. `message` is in REQUESTED_ENDS."""
+    """Close the running attempt, if there is one, because somebody asked for its end: one of REQUESTED_ENDS."""
     if not history.is_running:
         return history
     evidence = find_attempt_evidence(history.attempts, history.ordinal, observed)

@@ -3,8 +3,9 @@
 from typing import Any
 
 from stepkeeper.contract import ExitCode, Report
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase, TrainingJobStatus
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cache.reports import LastReport, ReportCache
 from stepkeeper_operator.facts.raw import RawObject, render_time

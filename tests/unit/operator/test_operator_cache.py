@@ -1,6 +1,6 @@
 """Test the cache: the jobs that a change concerns, and objects that are gone unnoticed."""
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.cache import JobKey
 from stepkeeper_operator.cache.sweep import forget_deleted_objects
 from stepkeeper_operator.facts.raw import RawObject

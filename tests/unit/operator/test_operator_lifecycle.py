@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.errors import InvalidObjectError
 from stepkeeper_operator.testing import World, termination_message
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.testing import World
 
 CONTAINER = {"name": "trainer", "image": "trainer:1"}

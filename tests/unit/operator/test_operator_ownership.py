@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepkeeper.contract import ExitCode
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import Phase
+from stepkeeper_operator.api.v1alpha1.conditions import Phase
 from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.testing import World
 

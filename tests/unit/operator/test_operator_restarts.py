@@ -3,7 +3,7 @@
 from typing import Any
 
 from stepkeeper.contract import ExitCode, Report, ReportedRestore, ReportPhase
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import ConditionStatus, Phase
+from stepkeeper_operator.api.v1alpha1.conditions import ConditionStatus, Phase
 from stepkeeper_operator.testing import World, termination_message, training_report
 
 

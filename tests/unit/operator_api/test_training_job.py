@@ -8,13 +8,9 @@ import pytest
 import yaml
 
 from stepkeeper.contract import OnDisruption
+from stepkeeper_operator.api.v1alpha1.conditions import Condition, ConditionStatus
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob, PlacementSpec, Provisioning
-from stepkeeper_operator.api.v1alpha1.trainingjob_status import (
-    Attempt,
-    Condition,
-    ConditionStatus,
-    TrainingJobStatus,
-)
+from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, TrainingJobStatus
 
 ACCEPTED = sorted((Path(__file__).parents[2] / "data/crd/accepted").glob("*.yaml"))
 

@@ -44,7 +44,7 @@ SINGULAR: Final = "checkpointedtrainingjob"
 SHORT_NAMES: Final = ("ctj",)
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Steps = Annotated[int, Field(ge=1, le=2**53)]
 
 
@@ -219,7 +219,7 @@ class TrainingJobSpec(SpecPart):
     restarts: RestartsSpec = RestartsSpec()
     """Limits on restarts, by the cause of the end."""
 
-    ttl_seconds_after_finished: Count | None = None
+    ttl_seconds_after_finished: NonNegativeInt | None = None
     """Delete the job this many seconds after its end. Unset: keep its record."""
 
 

@@ -1,0 +1,68 @@
+"""Define the conditions of a CheckpointedTrainingJob, and the phase that sums them up in one word."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from stepkeeper_operator.api.base import Count, StatusPart, Timestamp
+
+__all__ = ["Condition", "ConditionStatus", "ConditionType", "Phase"]
+
+
+class Phase(StrEnum):
+    """One word that sums up the conditions, for the printed column. The conditions say why."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class ConditionType(StrEnum):
+    ACCEPTED = "Accepted"
+    """The operator can run the spec."""
+
+    RUNNING = "Running"
+    """All pods of the current attempt run."""
+
+    REPORTING = "Reporting"
+    """The job's reports arrive. A False one names the likely reasons; it alone never restarts the job."""
+
+    SUSPENDED = "Suspended"
+    """Nothing of the job runs, because the user asked for it or because a limit was reached."""
+
+    COMPLETE = "Complete"
+    """Every pod exited 0."""
+
+    FAILED = "Failed"
+    """The job ended and is not started again."""
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(StatusPart):
+    type: Annotated[str, Field(min_length=1, max_length=64)]
+    """Accepted, Running, Reporting, Suspended, Complete or Failed."""
+
+    status: ConditionStatus
+    """True, False or Unknown."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=128)]
+    """One word that says why."""
+
+    message: Annotated[str, Field(max_length=2048)] = ""
+    """The reason in full, and what to do about it."""
+
+    last_transition_time: Timestamp
+    """Time of the last change of status."""
+
+    observed_generation: Count | None = None
+    """Generation of the spec that the condition was found for."""
