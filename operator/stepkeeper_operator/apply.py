@@ -56,7 +56,7 @@ class Applier:
         self._identity = identity
         self._clock = clock
 
-    async def apply(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
+    async def apply_decision(self, key: JobKey, job: CheckpointedTrainingJob, decision: Decision) -> None:
         """Carry out `decision`.
 
         Raises:

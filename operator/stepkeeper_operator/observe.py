@@ -11,8 +11,8 @@ from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.cache.memory import Memory
 from stepkeeper_operator.cache.reports import ReportCache
-from stepkeeper_operator.cluster import CONFIG_MAPS, JOBS, JOBSETS, PODS, Cluster
-from stepkeeper_operator.facts import ConfigMap, Job, JobSet, Node, Pod, read_config_map, read_jobset
+from stepkeeper_operator.cluster import BATCH_JOBS, CONFIG_MAPS, JOBSETS, PODS, Cluster
+from stepkeeper_operator.facts import BatchJob, ConfigMap, JobSet, Node, Pod, read_config_map, read_jobset
 from stepkeeper_operator.facts.raw import RawObject, controller_of
 from stepkeeper_operator.labels import JOB_UID
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed, waits_for_jobset
@@ -91,13 +91,13 @@ class Observer:
         """
         items = self._cache.list_leftovers(key)
         for item in items:
-            resource = JOBS if isinstance(item, Job) else PODS
+            resource = BATCH_JOBS if isinstance(item, BatchJob) else PODS
             raw = await self._cluster.get(resource, item.namespace, item.name)
             if raw is None or raw["metadata"]["uid"] != item.uid:
                 self._cache.forget_objects(frozenset({item.uid}))
                 continue
             name = f"{resource.kind} {item.name}"
-            if isinstance(item, Job) or not await self._is_orphan(raw):
+            if isinstance(item, BatchJob) or not await self._is_orphan(raw):
                 return Leftover(name=name)
             same = [pod for pod in items if isinstance(pod, Pod) and pod.owner_uid == item.owner_uid]
             return Leftover(name=name, orphans=tuple(pod for pod in same if pod.deadline is None))
@@ -109,16 +109,16 @@ class Observer:
         Only the garbage collector would delete such a pod, and it can lose sight of it.
         """
         owner = controller_of(pod)
-        if owner is None or owner["kind"] != JOBS.kind:
+        if owner is None or owner["kind"] != BATCH_JOBS.kind:
             return False
-        job = await self._cluster.get(JOBS, pod["metadata"]["namespace"], owner["name"])
-        return job is None or job["metadata"]["uid"] != owner["uid"]
+        batch_job = await self._cluster.get(BATCH_JOBS, pod["metadata"]["namespace"], owner["name"])
+        return batch_job is None or batch_job["metadata"]["uid"] != owner["uid"]
 
     async def _find_unwatched(self, job: CheckpointedTrainingJob) -> Leftover | None:
         """Find what an earlier JobSet made while our watches were broken: no cache has it yet."""
         if job.status.bookkeeping.job_sets == 0:
             return None
-        for resource in (JOBS, PODS):
+        for resource in (BATCH_JOBS, PODS):
             # List first: an object that a watch brings meanwhile is then in the cache.
             present = await self._cluster.list_uids(resource, f"{JOB_UID}={job.metadata.uid}")
             if present - self._cache.list_uids(resource.plural):

@@ -92,7 +92,7 @@ class Reconciler:
         # Requests take time: between two of them another operator may have taken over.
         if not self._acting():
             return _CONFLICT_RETRY_S
-        await self._applier.apply(key, job, decision)
+        await self._applier.apply_decision(key, job, decision)
         self._update_metrics(key, job, decision)
         return decision.requeue_after_s
 

@@ -15,7 +15,7 @@ from stepkeeper_operator.endpoint.health import make_health_app
 from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError
-from stepkeeper_operator.handlers.watch import make_registry, make_settings, run_watches
+from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
 from stepkeeper_operator.labels import JOB_UID
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
@@ -108,7 +108,7 @@ class Operator:
         end_watches = asyncio.Event()
         registry = make_registry(self._cache, self._enqueue, synced=self._synced, relisted=self._relisted)
         watches = asyncio.create_task(
-            run_watches(registry, make_settings(), stop=end_watches, started=self._handle_signals)
+            run_watches(registry, make_kopf_settings(), stop=end_watches, started=self._handle_signals)
         )
         parts = (
             self._stop.wait(),

@@ -141,7 +141,7 @@ async def test_what_the_watches_have_not_brought_yet_is_asked_for(desk: Desk) ->
     for pod in desk.world.pods:
         desk.world.cache.record_pod(pod, deleted=True)
     for job in desk.world.cluster.list_objects("jobs"):
-        desk.world.cache.record_job(job, deleted=True)
+        desk.world.cache.record_batch_job(job, deleted=True)
     desk.world.cache.forget_jobset(JobKey("default", "lm"))
     status, _ = await desk.post(REPORT, token=desk.token())
     assert status == 200

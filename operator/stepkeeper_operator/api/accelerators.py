@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["ACCELERATORS", "Accelerator", "AcceleratorFacts", "chips_per_host", "count_chips", "count_hosts"]
+__all__ = [
+    "ACCELERATORS",
+    "Accelerator",
+    "AcceleratorFacts",
+    "choose_chips_per_host",
+    "count_chips",
+    "count_hosts",
+]
 
 
 class Accelerator(StrEnum):
@@ -47,11 +54,11 @@ def count_chips(topology: str) -> int:
     return math.prod(int(side) for side in topology.split("x"))
 
 
-def chips_per_host(topology: str, asked: int | None) -> int:
+def choose_chips_per_host(topology: str, asked: int | None) -> int:
     """Return the chips per host that the user set, else 4, which every generation has, or 1 for a single chip."""
     return asked if asked is not None else min(_USUAL_HOST, count_chips(topology))
 
 
 def count_hosts(topology: str, asked: int | None) -> int:
     """Count the hosts of one slice."""
-    return max(1, count_chips(topology) // chips_per_host(topology, asked))
+    return max(1, count_chips(topology) // choose_chips_per_host(topology, asked))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-__all__ = ["CONFIG", "SET", "Count", "Resource", "SpecPart", "StatusPart", "Timestamp", "map_by"]
+__all__ = ["CONFIG", "SET", "ApiModel", "Count", "SpecPart", "StatusPart", "Timestamp", "map_by"]
 
 CONFIG: Final = ConfigDict(
     frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
@@ -23,8 +23,8 @@ def map_by(key: str) -> dict[str, JsonValue]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
-class Resource(BaseModel):
-    """Base of all resource types. Read one with `model_validate(raw)`, write it with `to_raw()`."""
+class ApiModel(BaseModel):
+    """Base of all types of the API. Read a value with `model_validate(raw)`, write it with `to_raw()`."""
 
     model_config = CONFIG
 
@@ -33,7 +33,7 @@ class Resource(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-class SpecPart(Resource):
+class SpecPart(ApiModel):
     """Base of the types that users write.
 
     Unknown fields are kept, so that the operator can name them when it refuses a job.
@@ -50,7 +50,7 @@ class SpecPart(Resource):
                 yield from (f"{field.alias or name}.{path}" for path in part.unknown_fields())
 
 
-class StatusPart(Resource):
+class StatusPart(ApiModel):
     """Base of the types that the operator writes.
 
     Unknown fields are dropped: a newer operator may have written them.

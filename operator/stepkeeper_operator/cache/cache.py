@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 
 from stepkeeper_operator.cache.evidence import EvidenceCache
 from stepkeeper_operator.cache.ownership import OwnershipTracker
-from stepkeeper_operator.facts import Job, JobSet, Node, Pod, read_job, read_jobset, read_node, read_pod
+from stepkeeper_operator.facts import (
+    BatchJob,
+    JobSet,
+    Node,
+    Pod,
+    read_batch_job,
+    read_jobset,
+    read_node,
+    read_pod,
+)
 from stepkeeper_operator.facts.raw import RawObject
 from stepkeeper_operator.labels import WORKER_JOB
 
@@ -38,7 +47,7 @@ class Cache:
         self._training_jobs: dict[JobKey, dict[str, Any]] = {}
         self._keys: dict[str, JobKey] = {}
         self._jobsets: dict[JobKey, JobSet] = {}
-        self._jobs: dict[str, Job] = {}
+        self._batch_jobs: dict[str, BatchJob] = {}
         self._pods: dict[tuple[str, str], Pod] = {}
         self._pods_of: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
         self._nodes: dict[str, Node] = {}
@@ -75,14 +84,14 @@ class Cache:
             del self._jobsets[key]
         return (key,)
 
-    def record_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
-        job = read_job(raw)
+    def record_batch_job(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
+        batch_job = read_batch_job(raw)
         if deleted:
-            self._jobs.pop(job.uid, None)
+            self._batch_jobs.pop(batch_job.uid, None)
         else:
-            self._jobs[job.uid] = job
-        self._add_owned(self._ownership.record_job(job, deleted=deleted))
-        return self._find_key(job.job_uid, job.namespace)
+            self._batch_jobs[batch_job.uid] = batch_job
+        self._add_owned(self._ownership.record_batch_job(batch_job, deleted=deleted))
+        return self._find_key(batch_job.job_uid, batch_job.namespace)
 
     def record_pod(self, raw: RawObject, *, deleted: bool = False) -> tuple[JobKey, ...]:
         pod = read_pod(raw)
@@ -115,7 +124,7 @@ class Cache:
             case "jobsets":
                 return frozenset(jobset.uid for jobset in self._jobsets.values())
             case "jobs":
-                return frozenset(self._jobs)
+                return frozenset(self._batch_jobs)
             case "pods":
                 return frozenset(pod.uid for pod in self._pods.values())
             case _:
@@ -132,10 +141,10 @@ class Cache:
         for key in [key for key, jobset in self._jobsets.items() if jobset.uid in gone]:
             del self._jobsets[key]
             concerned.add(key)
-        for uid in gone & frozenset(self._jobs):
-            job = self._jobs.pop(uid)
-            self._ownership.record_job(job, deleted=True)
-            concerned.update(self._find_key(job.job_uid, job.namespace))
+        for uid in gone & frozenset(self._batch_jobs):
+            batch_job = self._batch_jobs.pop(uid)
+            self._ownership.record_batch_job(batch_job, deleted=True)
+            concerned.update(self._find_key(batch_job.job_uid, batch_job.namespace))
         for name, pod in [(name, pod) for name, pod in self._pods.items() if pod.uid in gone]:
             self._drop_pod(name)
             self._ownership.record_pod(pod, deleted=True)
@@ -162,8 +171,8 @@ class Cache:
     def get_jobset(self, key: JobKey) -> JobSet | None:
         return self._jobsets.get(key)
 
-    def get_job(self, uid: str) -> Job | None:
-        return self._jobs.get(uid)
+    def get_batch_job(self, uid: str) -> BatchJob | None:
+        return self._batch_jobs.get(uid)
 
     def get_pod(self, namespace: str, name: str) -> Pod | None:
         return self._pods.get((namespace, name))
@@ -172,14 +181,16 @@ class Cache:
         """List the job's own pods: those whose chain of owners leads to the job."""
         return tuple(self._pods[name] for name in sorted(self._pods_of.get(job_uid, ())))
 
-    def list_leftovers(self, key: JobKey) -> tuple[Job | Pod, ...]:
+    def list_leftovers(self, key: JobKey) -> tuple[BatchJob | Pod, ...]:
         """List Jobs, and live pods of Jobs, that have names which the job's next JobSet will use."""
         job_name = re.compile(re.escape(f"{key.name}-{WORKER_JOB}-") + r"\d+")
         pod_name = re.compile(job_name.pattern + r"-\d+-.*")
-        jobs = [job for job in self._jobs.values() if job_name.fullmatch(job.name)]
+        batch_jobs = [
+            batch_job for batch_job in self._batch_jobs.values() if job_name.fullmatch(batch_job.name)
+        ]
         pods = [pod for pod in self._pods.values() if pod_name.fullmatch(pod.name)]
         live = [pod for pod in pods if pod.owner_uid is not None and not pod.terminal]
-        both: tuple[Job | Pod, ...] = (*jobs, *live)
+        both: tuple[BatchJob | Pod, ...] = (*batch_jobs, *live)
         found = [item for item in both if item.namespace == key.namespace]
         return tuple(sorted(found, key=lambda item: (isinstance(item, Pod), item.name)))
 
@@ -191,10 +202,10 @@ class Cache:
         present = [node for node in self._nodes.values() if node.gone_since is None]
         return len(present), sum(node.unknown_since is not None for node in present)
 
-    def _add_owned(self, own: Iterable[Job | Pod]) -> None:
+    def _add_owned(self, own: Iterable[BatchJob | Pod]) -> None:
         for item in own:
-            if isinstance(item, Job):
-                self.evidence.add_job(item)
+            if isinstance(item, BatchJob):
+                self.evidence.add_batch_job(item)
                 continue
             self.evidence.add_pod(item)
             present = self._pods.get((item.namespace, item.name))

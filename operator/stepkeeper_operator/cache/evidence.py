@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from stepkeeper_operator.facts import Job, Pod
+from stepkeeper_operator.facts import BatchJob, Pod
 
 __all__ = ["AttemptEvidence", "EvidenceCache"]
 
@@ -17,13 +17,13 @@ class AttemptEvidence:
 
     ordinal: Ordinal
     pods: tuple[Pod, ...] = ()
-    failed_jobs: tuple[Job, ...] = ()
+    failed_batch_jobs: tuple[BatchJob, ...] = ()
 
 
 @dataclass(slots=True)
 class _Record:
     pods: dict[str, Pod] = field(default_factory=dict)
-    jobs: dict[str, Job] = field(default_factory=dict)
+    batch_jobs: dict[str, BatchJob] = field(default_factory=dict)
 
 
 class EvidenceCache:
@@ -39,13 +39,13 @@ class EvidenceCache:
             known = record.pods.get(pod.uid)
             record.pods[pod.uid] = pod if known is None else _merge_pod(known, pod)
 
-    def add_job(self, job: Job) -> None:
+    def add_batch_job(self, batch_job: BatchJob) -> None:
         """Keep the last state of the Job, also after its deletion."""
-        if job.ordinal is not None and job.job_uid:
-            record = self._record(job.job_uid, job.ordinal)
-            known = record.jobs.get(job.uid)
-            if known is None or known.failure_reason is None or job.failure_reason is not None:
-                record.jobs[job.uid] = job
+        if batch_job.ordinal is not None and batch_job.job_uid:
+            record = self._record(batch_job.job_uid, batch_job.ordinal)
+            known = record.batch_jobs.get(batch_job.uid)
+            if known is None or known.failure_reason is None or batch_job.failure_reason is not None:
+                record.batch_jobs[batch_job.uid] = batch_job
 
     def list_attempts(self, job_uid: str) -> tuple[AttemptEvidence, ...]:
         """List all evidence of a job, oldest attempt first."""
@@ -53,7 +53,11 @@ class EvidenceCache:
             AttemptEvidence(
                 ordinal=ordinal,
                 pods=tuple(sorted(record.pods.values(), key=lambda pod: (pod.rank, pod.uid))),
-                failed_jobs=tuple(job for job in record.jobs.values() if job.failure_reason is not None),
+                failed_batch_jobs=tuple(
+                    batch_job
+                    for batch_job in record.batch_jobs.values()
+                    if batch_job.failure_reason is not None
+                ),
             )
             for ordinal, record in sorted(self._records.get(job_uid, {}).items())
         )

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepkeeper_operator.facts import Job, JobSet, Pod
+from stepkeeper_operator.facts import BatchJob, JobSet, Pod
 
 __all__ = ["OwnershipTracker"]
 
-_KEPT: Final = 4096
+_KEPT_OBJECTS: Final = 4096
 """Objects kept for one job. Pods arrive after their Job is gone, and before it is known, but not for ever."""
 
 
@@ -23,11 +23,11 @@ class _OwnedObjects:
     owners: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Namespace and owner's uid of each Job, by the Job's uid."""
 
-    waiting: dict[str, Job | Pod] = field(default_factory=dict)
+    waiting: dict[str, BatchJob | Pod] = field(default_factory=dict)
     """Last state of the objects whose owners aren't known yet."""
 
-    def owns(self, item: Job | Pod) -> bool:
-        owner = self.owners.get(item.uid if isinstance(item, Job) else item.owner_uid or "")
+    def owns(self, item: BatchJob | Pod) -> bool:
+        owner = self.owners.get(item.uid if isinstance(item, BatchJob) else item.owner_uid or "")
         if self.namespace is None or owner is None or item.namespace != self.namespace:
             return False
         return owner[0] == self.namespace and self.jobsets.get(owner[1]) == self.namespace
@@ -46,7 +46,7 @@ class OwnershipTracker:
     def __init__(self) -> None:
         self._objects_by_job: dict[str, _OwnedObjects] = {}
 
-    def record_training_job(self, uid: str, namespace: str) -> Iterator[Job | Pod]:
+    def record_training_job(self, uid: str, namespace: str) -> Iterator[BatchJob | Pod]:
         objects = self._objects_by_job.setdefault(uid, _OwnedObjects())
         if objects.namespace == namespace:
             return iter(())
@@ -56,26 +56,26 @@ class OwnershipTracker:
         objects.waiting = {key: item for key, item in objects.waiting.items() if item.namespace == namespace}
         return _take_owned(objects)
 
-    def record_jobset(self, jobset: JobSet, *, deleted: bool = False) -> Iterator[Job | Pod]:
+    def record_jobset(self, jobset: JobSet, *, deleted: bool = False) -> Iterator[BatchJob | Pod]:
         objects = self._get_objects(jobset.job_uid, jobset.namespace)
         if objects is None or jobset.owner_uid != jobset.job_uid or jobset.uid in objects.jobsets:
             return iter(())
         objects.jobsets[jobset.uid] = jobset.namespace
         return self._match_waiting(jobset, objects, deleted=deleted)
 
-    def record_job(self, job: Job, *, deleted: bool = False) -> Iterator[Job | Pod]:
-        objects = self._get_objects(job.job_uid, job.namespace)
+    def record_batch_job(self, batch_job: BatchJob, *, deleted: bool = False) -> Iterator[BatchJob | Pod]:
+        objects = self._get_objects(batch_job.job_uid, batch_job.namespace)
         if objects is None:
             return iter(())
-        if job.owner_uid is not None:
+        if batch_job.owner_uid is not None:
             # Keep the first owner: deleting a JobSet without its Jobs removes the owner from them.
-            objects.owners.setdefault(job.uid, (job.namespace, job.owner_uid))
-            while len(objects.owners) > _KEPT:
+            objects.owners.setdefault(batch_job.uid, (batch_job.namespace, batch_job.owner_uid))
+            while len(objects.owners) > _KEPT_OBJECTS:
                 del objects.owners[next(iter(objects.owners))]
-        objects.waiting[job.uid] = job
-        return self._match_waiting(job, objects, deleted=deleted)
+        objects.waiting[batch_job.uid] = batch_job
+        return self._match_waiting(batch_job, objects, deleted=deleted)
 
-    def record_pod(self, pod: Pod, *, deleted: bool = False) -> Iterator[Job | Pod]:
+    def record_pod(self, pod: Pod, *, deleted: bool = False) -> Iterator[BatchJob | Pod]:
         objects = self._get_objects(pod.job_uid, pod.namespace)
         if objects is None or pod.owner_uid is None:
             return iter(())
@@ -93,9 +93,9 @@ class OwnershipTracker:
         return None if objects.namespace not in {None, namespace} else objects
 
     def _match_waiting(
-        self, seen: JobSet | Job | Pod, objects: _OwnedObjects, *, deleted: bool
-    ) -> Iterator[Job | Pod]:
-        while len(objects.waiting) > _KEPT:
+        self, seen: JobSet | BatchJob | Pod, objects: _OwnedObjects, *, deleted: bool
+    ) -> Iterator[BatchJob | Pod]:
+        while len(objects.waiting) > _KEPT_OBJECTS:
             del objects.waiting[next(iter(objects.waiting))]
         if objects.namespace is not None:
             return _take_owned(objects)
@@ -107,7 +107,7 @@ class OwnershipTracker:
         return iter(())
 
 
-def _take_owned(objects: _OwnedObjects) -> Iterator[Job | Pod]:
+def _take_owned(objects: _OwnedObjects) -> Iterator[BatchJob | Pod]:
     items = [item for item in objects.waiting.values() if objects.owns(item)]
     for item in items:
         del objects.waiting[item.uid]

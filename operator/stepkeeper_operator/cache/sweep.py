@@ -1,12 +1,12 @@
 """Find objects that are gone although no watch said so: deletions while a watch is broken are never announced."""
 
 from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cluster import JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.labels import JOB_UID
 
 __all__ = ["forget_deleted_objects"]
 
-_KINDS = ((TRAINING_JOBS, ""), (JOBSETS, JOB_UID), (JOBS, JOB_UID), (PODS, JOB_UID), (NODES, ""))
+_KINDS = ((TRAINING_JOBS, ""), (JOBSETS, JOB_UID), (BATCH_JOBS, JOB_UID), (PODS, JOB_UID), (NODES, ""))
 
 
 async def forget_deleted_objects(cluster: Cluster, cache: Cache) -> tuple[JobKey, ...]:

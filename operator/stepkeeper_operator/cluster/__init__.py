@@ -2,9 +2,9 @@
 
 from stepkeeper_operator.cluster.client import Cluster, KubernetesCluster, connect
 from stepkeeper_operator.cluster.resources import (
+    BATCH_JOBS,
     CONFIG_MAPS,
     EVENTS,
-    JOBS,
     JOBSETS,
     LEASES,
     NODES,
@@ -16,9 +16,9 @@ from stepkeeper_operator.cluster.resources import (
 )
 
 __all__ = [
+    "BATCH_JOBS",
     "CONFIG_MAPS",
     "EVENTS",
-    "JOBS",
     "JOBSETS",
     "LEASES",
     "NODES",

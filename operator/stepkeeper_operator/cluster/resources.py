@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
+    "BATCH_JOBS",
     "CONFIG_MAPS",
     "EVENTS",
-    "JOBS",
     "JOBSETS",
     "LEASES",
     "NODES",
@@ -46,7 +46,7 @@ TRAINING_JOBS: Final = Resource(
     api_version="stepkeeper.dev/v1alpha1", plural="checkpointedtrainingjobs", kind="CheckpointedTrainingJob"
 )
 JOBSETS: Final = Resource(api_version="jobset.x-k8s.io/v1alpha2", plural="jobsets", kind="JobSet")
-JOBS: Final = Resource(api_version="batch/v1", plural="jobs", kind="Job")
+BATCH_JOBS: Final = Resource(api_version="batch/v1", plural="jobs", kind="Job")
 PODS: Final = Resource(api_version="v1", plural="pods", kind="Pod")
 NODES: Final = Resource(api_version="v1", plural="nodes", kind="Node")
 CONFIG_MAPS: Final = Resource(api_version="v1", plural="configmaps", kind="ConfigMap")

@@ -5,14 +5,14 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
-from stepkeeper_operator.api.v1alpha1.rules import Rule
+from stepkeeper_operator.api.v1alpha1.rules import CelRule
 from stepkeeper_operator.errors import GenerationError
 
 __all__ = ["Schema", "add_rules", "replace_at", "structural_schema", "without_defaults"]
 
 Schema: TypeAlias = dict[str, Any]
 
-_KEPT: Final = (
+_KEPT_KEYWORDS: Final = (
     "description",
     "type",
     "format",
@@ -50,7 +50,7 @@ def _convert(node: Mapping[str, Any], defs: Mapping[str, Any], path: str) -> Sch
         raise GenerationError(
             f"{path}: {kind or 'a union'} has no place in a CRD; use integers, strings or objects"
         )
-    result: Schema = {key: node[key] for key in _KEPT if key in node}
+    result: Schema = {key: node[key] for key in _KEPT_KEYWORDS if key in node}
     if "description" in result:
         result["description"] = " ".join(result["description"].split())
     if kind == "integer":
@@ -117,7 +117,7 @@ def replace_at(schema: Schema, path: str, new: Schema) -> Schema:
     return {**schema, "properties": {**properties, head: replace_at(properties[head], rest, new)}}
 
 
-def add_rules(schema: Schema, rules: Iterable[Rule]) -> Schema:
+def add_rules(schema: Schema, rules: Iterable[CelRule]) -> Schema:
     """Return `schema` with each rule added at its field.
 
     Raises:

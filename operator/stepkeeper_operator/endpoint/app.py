@@ -73,15 +73,15 @@ class ReportEndpoint:
         token = _read_token(request)
         body = await _read_body(request)
         try:
-            reporter = await self._authenticator.authenticate(key, token)
+            attempt = await self._authenticator.authenticate(key, token)
         except (ApiError, OSError, TimeoutError) as error:
             raise ReportRefusedError(503, f"the API server doesn't answer: {error}") from error
         try:
             report = Report.from_json(body)
         except ContractError as error:
             raise ReportRefusedError(400, str(error)) from error
-        last = LastReport(report=report, ordinal=reporter.ordinal, received_at=self._clock())
-        self._reports.add_report(reporter.job_uid, last)
+        last = LastReport(report=report, ordinal=attempt.ordinal, received_at=self._clock())
+        self._reports.add_report(attempt.job_uid, last)
         self._enqueue(key)
         return self._directive
 

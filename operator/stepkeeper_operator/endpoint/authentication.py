@@ -4,17 +4,17 @@ from dataclasses import dataclass
 
 from stepkeeper.contract import token_audience
 from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cluster import JOBS, JOBSETS, PODS, TRAINING_JOBS, Cluster
+from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, PODS, TRAINING_JOBS, Cluster
 from stepkeeper_operator.endpoint.tokens import TokenPod, TokenVerifier
 from stepkeeper_operator.errors import ReportRefusedError
-from stepkeeper_operator.facts import Job, JobSet, Pod, read_job, read_jobset, read_pod
+from stepkeeper_operator.facts import BatchJob, JobSet, Pod, read_batch_job, read_jobset, read_pod
 
-__all__ = ["ReportAuthenticator", "Reporter"]
+__all__ = ["ReportAuthenticator", "ReportingAttempt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reporter:
-    """The job and attempt that a reporting pod belongs to."""
+class ReportingAttempt:
+    """The attempt, and its job, that a reporting pod belongs to."""
 
     job_uid: str
     ordinal: tuple[int, int]
@@ -28,7 +28,7 @@ class ReportAuthenticator:
         self._cluster = cluster
         self._tokens = tokens
 
-    async def authenticate(self, key: JobKey, token: str) -> Reporter:
+    async def authenticate(self, key: JobKey, token: str) -> ReportingAttempt:
         """Find out which attempt of the job reports.
 
         Raises:
@@ -44,11 +44,11 @@ class ReportAuthenticator:
                 403, f"a pod of namespace {bound.namespace} reports for none of {key.namespace}"
             )
         pod = await self._find_pod(bound)
-        job = await self._find_job(pod)
-        jobset = await self._find_jobset(key, job)
+        batch_job = await self._find_batch_job(pod)
+        jobset = await self._find_jobset(key, batch_job)
         if jobset.owner_uid != uid:
             raise ReportRefusedError(403, f"pod {pod.name} is not of job {key.namespace}/{key.name}")
-        return Reporter(job_uid=uid, ordinal=_check_attempt(pod, jobset))
+        return ReportingAttempt(job_uid=uid, ordinal=_check_attempt(pod, jobset))
 
     async def _find_job_uid(self, key: JobKey) -> str:
         raw = self._cache.get_training_job(key)
@@ -67,26 +67,26 @@ class ReportAuthenticator:
             raise ReportRefusedError(409, f"pod {bound.name} with uid {bound.uid} is gone: stop reporting")
         return pod
 
-    async def _find_job(self, pod: Pod) -> Job:
+    async def _find_batch_job(self, pod: Pod) -> BatchJob:
         if pod.owner_uid is None:
             raise ReportRefusedError(403, f"pod {pod.name} has no owner")
-        job = self._cache.get_job(pod.owner_uid)
-        if job is None:
+        batch_job = self._cache.get_batch_job(pod.owner_uid)
+        if batch_job is None:
             # The Job of a pod is named like the pod without its index and random end.
             name = pod.name.rsplit("-", 2)[0]
-            raw = await self._cluster.get(JOBS, pod.namespace, name)
-            job = None if raw is None else read_job(raw)
-        if job is None or job.uid != pod.owner_uid:
+            raw = await self._cluster.get(BATCH_JOBS, pod.namespace, name)
+            batch_job = None if raw is None else read_batch_job(raw)
+        if batch_job is None or batch_job.uid != pod.owner_uid:
             raise ReportRefusedError(409, f"the Job of pod {pod.name} is gone: stop reporting")
-        return job
+        return batch_job
 
-    async def _find_jobset(self, key: JobKey, job: Job) -> JobSet:
+    async def _find_jobset(self, key: JobKey, batch_job: BatchJob) -> JobSet:
         jobset = self._cache.get_jobset(key)
-        if jobset is None or jobset.uid != job.owner_uid:
+        if jobset is None or jobset.uid != batch_job.owner_uid:
             raw = await self._cluster.get(JOBSETS, key.namespace, key.name)
             jobset = None if raw is None else read_jobset(raw)
-        if jobset is None or jobset.uid != job.owner_uid:
-            raise ReportRefusedError(409, f"Job {job.name} is of an earlier JobSet: stop reporting")
+        if jobset is None or jobset.uid != batch_job.owner_uid:
+            raise ReportRefusedError(409, f"Job {batch_job.name} is of an earlier JobSet: stop reporting")
         return jobset
 
 

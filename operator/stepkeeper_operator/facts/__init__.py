@@ -1,19 +1,19 @@
 """Read objects of the API server into small frozen values that hold only what the operator uses."""
 
+from stepkeeper_operator.facts.batch_job import BatchJob, read_batch_job
 from stepkeeper_operator.facts.config_map import ConfigMap, read_config_map
-from stepkeeper_operator.facts.batch_job import Job, read_job
 from stepkeeper_operator.facts.jobset import JobSet, read_jobset
 from stepkeeper_operator.facts.node import Node, read_node
 from stepkeeper_operator.facts.pod import Pod, read_pod
 
 __all__ = [
+    "BatchJob",
     "ConfigMap",
-    "Job",
     "JobSet",
     "Node",
     "Pod",
+    "read_batch_job",
     "read_config_map",
-    "read_job",
     "read_jobset",
     "read_node",
     "read_pod",

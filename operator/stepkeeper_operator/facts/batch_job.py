@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, ordinal_of
 from stepkeeper_operator.labels import JOB_UID, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL
 
-__all__ = ["Job", "read_job"]
+__all__ = ["BatchJob", "read_batch_job"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class BatchJob:
     namespace: str
     name: str
     uid: str
@@ -24,14 +24,14 @@ class Job:
     failure_message: str
 
 
-def read_job(raw: RawObject) -> Job:
+def read_batch_job(raw: RawObject) -> BatchJob:
     """Read the facts of a batch Job object."""
     meta = raw["metadata"]
     failure = next(
         (c for kind in ("Failed", "FailureTarget") if (c := condition_of(raw, kind)).get("status") == "True"),
         {},
     )
-    return Job(
+    return BatchJob(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import kopf
 
 from stepkeeper_operator.cache.cache import Cache, JobKey
-from stepkeeper_operator.cluster import JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Resource
+from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Resource
 from stepkeeper_operator.labels import JOB_UID
 
-__all__ = ["make_registry", "make_settings", "run_watches"]
+__all__ = ["make_kopf_settings", "make_registry", "run_watches"]
 
 _SERVER_TIMEOUT_S = 240
 _CLIENT_TIMEOUT_S = 270
@@ -45,7 +45,7 @@ def make_registry(
     kinds: tuple[tuple[Resource, RecordObject, float], ...] = (
         (TRAINING_JOBS, cache.record_training_job, 0.0),
         (JOBSETS, cache.record_jobset, _BURST_S),
-        (JOBS, cache.record_job, _BURST_S),
+        (BATCH_JOBS, cache.record_batch_job, _BURST_S),
         (PODS, cache.record_pod, _BURST_S),
         (NODES, cache.record_node, _BURST_S),
     )
@@ -68,7 +68,7 @@ def make_registry(
     return registry
 
 
-def make_settings() -> Any:
+def make_kopf_settings() -> Any:
     """Configure kopf without anything that writes to the cluster."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
@@ -78,7 +78,7 @@ def make_settings() -> Any:
     settings.watching.client_timeout = _CLIENT_TIMEOUT_S
     settings.watching.connect_timeout = _CONNECT_TIMEOUT_S
     settings.networking.request_timeout = 30
-    for resource in (JOBSETS, JOBS, PODS):
+    for resource in (JOBSETS, BATCH_JOBS, PODS):
         settings.watching.label_selectors[_selector(resource)] = JOB_UID
     return settings
 

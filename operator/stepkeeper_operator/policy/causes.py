@@ -223,8 +223,8 @@ def _check_deleted(pods: tuple[Pod, ...]) -> Finding | None:
 
 def _check_job_message(evidence: AttemptEvidence | None, known: Circumstances) -> Finding | None:
     """Check the Job's message, which is left when the pods are gone."""
-    for job in () if evidence is None else evidence.failed_jobs:
-        message = job.failure_message
+    for batch_job in () if evidence is None else evidence.failed_batch_jobs:
+        message = batch_job.failure_message
         if f"exit code {ExitCode.FENCED.value} " in message:
             return Finding(cause=CAUSE_FENCED, message=message, verdict=Verdict.FENCED)
         if any(f"exit code {code} " in message for code in known.fatal_codes):

@@ -138,8 +138,8 @@ def _counts_as_failure(evidence: AttemptEvidence | None) -> bool | None:
     if evidence is None:
         return None
     neutral = ("has condition ", f"exit code {ExitCode.SAVED.value} ")
-    if evidence.failed_jobs:
-        return not any(text in evidence.failed_jobs[0].failure_message for text in neutral)
+    if evidence.failed_batch_jobs:
+        return not any(text in evidence.failed_batch_jobs[0].failure_message for text in neutral)
     if any(pod.disruption or pod.hang or pod.exit_code == ExitCode.SAVED for pod in evidence.pods):
         return False
     return True if any(pod.phase == "Failed" for pod in evidence.pods) else None
@@ -155,7 +155,7 @@ def _has_ended(history: JobHistory, observed: Observed, jobset: JobSet) -> bool:
         return jobset.is_finished
     return (
         jobset.is_finished
-        or bool(evidence.failed_jobs)
+        or bool(evidence.failed_batch_jobs)
         or any(pod.phase == "Failed" for pod in evidence.pods)
     )
 

@@ -193,7 +193,7 @@ class World:
         see = {
             "checkpointedtrainingjobs": self.cache.record_training_job,
             "jobsets": self.cache.record_jobset,
-            "jobs": self.cache.record_job,
+            "jobs": self.cache.record_batch_job,
             "pods": self.cache.record_pod,
             "nodes": self.cache.record_node,
         }.get(plural)

@@ -33,7 +33,7 @@ async def test_a_pod_a_job_and_a_jobset_that_are_gone_unnoticed_are_found() -> N
     pod = silently(world, "pods", "default", world.pods[0]["metadata"]["name"])
     assert await forget_deleted_objects(world.cluster, world.cache) == (KEY,)
     assert world.cache.get_jobset(KEY) is None
-    assert world.cache.get_job("jobs-1") is None
+    assert world.cache.get_batch_job("jobs-1") is None
     assert world.cache.get_pod("default", pod["metadata"]["name"]) is None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from stepkeeper.contract import ExitCode, Termination
 from stepkeeper_operator.cache.evidence import AttemptEvidence, EvidenceCache
-from stepkeeper_operator.facts import Job, Node, Pod
+from stepkeeper_operator.facts import BatchJob, Node, Pod
 from stepkeeper_operator.facts.pod import ContainerEnd, read_pod
 from stepkeeper_operator.policy.causes import Finding, Verdict, find_cause
 from stepkeeper_operator.policy.circumstances import Circumstances
@@ -271,7 +271,7 @@ def test_without_a_witness_jobset_is_believed(
 @pytest.mark.parametrize(("code", "verdict"), [(77, Verdict.FENCED), (42, Verdict.FATAL)])
 def test_a_job_that_is_left_says_what_its_pods_did(code: int, verdict: Verdict) -> None:
     message = f"Container trainer for pod a/b failed with exit code {code} matching FailJob rule at index 3"
-    job = Job(
+    job = BatchJob(
         namespace="a",
         name="b",
         uid="c",
@@ -281,7 +281,7 @@ def test_a_job_that_is_left_says_what_its_pods_did(code: int, verdict: Verdict) 
         failure_reason="PodFailurePolicy",
         failure_message=message,
     )
-    evidence = AttemptEvidence(ordinal=(0, 0), failed_jobs=(job,))
+    evidence = AttemptEvidence(ordinal=(0, 0), failed_batch_jobs=(job,))
     known = Circumstances(
         nodes={},
         spot=False,

@@ -76,7 +76,7 @@ async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(orde
     see = dict(
         zip(
             KINDS,
-            (cache.record_training_job, cache.record_jobset, cache.record_job, cache.record_pod),
+            (cache.record_training_job, cache.record_jobset, cache.record_batch_job, cache.record_pod),
             strict=True,
         )
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stepkeeper_operator.api.v1alpha1.rules import RULES, Rule
+from stepkeeper_operator.api.v1alpha1.rules import RULES, CelRule
 from stepkeeper_operator.crds.__main__ import main
 from stepkeeper_operator.crds.crd import training_job_crd, training_job_schema
 from stepkeeper_operator.crds.unknown_fields import POLICY_NAME, unknown_fields_policy
@@ -125,7 +125,7 @@ def test_the_columns_are_the_ones_that_are_computed(version: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.at or 'object'}: {rule.message[:30]}")
-def test_each_rule_has_a_manifest_that_it_refuses(rule: Rule) -> None:
+def test_each_rule_has_a_manifest_that_it_refuses(rule: CelRule) -> None:
     expected = [path.read_text().splitlines()[0] for path in (MANIFESTS / "refused").glob("*.yaml")]
     assert f"# {rule.message}" in expected
 

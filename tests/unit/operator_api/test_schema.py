@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from stepkeeper_operator.api.v1alpha1.rules import Rule
+from stepkeeper_operator.api.v1alpha1.rules import CelRule
 from stepkeeper_operator.crds.pod_template import pod_template_schema, trim_pod_template
 from stepkeeper_operator.crds.schema import add_rules, replace_at, structural_schema
 from stepkeeper_operator.errors import GenerationError
@@ -53,13 +53,13 @@ def test_a_union_has_no_structural_schema() -> None:
 
 def test_a_rule_for_a_field_that_is_not_there_is_an_error() -> None:
     with pytest.raises(GenerationError, match="no field 'iner' in the schema; known: inner, name, items"):
-        add_rules(structural_schema(Outer), [Rule(at="iner", cel="true", message="")])
+        add_rules(structural_schema(Outer), [CelRule(at="iner", cel="true", message="")])
 
 
 def test_rules_of_one_field_are_all_kept() -> None:
     rules = [
-        Rule(at="inner", cel="self.count > 0", message="a"),
-        Rule(at="inner", cel="self.count < 9", message="b"),
+        CelRule(at="inner", cel="self.count > 0", message="a"),
+        CelRule(at="inner", cel="self.count < 9", message="b"),
     ]
     schema = add_rules(structural_schema(Outer), rules)
     assert [rule["message"] for rule in schema["properties"]["inner"]["x-kubernetes-validations"]] == [

@@ -10,11 +10,11 @@ from typing import Final
 from stepkeeper.contract import CONTAINER_NAME, ExitCode, Identity
 from stepkeeper_operator.api.accelerators import ACCELERATORS
 
-__all__ = ["RULES", "Rule"]
+__all__ = ["RULES", "CelRule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class CelRule:
     at: str
     """Path of the field that is `self`, from the root of the object; empty for the object itself."""
 
@@ -47,7 +47,7 @@ def _words(values: tuple[str, ...] | tuple[int, ...]) -> str:
 
 
 _META: Final = (
-    Rule(
+    CelRule(
         at="",
         cel="self.metadata.name.matches('^[a-z]([-a-z0-9]{0,36}[a-z0-9])?$')",
         message="metadata.name: use 1 to 38 lower-case letters, digits and '-', beginning with a letter and not ending"
@@ -56,17 +56,17 @@ _META: Final = (
 )
 
 _PLACEMENT: Final = (
-    Rule(
+    CelRule(
         at="spec.placement",
         cel="has(self.tpu) != has(self.hosts)",
         message="give exactly one of tpu: {accelerator, topology} and hosts: {count}",
     ),
-    Rule(
+    CelRule(
         at="spec.placement.tpu",
         cel=f"!(self.accelerator in {_cel(_FLAT)}) || self.topology in {_cel(_FLAT_SHAPES)}",
         message=f"topology: {_words(_FLAT)} have two sides: use one of {', '.join(_FLAT_SHAPES)}",
     ),
-    Rule(
+    CelRule(
         at="spec.placement.tpu",
         cel=f"!(self.accelerator in {_cel(_CUBIC)}) || self.topology in {_cel(_SMALL_SHAPES)}"
         " || (self.accelerator == 'v7x' && self.topology == '1x1x1')"
@@ -76,25 +76,25 @@ _PLACEMENT: Final = (
         message=f"topology: {_words(_CUBIC)} have three sides: use {', '.join(_SMALL_SHAPES)}, or multiples of 4 in"
         " ascending order like 4x4x8",
     ),
-    Rule(
+    CelRule(
         at="spec.placement.tpu",
         cel=f"!has(self.chipsPerHost) || self.chipsPerHost in {_host_sizes()}",
         message="chipsPerHost: "
         + "; ".join(f"{', '.join(map(str, f.host_sizes))} for {a.value}" for a, f in ACCELERATORS.items()),
     ),
-    Rule(
+    CelRule(
         at="spec.placement.tpu",
         cel=f"!has(self.chipsPerHost) || self.chipsPerHost == 1 || (!(self.topology in {_cel(_ONE_CHIP)})"
         " && (self.chipsPerHost <= 4 || self.topology != '2x2'))",
         message="chipsPerHost: a host has more chips than the whole topology; use a smaller one, or leave it out",
     ),
-    Rule(
+    CelRule(
         at="spec.placement.tpu",
         cel=f"self.slices == 1 || (!(self.topology in {_cel(_ONE_HOST)})"
         " && !(self.topology == '2x4' && has(self.chipsPerHost) && self.chipsPerHost == 8))",
         message="slices: more than one slice needs a topology of several hosts; use a larger topology, or slices: 1",
     ),
-    Rule(
+    CelRule(
         at="spec.placement.tpu",
         cel="!has(self.reservationName) || self.provisioning == 'Reserved'",
         message="reservationName: goes with provisioning: Reserved; set that, or leave reservationName out",
@@ -102,17 +102,17 @@ _PLACEMENT: Final = (
 )
 
 _TEMPLATE: Final = (
-    Rule(
+    CelRule(
         at="spec.template.spec",
         cel=f"self.containers.exists(c, c.name == '{CONTAINER_NAME}')",
         message=f"containers: name the container that trains '{CONTAINER_NAME}'",
     ),
-    Rule(
+    CelRule(
         at="spec.template.spec",
         cel="!has(self.restartPolicy) || self.restartPolicy == 'Never'",
         message="restartPolicy: leave it out or use Never; all hosts of the job are restarted together",
     ),
-    Rule(
+    CelRule(
         at="spec.template.spec",
         cel=f"self.containers.all(c, c.name != '{CONTAINER_NAME}' || !has(c.env)"
         f" || c.env.all(e, !e.name.startsWith('{_ENV_PREFIX}')))",
@@ -121,28 +121,28 @@ _TEMPLATE: Final = (
 )
 
 _POLICIES: Final = (
-    Rule(
+    CelRule(
         at="spec.checkpoint",
         cel=r"self.uri.matches('^(gs://[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9](/[^/\\s?#]+)*|file://(/[^/\\s?#]+)+)$')"
         r" && !self.uri.matches('/[.][.]?(/|$)')",
         message="uri: write gs://bucket/prefix or file:///absolute/path, without '/' at the end",
     ),
-    Rule(
+    CelRule(
         at="spec.checkpoint.interval",
         cel="self.type != 'Fixed' || has(self.steps) || has(self.seconds)",
         message="interval: set steps, seconds or both",
     ),
-    Rule(
+    CelRule(
         at="spec.checkpoint.interval",
         cel="self.type == 'Fixed' || !has(self.steps)",
         message="interval: steps goes with type Fixed only; leave it out, or use seconds",
     ),
-    Rule(
+    CelRule(
         at="spec.restarts.fatalExitCodes",
         cel=f"self.all(code, !(code in {_cel(tuple(map(int, ExitCode)))}))",
         message=f"fatalExitCodes: {_words(tuple(map(int, ExitCode)))} have meanings of their own; use others",
     ),
-    Rule(
+    CelRule(
         at="spec.restarts.backoff",
         cel="self.initialSeconds <= self.maxSeconds",
         message="backoff: initialSeconds is greater than maxSeconds; use a greater maxSeconds",

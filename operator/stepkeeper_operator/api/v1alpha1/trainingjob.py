@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from stepkeeper.contract import IntervalType, OnDisruption
-from stepkeeper_operator.api.accelerators import Accelerator, chips_per_host, count_chips, count_hosts
-from stepkeeper_operator.api.base import SET, Resource, SpecPart, StatusPart, Timestamp
+from stepkeeper_operator.api.accelerators import Accelerator, choose_chips_per_host, count_chips, count_hosts
+from stepkeeper_operator.api.base import SET, ApiModel, SpecPart, StatusPart, Timestamp
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import TrainingJobStatus
 
 __all__ = [
@@ -114,7 +114,7 @@ class PlacementSpec(SpecPart):
     @property
     def chips_per_host(self) -> int:
         """The google.com/tpu request of each pod; 0 without a TPU."""
-        return chips_per_host(self.tpu.topology, self.tpu.chips_per_host) if self.tpu else 0
+        return choose_chips_per_host(self.tpu.topology, self.tpu.chips_per_host) if self.tpu else 0
 
     @property
     def n_chips(self) -> int:
@@ -235,7 +235,7 @@ class ObjectMeta(StatusPart):
     labels: dict[str, str] = Field(default_factory=dict)
 
 
-class CheckpointedTrainingJob(Resource):
+class CheckpointedTrainingJob(ApiModel):
     """A training job that is started again from its latest committed checkpoint, whatever ends it."""
 
     api_version: Literal["stepkeeper.dev/v1alpha1"] = "stepkeeper.dev/v1alpha1"
