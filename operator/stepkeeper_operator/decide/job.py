@@ -30,11 +30,11 @@ from stepkeeper_operator.decision import (
     SetSuspend,
 )
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Observed, waits_for_jobset
+from stepkeeper_operator.policy.acceptance import check_acceptance
 from stepkeeper_operator.policy.history_update import update_history
 from stepkeeper_operator.policy.lost_nodes import find_lost_pods
 from stepkeeper_operator.policy.next_step import Plan, plan_next, stop_jobset
 from stepkeeper_operator.policy.orphans import find_orphans
-from stepkeeper_operator.policy.problems import check_acceptance
 from stepkeeper_operator.settings import OperatorSettings
 
 __all__ = ["decide_job"]
