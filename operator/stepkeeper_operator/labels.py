@@ -7,15 +7,15 @@ __all__ = [
     "COMPLETION_INDEX_LABEL",
     "FIELD_OWNER",
     "HANG_CONDITION",
-    "JOBSET_NUMBER",
+    "JOBSET_NUMBER_LABEL",
     "JOB_INDEX_LABEL",
     "JOB_NAME_LABEL",
-    "JOB_UID",
+    "JOB_UID_LABEL",
     "NODE_LOST_REASON",
     "NOT_READY_TAINT",
     "RESTART_ATTEMPT_LABEL",
     "SPOT_LABEL",
-    "TEMPLATE_HASH",
+    "TEMPLATE_HASH_ANNOTATION",
     "TOPOLOGY_LABEL",
     "TPU_RESOURCE",
     "UNREACHABLE_TAINT",
@@ -24,14 +24,14 @@ __all__ = [
 
 FIELD_OWNER: Final = "stepkeeper"
 
-JOB_UID: Final = "stepkeeper.dev/job-uid"
+JOB_UID_LABEL: Final = "stepkeeper.dev/job-uid"
 """Label on JobSet, Jobs and pods: uid of the CheckpointedTrainingJob. It selects what is watched; it proves nothing."""
 
 JOB_NAME_LABEL: Final = "stepkeeper.dev/job-name"
-JOBSET_NUMBER: Final = "stepkeeper.dev/jobset-number"
+JOBSET_NUMBER_LABEL: Final = "stepkeeper.dev/jobset-number"
 """Label on JobSet, Jobs and pods: number of JobSets that the job had before this one."""
 
-TEMPLATE_HASH: Final = "stepkeeper.dev/template-hash"
+TEMPLATE_HASH_ANNOTATION: Final = "stepkeeper.dev/template-hash"
 """Annotation on the JobSet: digest of the spec.template and spec.placement that it was made from."""
 
 HANG_CONDITION: Final = "stepkeeper.dev/Hang"

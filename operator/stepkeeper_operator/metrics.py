@@ -1,4 +1,4 @@
-"""Count and measure for /metrics."""
+"""Hold the counters and gauges that /metrics shows."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -41,7 +41,9 @@ class Metrics:
             "stepkeeper_queue_length", "Jobs that wait for a worker.", registry=self._registry
         )
         self.watch_age_seconds = Gauge(
-            "stepkeeper_watch_age_seconds", "Since any watch said anything.", registry=self._registry
+            "stepkeeper_watch_age_seconds",
+            "Seconds since the last event of any watch.",
+            registry=self._registry,
         )
         self.acting = Gauge(
             "stepkeeper_acting", "1 while this operator holds the Lease.", registry=self._registry

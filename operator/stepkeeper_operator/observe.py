@@ -14,7 +14,7 @@ from stepkeeper_operator.cache.reports import ReportCache
 from stepkeeper_operator.cluster import BATCH_JOBS, CONFIG_MAPS, JOBSETS, PODS, Cluster
 from stepkeeper_operator.facts import BatchJob, ConfigMap, JobSet, Node, Pod, read_config_map, read_jobset
 from stepkeeper_operator.facts.raw import RawObject, controller_of
-from stepkeeper_operator.labels import JOB_UID
+from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.observed import JOBSET_RECHECK_S, Leftover, Observed, waits_for_jobset
 
 __all__ = ["Observer"]
@@ -120,7 +120,7 @@ class Observer:
             return None
         for resource in (BATCH_JOBS, PODS):
             # List first: an object that a watch brings meanwhile is then in the cache.
-            present = await self._cluster.list_uids(resource, f"{JOB_UID}={job.metadata.uid}")
+            present = await self._cluster.list_uids(resource, f"{JOB_UID_LABEL}={job.metadata.uid}")
             if present - self._cache.list_uids(resource.plural):
                 return Leftover(name=f"a {resource.kind} that no watch has told of yet")
         return None

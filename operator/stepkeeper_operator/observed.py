@@ -58,6 +58,7 @@ class Observed:
     """Unix time when this operator last wrote the job's status."""
 
     def find_evidence(self, ordinal: tuple[int, int]) -> AttemptEvidence | None:
+        """Find all evidence with that ordinal. The attempts before and after a suspension have the same one."""
         return next((evidence for evidence in self.evidence if evidence.ordinal == ordinal), None)
 
 

@@ -16,7 +16,7 @@ from stepkeeper_operator.endpoint.serving import Servers
 from stepkeeper_operator.endpoint.tls import ServingCertificate
 from stepkeeper_operator.errors import ApiError
 from stepkeeper_operator.handlers.watch import make_kopf_settings, make_registry, run_watches
-from stepkeeper_operator.labels import JOB_UID
+from stepkeeper_operator.labels import JOB_UID_LABEL
 from stepkeeper_operator.lease import LeaseGuard
 from stepkeeper_operator.metrics import Metrics
 from stepkeeper_operator.reconcile import Reconciler, make_reconciler
@@ -92,7 +92,7 @@ class Operator:
         for resource in (TRAINING_JOBS, JOBSETS):
             while True:
                 try:
-                    await self._cluster.list_uids(resource, JOB_UID)
+                    await self._cluster.list_uids(resource, JOB_UID_LABEL)
                     break
                 except ApiError as error:
                     extra = {"kind": resource.kind, "error": str(error)}
@@ -144,11 +144,11 @@ class Operator:
 
     async def _reconcile_jobs(self, reconciler: Reconciler) -> None:
         await self._synced.wait()
-        _log.info("all kinds are listed", extra={"jobs": len(list(self._cache.list_training_jobs()))})
+        _log.info("all kinds are listed", extra={"jobs": len(list(self._cache.list_training_job_keys()))})
         await self._queue.run(self._settings.workers, reconciler.reconcile)
 
     async def _resync_jobs(self) -> None:
-        """Look at every job now and then, spread over the period, after forgetting objects that are gone unnoticed."""
+        """Forget objects that are gone unnoticed, then queue every job, spread over the period. Run until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(self._settings.resync_s):
@@ -156,7 +156,7 @@ class Operator:
             except TimeoutError:
                 _log.debug("resync")
             await self._sweep()
-            for key in self._cache.list_training_jobs():
+            for key in self._cache.list_training_job_keys():
                 self._queue.add_after(key, random.uniform(0, self._settings.resync_s / 2))  # noqa: S311  # no secret
 
     async def _sweep_after_relists(self) -> None:

@@ -8,7 +8,12 @@ from stepkeeper.contract import CONTAINER_NAME, ExitCode
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.build.objects import job_labels, owner_reference
 from stepkeeper_operator.build.pod import build_pod_template
-from stepkeeper_operator.labels import HANG_CONDITION, JOBSET_NUMBER, TEMPLATE_HASH, WORKER_JOB
+from stepkeeper_operator.labels import (
+    HANG_CONDITION,
+    JOBSET_NUMBER_LABEL,
+    TEMPLATE_HASH_ANNOTATION,
+    WORKER_JOB,
+)
 
 __all__ = [
     "RULE_DISRUPTION",
@@ -40,7 +45,7 @@ def build_jobset(
     `failures_left` is how many restarts after failures are still allowed.
     """
     placement = job.spec.placement
-    labels = job_labels(job) | {JOBSET_NUMBER: str(number)}
+    labels = job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
     queue = {key: value for key, value in job.metadata.labels.items() if key.startswith(_QUEUE_LABELS)}
     job_spec = {
         "parallelism": placement.hosts_per_slice,
@@ -58,7 +63,7 @@ def build_jobset(
             "name": job.metadata.name,
             "namespace": job.metadata.namespace,
             "labels": queue | labels,
-            "annotations": {TEMPLATE_HASH: template_hash(job)},
+            "annotations": {TEMPLATE_HASH_ANNOTATION: template_hash(job)},
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {

@@ -3,7 +3,7 @@
 from typing import Any
 
 from stepkeeper_operator.api.v1alpha1.trainingjob import API_VERSION, KIND, CheckpointedTrainingJob
-from stepkeeper_operator.labels import JOB_NAME_LABEL, JOB_UID
+from stepkeeper_operator.labels import JOB_NAME_LABEL, JOB_UID_LABEL
 
 __all__ = ["job_labels", "owner_reference"]
 
@@ -21,4 +21,4 @@ def owner_reference(job: CheckpointedTrainingJob) -> dict[str, Any]:
 
 
 def job_labels(job: CheckpointedTrainingJob) -> dict[str, str]:
-    return {JOB_UID: job.metadata.uid, JOB_NAME_LABEL: job.metadata.name}
+    return {JOB_UID_LABEL: job.metadata.uid, JOB_NAME_LABEL: job.metadata.name}

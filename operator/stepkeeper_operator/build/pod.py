@@ -19,7 +19,7 @@ from stepkeeper_operator.build.placement import SPOT_GRACE_S, node_selector, on_
 from stepkeeper_operator.labels import (
     COMPLETION_INDEX_LABEL,
     JOB_INDEX_LABEL,
-    JOBSET_NUMBER,
+    JOBSET_NUMBER_LABEL,
     RESTART_ATTEMPT_LABEL,
     TPU_RESOURCE,
     WORKER_JOB,
@@ -48,7 +48,7 @@ def build_pod_template(job: CheckpointedTrainingJob, *, number: int, unreachable
     """Build the pod template of the JobSet with that number."""
     template = copy.deepcopy(job.spec.template)
     meta = template.setdefault("metadata", {})
-    meta["labels"] = (meta.get("labels") or {}) | job_labels(job) | {JOBSET_NUMBER: str(number)}
+    meta["labels"] = (meta.get("labels") or {}) | job_labels(job) | {JOBSET_NUMBER_LABEL: str(number)}
     spec = template["spec"]
     placement = job.spec.placement
     spec["restartPolicy"] = "Never"

@@ -165,7 +165,7 @@ class Cache:
     def get_training_job(self, key: JobKey) -> RawObject | None:
         return self._training_jobs.get(key)
 
-    def list_training_jobs(self) -> Iterator[JobKey]:
+    def list_training_job_keys(self) -> Iterator[JobKey]:
         return iter(tuple(self._training_jobs))
 
     def get_jobset(self, key: JobKey) -> JobSet | None:

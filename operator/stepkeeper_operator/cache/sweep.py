@@ -2,11 +2,17 @@
 
 from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Cluster
-from stepkeeper_operator.labels import JOB_UID
+from stepkeeper_operator.labels import JOB_UID_LABEL
 
 __all__ = ["forget_deleted_objects"]
 
-_KINDS = ((TRAINING_JOBS, ""), (JOBSETS, JOB_UID), (BATCH_JOBS, JOB_UID), (PODS, JOB_UID), (NODES, ""))
+_KINDS = (
+    (TRAINING_JOBS, ""),
+    (JOBSETS, JOB_UID_LABEL),
+    (BATCH_JOBS, JOB_UID_LABEL),
+    (PODS, JOB_UID_LABEL),
+    (NODES, ""),
+)
 
 
 async def forget_deleted_objects(cluster: Cluster, cache: Cache) -> tuple[JobKey, ...]:

@@ -30,10 +30,10 @@ def pod_template_schema() -> dict[str, Any]:
 
 
 def trim_pod_template(jobset_crd: Mapping[str, Any]) -> dict[str, Any]:
-    """Cut the pod template's schema out of a CRD of JobSet, small enough for client-side apply and bounded for
-    CEL.
+    """Cut the pod template's schema out of a CRD of JobSet.
 
-    Leave out descriptions, and fields that only a running pod can have.
+    Descriptions, and fields that only a running pod can have, are left out: it is small enough for client-side
+    apply. Lists and names get bounds for CEL.
     """
     schema: Any = jobset_crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for key in _IN_JOBSET.split("."):

@@ -33,8 +33,9 @@ _KEPT_KEYWORDS: Final = (
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """Return the schema of `model` with references resolved, optional fields without null, and integers of 64
-    bits.
+    """Return the schema of `model` as a CRD may have it.
+
+    References are resolved, optional fields have no null, and integers have 64 bits.
 
     Raises:
         GenerationError: A type has no structural schema: a float, a union, a tuple of fixed length.

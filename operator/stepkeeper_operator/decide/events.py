@@ -57,9 +57,9 @@ def _describe_end(attempt: Attempt) -> JobEvent:
 def _derive_phase_event(before: TrainingJobStatus, after: TrainingJobStatus) -> tuple[JobEvent, ...]:
     if before.phase is after.phase or after.phase is None:
         return ()
-    condition = _find_telling_condition(after)
-    said = "" if condition is None else f": {condition.message or condition.reason}"
-    text = f"phase {before.phase or 'none'} to {after.phase}{said}"
+    condition = _find_explaining_condition(after)
+    why = "" if condition is None else f": {condition.message or condition.reason}"
+    text = f"phase {before.phase or 'none'} to {after.phase}{why}"
     return (JobEvent(warning=after.phase in _BAD_PHASES, reason=after.phase.value, message=text),)
 
 
@@ -81,7 +81,8 @@ def _derive_missing_pods_event(before: TrainingJobStatus, after: TrainingJobStat
     return (JobEvent(warning=True, reason=NO_PODS, message=now.message),)
 
 
-def _find_telling_condition(status: TrainingJobStatus) -> Condition | None:
+def _find_explaining_condition(status: TrainingJobStatus) -> Condition | None:
+    """Find the condition that explains the phase."""
     for kind in ("Failed", "Complete", "Suspended"):
         condition = _find_condition(status, kind)
         if condition is not None and condition.status is ConditionStatus.TRUE:

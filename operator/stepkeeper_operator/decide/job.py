@@ -111,6 +111,7 @@ def _compose_status(
 
 
 def _compute_pods_wait_s(plan: Plan, observed: Observed, *, now: float) -> float | None:
+    """Compute the seconds until pods that are missing after a start count as a problem."""
     last = plan.history.last_attempt
     present = any(pod.ordinal == plan.history.ordinal for pod in observed.pods)
     if last is None or last.end is not None or present:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid, ordinal_of
-from stepkeeper_operator.labels import JOB_UID, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL
+from stepkeeper_operator.labels import JOB_UID_LABEL, JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL
 
 __all__ = ["BatchJob", "read_batch_job"]
 
@@ -35,9 +35,9 @@ def read_batch_job(raw: RawObject) -> BatchJob:
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
-        job_uid=(meta.get("labels") or {}).get(JOB_UID, ""),
+        job_uid=(meta.get("labels") or {}).get(JOB_UID_LABEL, ""),
         owner_uid=controller_uid(raw),
-        ordinal=ordinal_of(raw, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL),
+        ordinal=ordinal_of(raw, JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL),
         failure_reason=failure.get("reason"),
         failure_message=failure.get("message", ""),
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stepkeeper_operator.facts.raw import RawObject, condition_of, controller_uid
-from stepkeeper_operator.labels import JOB_UID, JOBSET_NUMBER, TEMPLATE_HASH
+from stepkeeper_operator.labels import JOB_UID_LABEL, JOBSET_NUMBER_LABEL, TEMPLATE_HASH_ANNOTATION
 
 __all__ = ["JobSet", "read_jobset"]
 
@@ -55,15 +55,15 @@ def read_jobset(raw: RawObject) -> JobSet:
     labels = meta.get("labels") or {}
     failed = condition_of(raw, "Failed")
     restarting = condition_of(raw, "RestartingJobSet").get("reason", "")
-    number = labels.get(JOBSET_NUMBER, "")
+    number = labels.get(JOBSET_NUMBER_LABEL, "")
     return JobSet(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
-        job_uid=labels.get(JOB_UID, ""),
+        job_uid=labels.get(JOB_UID_LABEL, ""),
         owner_uid=controller_uid(raw),
         number=int(number) if number.isdecimal() else 0,
-        template_hash=(meta.get("annotations") or {}).get(TEMPLATE_HASH, ""),
+        template_hash=(meta.get("annotations") or {}).get(TEMPLATE_HASH_ANNOTATION, ""),
         suspend=bool(raw.get("spec", {}).get("suspend")),
         suspended=condition_of(raw, "Suspended").get("status") == "True",
         restarts=status.get("restarts", 0),

@@ -10,8 +10,8 @@ from stepkeeper_operator.labels import (
     COMPLETION_INDEX_LABEL,
     HANG_CONDITION,
     JOB_INDEX_LABEL,
-    JOB_UID,
-    JOBSET_NUMBER,
+    JOB_UID_LABEL,
+    JOBSET_NUMBER_LABEL,
     RESTART_ATTEMPT_LABEL,
 )
 
@@ -103,9 +103,9 @@ def read_pod(raw: RawObject) -> Pod:
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
-        job_uid=labels.get(JOB_UID, ""),
+        job_uid=labels.get(JOB_UID_LABEL, ""),
         owner_uid=controller_uid(raw),
-        ordinal=ordinal_of(raw, JOBSET_NUMBER, RESTART_ATTEMPT_LABEL),
+        ordinal=ordinal_of(raw, JOBSET_NUMBER_LABEL, RESTART_ATTEMPT_LABEL),
         rank=(_number(labels.get(JOB_INDEX_LABEL)), _number(labels.get(COMPLETION_INDEX_LABEL))),
         created_at=parse_time(meta.get("creationTimestamp")) or 0.0,
         node=spec.get("nodeName"),

@@ -13,7 +13,7 @@ import kopf
 
 from stepkeeper_operator.cache.cache import Cache, JobKey
 from stepkeeper_operator.cluster import BATCH_JOBS, JOBSETS, NODES, PODS, TRAINING_JOBS, Resource
-from stepkeeper_operator.labels import JOB_UID
+from stepkeeper_operator.labels import JOB_UID_LABEL
 
 __all__ = ["make_kopf_settings", "make_registry", "run_watches"]
 
@@ -50,7 +50,7 @@ def make_registry(
         (NODES, cache.record_node, _BURST_S),
     )
     for resource, record, delay_s in kinds:
-        _watch(
+        _register_watch(
             registry,
             cache,
             resource,
@@ -79,7 +79,7 @@ def make_kopf_settings() -> Any:
     settings.watching.connect_timeout = _CONNECT_TIMEOUT_S
     settings.networking.request_timeout = 30
     for resource in (JOBSETS, BATCH_JOBS, PODS):
-        settings.watching.label_selectors[_selector(resource)] = JOB_UID
+        settings.watching.label_selectors[_selector(resource)] = JOB_UID_LABEL
     return settings
 
 
@@ -99,7 +99,7 @@ async def run_watches(
     await kopf.run_tasks(tasks, ignored=others)
 
 
-def _watch(
+def _register_watch(
     registry: Any,
     cache: Cache,
     resource: Resource,

@@ -1,4 +1,4 @@
-"""Find problems that keep a job from running at all. Each message says what to change."""
+"""Accept a job, or find the problem that keeps it from running at all. Each message says what to change."""
 
 from typing import Final
 

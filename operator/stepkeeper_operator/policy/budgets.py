@@ -31,7 +31,7 @@ _DISRUPTIONS: Final = frozenset(
 
 
 def count_failures(restarts: RestartsStatus) -> int:
-    """Count the restarts after application failures that count now."""
+    """Count the restarts after application failures that count towards maxFailures now."""
     return sum(
         entry.counted_towards_limit for entry in restarts.by_cause if entry.cause == Cause.APPLICATION_ERROR
     )
@@ -61,7 +61,10 @@ def reset_failures(restarts: RestartsStatus) -> RestartsStatus:
 
 
 def count_disruptions(spec: RestartsSpec, restarts: RestartsStatus) -> RestartsStatus:
-    """Count disruptions towards their limit only if there is one: nobody may take them for used-up failures."""
+    """Set how many disruptions count towards their limit: all of them, or none where the job has no limit.
+
+    A count without a limit would be taken for used-up failures.
+    """
     limited = spec.max_disruptions is not None
     by_cause = tuple(
         entry.model_copy(update={"counted_towards_limit": entry.count if limited else 0})

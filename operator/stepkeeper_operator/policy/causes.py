@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Final
 
 from stepkeeper.contract import Cause, ExitCode
+from stepkeeper_operator.build.jobset import RULE_DISRUPTION, RULE_HANG, RULE_SAVED
 from stepkeeper_operator.cache.evidence import AttemptEvidence
 from stepkeeper_operator.facts import Pod
 from stepkeeper_operator.labels import NODE_LOST_REASON
@@ -39,9 +40,9 @@ _BY_KUBELET: Final = "TerminationByKubelet"
 _SHUTDOWN_REASONS: Final = {"NodeShutdown", "Terminated", "Shutdown"}
 _MADE_UP: Final = {"Unknown", "ContainerStatusUnknown"}
 _BY_RULE: Final = {
-    "hang": Cause.HANG.value,
-    "disruption": CAUSE_DISRUPTION,
-    "saved": Cause.REQUESTED.value,
+    RULE_HANG: Cause.HANG.value,
+    RULE_DISRUPTION: CAUSE_DISRUPTION,
+    RULE_SAVED: Cause.REQUESTED.value,
 }
 
 
@@ -65,7 +66,7 @@ class Finding:
     """False: the cause is a guess, and any evidence replaces it."""
 
 
-def find_cause(evidence: AttemptEvidence | None, known: Circumstances) -> Finding:
+def find_cause(evidence: AttemptEvidence | None, circumstances: Circumstances) -> Finding:
     """Find the best explanation.
 
     Disruptions come before failures: survivors of a disruption fail soon after and are seen first.
@@ -74,16 +75,16 @@ def find_cause(evidence: AttemptEvidence | None, known: Circumstances) -> Findin
     finding = (
         _check_fenced(pods)
         or _check_hang(pods)
-        or _check_disrupted(pods, known)
-        or _check_node_lost(pods, known)
+        or _check_disrupted(pods, circumstances)
+        or _check_node_lost(pods, circumstances)
         or _check_node_restarted(pods)
-        or _check_saved(pods, known)
-        or _check_failed(pods, known)
-        or _check_peers_lost(pods, known)
+        or _check_saved(pods, circumstances)
+        or _check_failed(pods, circumstances)
+        or _check_peers_lost(pods, circumstances)
         or _check_deleted(pods)
-        or _check_job_message(evidence, known)
+        or _check_job_message(evidence, circumstances)
     )
-    return finding or _guess_from_jobset(known)
+    return finding or _guess_from_jobset(circumstances)
 
 
 def _sort_key(pod: Pod) -> tuple[float, tuple[int, int]]:
@@ -110,31 +111,31 @@ def _check_hang(pods: tuple[Pod, ...]) -> Finding | None:
     return Finding(cause=Cause.HANG, message=f"pod {pod.name} made no progress", node=pod.node)
 
 
-def _check_disrupted(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_disrupted(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     for pod in pods:
         going = pod.deadline is not None or pod.terminal
-        if going and (cause := _classify_disruption(pod, known)) is not None:
+        if going and (cause := _classify_disruption(pod, circumstances)) is not None:
             reason = pod.disruption or pod.reason
             message = f"pod {pod.name} was ended by {reason} on node {pod.node}"
             return Finding(cause=cause, message=message, node=pod.node)
     return None
 
 
-def _classify_disruption(pod: Pod, known: Circumstances) -> str | None:
+def _classify_disruption(pod: Pod, circumstances: Circumstances) -> str | None:
     if pod.disruption == _BY_KUBELET and pod.reason == "Evicted":
         return Cause.EVICTION
     if pod.disruption == _BY_KUBELET or (pod.disruption is None and pod.reason in _SHUTDOWN_REASONS):
-        node = known.nodes.get(pod.node or "")
-        spot = known.spot if node is None else node.spot
+        node = circumstances.nodes.get(pod.node or "")
+        spot = circumstances.spot if node is None else node.spot
         return Cause.SPOT_PREEMPTION if spot else Cause.MAINTENANCE
     if pod.disruption is None:
         return Cause.EVICTION if pod.reason == "Evicted" else None
     return _BY_REASON.get(pod.disruption, CAUSE_DISRUPTION)
 
 
-def _check_node_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_node_lost(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     for pod in pods:
-        node = known.nodes.get(pod.node or "")
+        node = circumstances.nodes.get(pod.node or "")
         if not pod.terminal and pod.exit_code is None and node is not None and node.lost:
             message = f"node {node.name} was lost with pod {pod.name} on it"
             return Finding(cause=Cause.NODE_FAILURE, message=message, node=node.name)
@@ -151,27 +152,29 @@ def _check_node_restarted(pods: tuple[Pod, ...]) -> Finding | None:
     return None
 
 
-def _check_saved(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_saved(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     stopped = [pod for pod in pods if pod.code == ExitCode.SAVED]
     if not stopped:
         return None
-    said = [pod for pod in stopped if pod.termination is not None]
-    pod = (said or stopped)[0]
+    with_message = [pod for pod in stopped if pod.termination is not None]
+    pod = (with_message or stopped)[0]
     last = pod.termination
-    notice = (last.notice if last is not None else None) or known.notice
-    explained = notice is not None or known.committed or (last is not None and last.sequence is not None)
+    notice = (last.notice if last is not None else None) or circumstances.notice
+    explained = (
+        notice is not None or circumstances.committed or (last is not None and last.sequence is not None)
+    )
     cause = last.cause if last is not None and last.cause is not None else Cause.REQUESTED.value
     why = f"after notice {notice!r}" if notice else "without a notice that is known"
     message = f"pod {pod.name} stopped with exit code {ExitCode.SAVED.value} {why}"
     return Finding(cause=cause, message=message, node=pod.node, explained=explained)
 
 
-def _check_failed(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_failed(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     neutral = {ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER_LOST}
     guilty = [pod for pod in pods if pod.code is not None and pod.code not in neutral and not was_killed(pod)]
     if not guilty:
         return _check_other_container(pods) or _check_never_ran(pods)
-    fatal = _first(pod for pod in guilty if pod.code in known.fatal_codes)
+    fatal = _first(pod for pod in guilty if pod.code in circumstances.fatal_codes)
     pod = fatal or guilty[0]
     verdict = Verdict.RESTART if fatal is None else Verdict.FATAL
     return Finding(
@@ -205,11 +208,11 @@ def _check_never_ran(pods: tuple[Pod, ...]) -> Finding | None:
     return Finding(cause=Cause.NODE_FAILURE, message=message, node=pod.node, explained=False)
 
 
-def _check_peers_lost(pods: tuple[Pod, ...], known: Circumstances) -> Finding | None:
+def _check_peers_lost(pods: tuple[Pod, ...], circumstances: Circumstances) -> Finding | None:
     pod = _first(pod for pod in pods if pod.code == ExitCode.PEER_LOST)
     if pod is None:
         return None
-    cause = Cause.NODE_FAILURE if known.committed else Cause.APPLICATION_ERROR
+    cause = Cause.NODE_FAILURE if circumstances.committed else Cause.APPLICATION_ERROR
     message = f"pod {pod.name} lost its peers; no pod says why"
     return Finding(cause=cause, message=message, node=pod.node, explained=False)
 
@@ -221,25 +224,25 @@ def _check_deleted(pods: tuple[Pod, ...]) -> Finding | None:
     return Finding(cause=Cause.REQUESTED, message=f"pod {pod.name} was deleted", node=pod.node)
 
 
-def _check_job_message(evidence: AttemptEvidence | None, known: Circumstances) -> Finding | None:
+def _check_job_message(evidence: AttemptEvidence | None, circumstances: Circumstances) -> Finding | None:
     """Check the Job's message, which is left when the pods are gone."""
     for batch_job in () if evidence is None else evidence.failed_batch_jobs:
         message = batch_job.failure_message
         if f"exit code {ExitCode.FENCED.value} " in message:
             return Finding(cause=CAUSE_FENCED, message=message, verdict=Verdict.FENCED)
-        if any(f"exit code {code} " in message for code in known.fatal_codes):
+        if any(f"exit code {code} " in message for code in circumstances.fatal_codes):
             return Finding(cause=Cause.APPLICATION_ERROR, message=message, verdict=Verdict.FATAL)
     return None
 
 
-def _guess_from_jobset(known: Circumstances) -> Finding:
-    if known.counted is None and known.rule is None:
+def _guess_from_jobset(circumstances: Circumstances) -> Finding:
+    if circumstances.counted is None and circumstances.rule is None:
         return Finding(cause=Cause.REQUESTED, message="nothing was seen of its end", explained=False)
-    if known.counted:
+    if circumstances.counted:
         message = "it ended unseen; JobSet counted a failure of the application"
         return Finding(cause=Cause.APPLICATION_ERROR, message=message, explained=False)
-    cause = _BY_RULE.get(known.rule or "", CAUSE_DISRUPTION)
-    if cause == CAUSE_DISRUPTION and known.spot:
+    cause = _BY_RULE.get(circumstances.rule or "", CAUSE_DISRUPTION)
+    if cause == CAUSE_DISRUPTION and circumstances.spot:
         cause = Cause.SPOT_PREEMPTION
     message = "it ended unseen; JobSet took it for no failure of the application"
     return Finding(cause=cause, message=message, explained=False)

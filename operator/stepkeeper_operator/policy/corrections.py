@@ -33,8 +33,8 @@ def correct_cause(
     if attempt.end is None or attempt.message in REQUESTED_ENDS or not attempt.cause:
         return history
     evidence = _find_evidence_of_ended(history, closed, observed)
-    known = gather_circumstances(job, observed, attempt, evidence, counted=None, rule=None)
-    finding = find_cause(evidence, known)
+    circumstances = gather_circumstances(job, observed, attempt, evidence, counted=None, rule=None)
+    finding = find_cause(evidence, circumstances)
     if not history.is_running:
         history = replace(history, finding=_keep_known_cause(attempt, finding))
     elif now - attempt.end >= reattribution_s:

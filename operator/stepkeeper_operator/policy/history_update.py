@@ -111,11 +111,11 @@ def _record_restarts(
             )
             counted_left -= counted
         if history.is_running:
-            known = gather_circumstances(
+            circumstances = gather_circumstances(
                 job, observed, history.attempts[-1], evidence, counted=counted, rule=jobset.rule
             )
             next_history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
-            finding, end = find_cause(evidence, known), find_start(next_history, observed, now=now)
+            finding, end = find_cause(evidence, circumstances), find_start(next_history, observed, now=now)
             history = close_attempt(history, evidence, finding, now=end)
         history = replace(history, bookkeeping=history.bookkeeping.model_copy(update=seen))
         history = open_attempt(history, observed, now=now)
@@ -175,8 +175,10 @@ def _close_with_cause(
     if jobset.completed:
         return close_attempt(history, evidence, _judge_completion(evidence, observed, jobset), now=now)
     counted = True if jobset.failure_reason is not None else None
-    known = gather_circumstances(job, observed, history.attempts[-1], evidence, counted=counted, rule=None)
-    return close_attempt(history, evidence, find_cause(evidence, known), now=now)
+    circumstances = gather_circumstances(
+        job, observed, history.attempts[-1], evidence, counted=counted, rule=None
+    )
+    return close_attempt(history, evidence, find_cause(evidence, circumstances), now=now)
 
 
 def _judge_completion(evidence: AttemptEvidence | None, observed: Observed, jobset: JobSet) -> Finding:

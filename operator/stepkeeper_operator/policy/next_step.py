@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
+from stepkeeper.contract import Cause
 from stepkeeper_operator.api.v1alpha1.trainingjob import CheckpointedTrainingJob
 from stepkeeper_operator.api.v1alpha1.trainingjob_status import Attempt, JobSetRef
 from stepkeeper_operator.build import build_jobset, template_hash
@@ -74,6 +75,7 @@ def stop_jobset(jobset: JobSet | None) -> tuple[Action, ...]:
 
 
 def should_suspend(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
+    """Return True if the user suspends the job, or too many of its restarts in a row are unexplained."""
     return job.spec.suspend or history.bookkeeping.unexplained >= MAX_UNEXPLAINED
 
 
@@ -134,7 +136,7 @@ def _number_was_used(job: CheckpointedTrainingJob, history: JobHistory) -> bool:
 def _count_failures_left(job: CheckpointedTrainingJob, history: JobHistory) -> int:
     counted = count_failures(history.restarts)
     last = history.last_attempt
-    if last is not None and last.cause == "ApplicationError":
+    if last is not None and last.cause == Cause.APPLICATION_ERROR:
         counted += 1  # this JobSet is itself a restart
     return max(0, job.spec.restarts.max_failures - counted)
 
@@ -221,7 +223,7 @@ def _judge_last_end(job: CheckpointedTrainingJob, history: JobHistory, *, restar
     why = explain_exhausted_budget(job.spec.restarts, history.restarts, attempt.cause, restarted=restarted)
     if why is None:
         return None
-    reason = "MaxFailuresReached" if attempt.cause == "ApplicationError" else "MaxDisruptionsReached"
+    reason = "MaxFailuresReached" if attempt.cause == Cause.APPLICATION_ERROR else "MaxDisruptionsReached"
     return JobEnd(complete=False, reason=reason, message=f"{why}. The last time: {said}")
 
 

@@ -12,6 +12,7 @@ _CLOCK_SKEW_S: Final = 1
 
 
 def was_killed(pod: Pod) -> bool:
+    """Return True if the pod's deletion ended its trainer, or another container before the trainer had ended."""
     other = pod.other_failure
     if pod.code is None:
         return other is not None and ended_by_deletion(pod, other.code, other.reason, other.finished_at)
@@ -19,9 +20,10 @@ def was_killed(pod: Pod) -> bool:
 
 
 def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: float | None) -> bool:
-    """Return True if somebody else ended it: its Job after another pod had failed, or a person.
+    """Return True if a container ended because somebody deleted its pod.
 
-    A pod that ended by itself is deleted too, but after its end.
+    Its Job deletes it after another pod has failed, or a person does. A pod that ended by itself is deleted too,
+    but after its end.
     """
     if pod.deadline is None or code not in _KILLED or reason == "OOMKilled":
         return False
@@ -30,6 +32,7 @@ def ended_by_deletion(pod: Pod, code: int, reason: str | None, finished_at: floa
 
 
 def describe_failure(pod: Pod) -> str:
+    """Describe how the trainer failed: its exit code, and the last line of its error."""
     text = f"pod {pod.name} exited with code {pod.code}"
     if pod.exit_reason == "OOMKilled":
         text += " (OOMKilled: it used more memory than its limit)"

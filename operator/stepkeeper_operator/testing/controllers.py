@@ -51,7 +51,7 @@ class FakeControllers:
         self._cluster.put("pods", self._get_pod(pod) | {"status": self._get_pod(pod)["status"] | status})
 
     def disrupt(self, pod: Raw, reason: str, *, grace_s: int = 30) -> None:
-        """Give the pod a DisruptionTarget and delete it, except for a kubelet that shuts down."""
+        """Give the pod a DisruptionTarget and delete it. A kubelet that shuts down deletes no pod."""
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
         present = self._get_pod(pod)
         self._cluster.put("pods", present | {"status": present["status"] | {"conditions": [condition]}})

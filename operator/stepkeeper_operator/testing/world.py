@@ -65,7 +65,7 @@ class World:
         self.settings = OperatorSettings(identity="operator-1")
         self.cache = Cache(lambda: self.now)
         self.reports = ReportCache()
-        self.cluster.on_change = self._watch
+        self.cluster.on_change = self._record_change
         self.reconciler = make_reconciler(
             cluster=self.cluster,
             cache=self.cache,
@@ -82,25 +82,25 @@ class World:
         self._start_operator()
         for plural in ("checkpointedtrainingjobs", "jobsets", "jobs", "pods", "nodes"):
             for raw in self.cluster.list_objects(plural):
-                self._watch(plural, raw, deleted=False)
+                self._record_change(plural, raw, deleted=False)
 
     def delay_watches(self, *plurals: str) -> None:
         """Hold back the watches of these kinds."""
-        watch = self._watch
+        record = self._record_change
 
         def late(plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
             if plural in plurals:
                 self._delayed.append((plural, raw, deleted))
             else:
-                watch(plural, raw, deleted)
+                record(plural, raw, deleted)
 
         self.cluster.on_change = late
 
     def deliver_watches(self) -> None:
         """Deliver the watch events that were held back."""
-        self.cluster.on_change = self._watch
+        self.cluster.on_change = self._record_change
         while self._delayed:
-            self._watch(*self._delayed.pop(0))
+            self._record_change(*self._delayed.pop(0))
 
     def stop_operator(self) -> None:
         """Stop the operator: it watches nothing any more."""
@@ -189,13 +189,13 @@ class World:
         )
         return [raw["reason"] for raw in raws]
 
-    def _watch(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
-        see = {
+    def _record_change(self, plural: str, raw: RawObject, deleted: bool) -> None:  # a plain callable
+        record = {
             "checkpointedtrainingjobs": self.cache.record_training_job,
             "jobsets": self.cache.record_jobset,
             "jobs": self.cache.record_batch_job,
             "pods": self.cache.record_pod,
             "nodes": self.cache.record_node,
         }.get(plural)
-        if see is not None:
-            see(raw, deleted=deleted)
+        if record is not None:
+            record(raw, deleted=deleted)

@@ -71,7 +71,7 @@ async def test_a_jobset_of_somebody_else_is_waited_for_and_never_adopted() -> No
     assert world.condition("Accepted") == (ConditionStatus.FALSE, "JobSetNameTaken")
     assert await world.record_writes(rounds=3) == []
     world.cluster.remove("jobsets", "default", "lm")
-    world.cache.forget_jobset(next(iter(world.cache.list_training_jobs())))
+    world.cache.forget_jobset(next(iter(world.cache.list_training_job_keys())))
     await world.run_until_settled()
     assert world.phase() is Phase.RUNNING
 
