@@ -16,7 +16,7 @@ from stepkeeper.errors import SaveError
 from stepkeeper.storage.base import Buffer, Store, StreamedStore
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-from stepkeeper.tier.cached_store import NearStore
+from stepkeeper.tier.cached_store import CachedStore
 from stepkeeper.tier.disk import LocalTier
 
 __all__ = ["LocalStaging"]
@@ -93,7 +93,7 @@ class LocalStaging:
         self._patience.retry(lambda: self._root.write(path, [data]))
 
 
-class _StagingStore(NearStore):
+class _StagingStore(CachedStore):
     """Write objects to the local disk, not to the root.
 
     Write no manifests: they prove that objects are at the root, where these aren't yet.
