@@ -3,12 +3,12 @@
 from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
-from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
+from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.checkpoint.structure_cache import StructureCache
 from stepkeeper.checkpoint.writing import write_checkpoint
 
 __all__ = [
-    "CheckpointReader",
+    "BlockReader",
     "CommitFiles",
     "FinishedCheckpoint",
     "SaveOrder",

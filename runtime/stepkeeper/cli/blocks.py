@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
 from stepkeeper.errors import ManifestError, TornCheckpointError
@@ -137,7 +137,7 @@ def _bad_blocks(
 ) -> list[BadObject]:
     if not manifests:
         return []
-    reader = CheckpointReader(store, manifests, patience=patience)
+    reader = BlockReader(store, manifests, patience=patience)
 
     def check(record: ObjectRecord, block: int) -> BadObject | None:
         start = block * BLOCK_BYTES

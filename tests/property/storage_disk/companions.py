@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, final
 
-from stepkeeper.checkpoint import CheckpointReader, SaveOrder, Structure, TensorOrder, read_manifests
+from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, TensorOrder, read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
 from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest, VoidRequest, Written
 from stepkeeper.companion.session import Session
@@ -119,7 +119,7 @@ def contents(store: Store, record: CommitRecord) -> bytes:
     Raises TornCheckpointError.
     """
     manifests = read_manifests(store, record, patience=IMPATIENT)
-    reader = CheckpointReader(store, manifests, patience=IMPATIENT)
+    reader = BlockReader(store, manifests, patience=IMPATIENT)
     for manifest in manifests:
         for each in manifest.objects:
             reader.read_verified(each.path, 0, each.size_bytes)

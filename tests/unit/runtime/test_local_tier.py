@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from stepkeeper.checkpoint import (
-    CheckpointReader,
+    BlockReader,
     SaveOrder,
     Structure,
     TensorOrder,
@@ -92,7 +92,7 @@ def saves(folder: Path) -> list[str]:
 
 
 def all_bytes(store: CachedStore | MemoryStore, manifest: Manifest) -> bytes:
-    reader = CheckpointReader(store, [manifest])
+    reader = BlockReader(store, [manifest])
     return b"".join(
         reader.read_block(record.path, block)
         for record in manifest.objects
