@@ -2,9 +2,9 @@
 
 from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
+from stepkeeper.checkpoint.layout_cache import StructureCache
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.reading import BlockReader, read_manifests
-from stepkeeper.checkpoint.structure_cache import StructureCache
 from stepkeeper.checkpoint.writing import write_checkpoint
 
 __all__ = [
