@@ -2,7 +2,7 @@
 
 from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
-from stepkeeper.checkpoint.layout_cache import StructureCache
+from stepkeeper.checkpoint.layout_cache import LayoutCache
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.checkpoint.writing import write_checkpoint
@@ -11,9 +11,9 @@ __all__ = [
     "BlockReader",
     "CommitFiles",
     "FinishedCheckpoint",
+    "LayoutCache",
     "SaveOrder",
     "Structure",
-    "StructureCache",
     "TensorOrder",
     "ValueOrder",
     "finish_checkpoint",

@@ -9,7 +9,7 @@ from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File, Item, pack_order
 
-__all__ = ["Layout", "Part", "StructureCache", "build_inventory", "lay_out"]
+__all__ = ["Layout", "LayoutCache", "Part", "build_inventory", "lay_out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Part:
 
 
 @final
-class StructureCache:
+class LayoutCache:
     """Hold a state's structure, and what follows from it, from save to save.
 
     Only the newest structure is held, and it is known by its key. Each result is kept with everything else that it

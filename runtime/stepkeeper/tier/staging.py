@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, final
 
-from stepkeeper.checkpoint import SaveOrder, StructureCache, write_checkpoint
+from stepkeeper.checkpoint import LayoutCache, SaveOrder, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.errors import SaveError
@@ -37,7 +37,7 @@ class LocalStaging:
         self._unfinished: str | None = None
         """The folder of a save that was staged and isn't at the root."""
 
-    def stage(self, order: SaveOrder, data: memoryview, *, cache: StructureCache | None = None) -> Manifest:
+    def stage(self, order: SaveOrder, data: memoryview, *, cache: LayoutCache | None = None) -> Manifest:
         """Write all that is ordered to the local disk, so that `data` is needed no more. Nothing is durable.
 
         Raises OSError if that fails; then nothing of it is left there.
