@@ -189,7 +189,7 @@ def test_a_strangers_file_is_in_nobodys_way(whole: Mapping[str, bytes], path: st
     assert latest is not None
     found = verify_commit(store, latest, patience=IMPATIENT)
     name = alien.removeprefix(f"{latest.folder}/")
-    assert (found.bad, found.alien) == ((), (name,) if name != alien else ())
+    assert (found.bad, found.unlisted) == ((), (name,) if name != alien else ())
     assert list_pins(store, patience=IMPATIENT) == [PIN]
     gc(Log(store, patience=IMPATIENT), store, patience=IMPATIENT)
     Log(store, patience=IMPATIENT).begin(take_over=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from stepkeeper.cli.blocks import Verification, verify_commit
+from stepkeeper.cli.blocks import CommitFindings, verify_commit
 from stepkeeper.cli.history import find_leftovers
 from stepkeeper.cli.terminal import Root
 from stepkeeper.log import CommitRecord, Log
@@ -184,7 +184,7 @@ def test_verify_goes_on_to_the_other_commits(run: Run, root: SmallRoot) -> None:
 def test_what_was_deleted_while_it_was_verified_is_not_bad(
     run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def overtaken(store: Store, commit: CommitRecord, **options: Any) -> Verification:
+    def overtaken(store: Store, commit: CommitRecord, **options: Any) -> CommitFindings:
         root.log.delete(root.claim, lambda state: [commit.slot])
         for stat in store.list(commit.folder):
             store.delete(stat.path)
