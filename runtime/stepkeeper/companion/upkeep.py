@@ -10,7 +10,7 @@ from stepkeeper.errors import StepkeeperError, VerifyError
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.store_times import StoreTimes
 from stepkeeper.policy.keep import Keep
-from stepkeeper.retention.deletable import deletable
+from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper.retention.garbage import Garbage, collect, sweep
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
@@ -119,7 +119,8 @@ class CommitUpkeep:
         if keep is not None:
             policy = keep.policy
             self._log.delete(
-                self._require_claim(), lambda state: deletable(state, policy, self._verified, times_unix_s)
+                self._require_claim(),
+                lambda state: choose_deletable(state, policy, self._verified, times_unix_s),
             )
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
