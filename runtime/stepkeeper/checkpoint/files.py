@@ -80,8 +80,8 @@ class CommitFiles:
         return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
-        """Return the offset of the elements of the chunk whose blob is at `offset_bytes`; None if no chunk is
-        there.
+        """Return the offset of the elements of the chunk whose tensor file is at `offset_bytes`; None if no
+        chunk is there.
         """
         return self._elements.get((name, offset_bytes))
 

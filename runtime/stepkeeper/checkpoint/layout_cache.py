@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_blob
+from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_tensor_file
 from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord, ValueRecord
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File, Item, pack_order
@@ -107,7 +107,7 @@ def _build_record(path: str, item: Item) -> ChunkRecord | ValueRecord:
         return ValueRecord(
             fqn=order.fqn, path=path, offset_bytes=offset_bytes, length_bytes=order.length_bytes
         )
-    layout = lay_out_blob(order.dtype, order.sizes)
+    layout = lay_out_tensor_file(order.dtype, order.sizes)
     return ChunkRecord(
         offsets=order.offsets,
         sizes=order.sizes,
