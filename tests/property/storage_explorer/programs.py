@@ -30,7 +30,8 @@ from stepkeeper.errors import (
     UnknownOutcomeError,
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
-from stepkeeper.policy.keep import Keep, LastN
+from stepkeeper.policy.keep import LastN
+from stepkeeper.policy.keep_message import Keep
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.pins import pin_commit, remove_pin
 from stepkeeper.testing.background import jobs
