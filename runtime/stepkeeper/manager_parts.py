@@ -16,7 +16,7 @@ from stepkeeper.restore import LatestRestore, Restorer
 from stepkeeper.save.hooks import SaveHooks
 from stepkeeper.save.saver import Saver
 from stepkeeper.storage import open_store
-from stepkeeper.tier import LocalTier, NearStore, TierPlace
+from stepkeeper.tier import CachedStore, LocalTier, TierPlace
 from stepkeeper.training.environment import Environment, attempt_name, build_open_request, root_uri
 from stepkeeper.training.shutdown import Shutdown
 from stepkeeper.training.step_controller import StepController
@@ -68,8 +68,8 @@ class ManagerParts:
         )
         self.progress: Final = Progress(self.companion.report_state)
         reopen = partial(open_store, self.store.uri, unsafe_single_writer=unsafe_single_writer)
-        near = None if tier is None else NearStore(self.store, LocalTier(tier, self.store.uri))
-        self.restorer: Final = Restorer(self.store, rank_group, reopen=reopen, near=near)
+        cached_store = None if tier is None else CachedStore(self.store, LocalTier(tier, self.store.uri))
+        self.restorer: Final = Restorer(self.store, rank_group, reopen=reopen, cached_store=cached_store)
         self.latest_restore: Final = LatestRestore(self.restorer, self.companion)
         self.save_hooks: Final = SaveHooks()
         self.saver: Final = Saver(

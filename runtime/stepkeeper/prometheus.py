@@ -39,44 +39,57 @@ def export(manager: CheckpointManager, registry: "CollectorRegistry | None" = No
 
     """
     try:
-        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+        from prometheus_client import REGISTRY
     except ImportError as error:
         raise ImportError("metrics need prometheus-client: install stepkeeper[prometheus]") from error
 
     registry = REGISTRY if registry is None else registry
-    # Unregistered at first, so that all of them are registered, or none.
-    saves = Counter("stepkeeper_saves", "Saves of this process that have ended.", ["outcome"], registry=None)
-    saved_bytes = Counter("stepkeeper_saved_bytes", "What this rank wrote of them.", registry=None)
-    step = Gauge("stepkeeper_committed_step", "Step of the newest commit of this process.", registry=None)
-    parts = {
-        part: Histogram(f"stepkeeper_save_{part}_seconds", text, buckets=_BUCKETS_S, registry=None)
-        for part, text in (
-            ("stall", "How long the train thread waited for a save."),
-            ("transfer", "From the snapshot until all of it was in host memory."),
-            ("queue", "Until its turn had come to be written."),
-            ("persist", "Until this rank's share was durable."),
-            ("commit", "Until the commit was in the log."),
-            ("duration", "From the call to the end of a save."),
-        )
-    }
+    metrics = _SaveMetrics()
     with ExitStack() as registered:
-        for metric in (saves, saved_bytes, step, *parts.values()):
+        for metric in metrics.all:
             registry.register(metric)
             registered.callback(registry.unregister, metric)
         undo = registered.pop_all()
+    undo.callback(manager.on_save(metrics.count_save))
+    return undo.close
 
-    def count(report: SaveReport) -> None:
-        saves.labels("committed" if report.committed else "failed").inc()
-        parts["stall"].observe(report.stall_s)
+
+class _SaveMetrics:
+    """The metrics of saves. They are made unregistered, so that all of them can be registered, or none."""
+
+    def __init__(self) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        self._saves = Counter(
+            "stepkeeper_saves", "Saves of this process that have ended.", ["outcome"], registry=None
+        )
+        self._saved_bytes = Counter("stepkeeper_saved_bytes", "What this rank wrote of them.", registry=None)
+        self._step = Gauge(
+            "stepkeeper_committed_step", "Step of the newest commit of this process.", registry=None
+        )
+        self._parts = {
+            part: Histogram(f"stepkeeper_save_{part}_seconds", text, buckets=_BUCKETS_S, registry=None)
+            for part, text in (
+                ("stall", "How long the train thread waited for a save."),
+                ("transfer", "From the snapshot until all of it was in host memory."),
+                ("queue", "Until its turn had come to be written."),
+                ("persist", "Until this rank's share was durable."),
+                ("commit", "Until the commit was in the log."),
+                ("duration", "From the call to the end of a save."),
+            )
+        }
+        self.all = (self._saves, self._saved_bytes, self._step, *self._parts.values())
+
+    def count_save(self, report: SaveReport) -> None:
+        """Count the save that has ended."""
+        self._saves.labels("committed" if report.committed else "failed").inc()
+        self._parts["stall"].observe(report.stall_s)
         if not report.committed:
             return
-        saved_bytes.inc(report.size_bytes)
-        step.set(report.step)
-        parts["transfer"].observe(report.transfer_s)
-        parts["queue"].observe(report.queue_s)
-        parts["persist"].observe(report.persist_s)
-        parts["commit"].observe(report.commit_s)
-        parts["duration"].observe(report.duration_s)
-
-    undo.callback(manager.on_save(count))
-    return undo.close
+        self._saved_bytes.inc(report.size_bytes)
+        self._step.set(report.step)
+        self._parts["transfer"].observe(report.transfer_s)
+        self._parts["queue"].observe(report.queue_s)
+        self._parts["persist"].observe(report.persist_s)
+        self._parts["commit"].observe(report.commit_s)
+        self._parts["duration"].observe(report.duration_s)

@@ -15,7 +15,8 @@ from stepkeeper.companion.messages import ClaimRequest, OpenRequest
 from stepkeeper.companion.session import Session
 from stepkeeper.errors import MissingObjectError, NotExclusiveError, StorageError, TransientStorageError
 from stepkeeper.storage import open_store
-from stepkeeper.storage.fsspec import _RACERS, FsspecStore
+from stepkeeper.storage.exclusive_create import RACERS
+from stepkeeper.storage.fsspec import FsspecStore
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.store import StoreContract
 
@@ -87,7 +88,7 @@ class LookingFileSystem(BucketFileSystem):
     @override
     def __init__(self, objects: dict[str, bytes]) -> None:
         super().__init__(objects)
-        self.all_looked = asyncio.Barrier(_RACERS)
+        self.all_looked = asyncio.Barrier(RACERS)
 
     @override
     async def _pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:

@@ -15,7 +15,8 @@ from stepkeeper.checkpoint import SaveOrder, Structure, ValueOrder
 from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest
 from stepkeeper.companion.session import Session
 from stepkeeper.log import Log
-from stepkeeper.policy.keep import Keep, LastN
+from stepkeeper.policy.keep import LastN
+from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage import open_store
 from stepkeeper.testing.background import done
 from stepkeeper.testing.checkpoints import SmallRoot, write_request

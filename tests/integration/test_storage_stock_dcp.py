@@ -26,7 +26,7 @@ from stepkeeper.checkpoint import (
 from stepkeeper.checkpoint.dcp_format.dtypes import DTYPES
 from stepkeeper.checkpoint.dcp_format.metadata import KeyPath
 from stepkeeper.checkpoint.dcp_format.pickle_writer import encode_pickle
-from stepkeeper.checkpoint.dcp_format.tensor_file import frame_blob, lay_out_blob
+from stepkeeper.checkpoint.dcp_format.tensor_file import frame_tensor_file, lay_out_tensor_file
 from stepkeeper.storage.posix import PosixStore
 
 pytestmark = [
@@ -109,11 +109,11 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", DTYPES)
-def test_a_blob_is_what_torch_load_reads(name: str, shape: tuple[int, ...]) -> None:
+def test_a_tensor_file_is_what_torch_load_reads(name: str, shape: tuple[int, ...]) -> None:
     tensor = filled(name, shape)
-    before, behind = frame_blob(name, shape, zlib.crc32(raw_bytes(tensor)))
+    before, behind = frame_tensor_file(name, shape, zlib.crc32(raw_bytes(tensor)))
     blob = before + raw_bytes(tensor) + behind
-    layout = lay_out_blob(name, shape)
+    layout = lay_out_tensor_file(name, shape)
     end = layout.data_offset_bytes + layout.data_bytes
     assert layout.length_bytes == len(blob)
     assert layout.data_offset_bytes % 64 == 0
@@ -134,7 +134,7 @@ def test_no_dtype_that_torch_saves_is_forgotten() -> None:
 
 def test_a_dtype_that_torch_has_no_storage_for_is_refused() -> None:
     with pytest.raises(ValueError, match="dtype 'qint8' can't be saved; known: bool, "):
-        lay_out_blob("qint8", (1,))
+        lay_out_tensor_file("qint8", (1,))
 
 
 def test_stock_dcp_loads_shards_of_every_dtype_and_values(tmp_path: Path) -> None:

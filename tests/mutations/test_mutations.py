@@ -25,7 +25,7 @@ _KILL: Final = "tests/property/test_storage_kill.py::test_killed_at_any_storage_
 _LEGACY: Final = "tests/integration/test_manager_legacy.py"
 _TIER: Final = "tests/unit/runtime/test_local_tier.py"
 _RECURRING: Final = (
-    "tests/unit/runtime/test_structure_cache.py::"
+    "tests/unit/runtime/test_layout_cache.py::"
     "test_what_an_earlier_save_has_left_changes_nothing_that_is_stored"
 )
 _DCP: Final = "tests/integration/test_dcp_storage.py"

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from stepkeeper.checkpoint import CheckpointReader, read_manifests
+from stepkeeper.checkpoint import BlockReader, read_manifests
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.coordination.root_check import prove_shared
 from stepkeeper.errors import (
@@ -100,7 +100,7 @@ def read_all(objects: Mapping[str, bytes]) -> None:
     store, latest = store_of(objects), opened(objects).latest
     assert latest is not None
     manifests = read_manifests(store, latest, patience=IMPATIENT)
-    reader = CheckpointReader(store, manifests, patience=IMPATIENT)
+    reader = BlockReader(store, manifests, patience=IMPATIENT)
     for manifest in manifests:
         for record in manifest.objects:
             reader.read_verified(record.path, 0, record.size_bytes)
@@ -189,7 +189,7 @@ def test_a_strangers_file_is_in_nobodys_way(whole: Mapping[str, bytes], path: st
     assert latest is not None
     found = verify_commit(store, latest, patience=IMPATIENT)
     name = alien.removeprefix(f"{latest.folder}/")
-    assert (found.bad, found.alien) == ((), (name,) if name != alien else ())
+    assert (found.bad, found.unlisted) == ((), (name,) if name != alien else ())
     assert list_pins(store, patience=IMPATIENT) == [PIN]
     gc(Log(store, patience=IMPATIENT), store, patience=IMPATIENT)
     Log(store, patience=IMPATIENT).begin(take_over=True)

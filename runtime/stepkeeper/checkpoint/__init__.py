@@ -2,18 +2,18 @@
 
 from stepkeeper.checkpoint.files import CommitFiles
 from stepkeeper.checkpoint.finishing import FinishedCheckpoint, finish_checkpoint, verify_objects
+from stepkeeper.checkpoint.layout_cache import LayoutCache
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
-from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
-from stepkeeper.checkpoint.structure_cache import StructureCache
+from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.checkpoint.writing import write_checkpoint
 
 __all__ = [
-    "CheckpointReader",
+    "BlockReader",
     "CommitFiles",
     "FinishedCheckpoint",
+    "LayoutCache",
     "SaveOrder",
     "Structure",
-    "StructureCache",
     "TensorOrder",
     "ValueOrder",
     "finish_checkpoint",

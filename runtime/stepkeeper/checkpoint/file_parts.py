@@ -9,7 +9,7 @@ from typing import Protocol, final, overload
 from isal import isal_zlib
 
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.dcp_format.tensor_file import frame_blob
+from stepkeeper.checkpoint.dcp_format.tensor_file import frame_tensor_file
 from stepkeeper.checkpoint.orders import TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File
 from stepkeeper.storage.base import Buffer
@@ -64,7 +64,7 @@ class FileParts(Sequence[Buffer]):
         for item, piece, crc in zip(self._file.items, self._data, self._crcs, strict=True):
             before, after = b"", b""
             if isinstance(item.order, TensorOrder):
-                before, after = frame_blob(item.order.dtype, item.order.sizes, crc)
+                before, after = frame_tensor_file(item.order.dtype, item.order.sizes, crc)
             yield behind + before
             yield piece
             behind = after

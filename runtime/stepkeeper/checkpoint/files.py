@@ -11,7 +11,7 @@ from typing import Any, Final, Self, final
 from urllib.parse import unquote, urlsplit
 
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES
-from stepkeeper.checkpoint.reading import CheckpointReader, read_manifests
+from stepkeeper.checkpoint.reading import BlockReader, read_manifests
 from stepkeeper.log.records import CommitRecord
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -50,7 +50,7 @@ class CommitFiles:
         manifests = read_manifests(store, commit, patience=patience)
         self._n_ahead = _AHEAD_BLOCKS // len(manifests)
         kept = _KEPT_BLOCKS + len(manifests) * (1 + self._n_ahead)
-        self._reader = CheckpointReader(store, manifests, patience=patience, kept_blocks=kept)
+        self._reader = BlockReader(store, manifests, patience=patience, kept_blocks=kept)
         self._sizes = {record.path: record.size_bytes for each in manifests for record in each.objects}
         self._elements = {
             (chunk.path, chunk.offset_bytes): chunk.offset_bytes + chunk.data_offset_bytes
@@ -80,8 +80,8 @@ class CommitFiles:
         return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     def elements_at(self, name: str, offset_bytes: int) -> int | None:
-        """Return the offset of the elements of the chunk whose blob is at `offset_bytes`; None if no chunk is
-        there.
+        """Return the offset of the elements of the chunk whose tensor file is at `offset_bytes`; None if no
+        chunk is there.
         """
         return self._elements.get((name, offset_bytes))
 

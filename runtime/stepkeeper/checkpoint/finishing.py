@@ -7,10 +7,10 @@ from hashlib import sha256
 from typing import Self
 
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME, encode_metadata
+from stepkeeper.checkpoint.layout_cache import LayoutCache, Part
 from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord, manifest_name, split_inventory
 from stepkeeper.checkpoint.orders import Structure
 from stepkeeper.checkpoint.reading import fetch_manifest
-from stepkeeper.checkpoint.structure_cache import Part, StructureCache
 from stepkeeper.checkpoint.writing import build_object_record, write_object
 from stepkeeper.errors import ManifestError, MissingObjectError, TornCheckpointError, VerifyError
 from stepkeeper.log.records import ManifestRef
@@ -37,7 +37,7 @@ def finish_checkpoint(
     others: Sequence[ManifestRef],
     *,
     structure: Structure | None = None,
-    cache: StructureCache | None = None,
+    cache: LayoutCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> FinishedCheckpoint:
     """Make `.metadata` and rank 0's manifest durable. Then the checkpoint can be committed.

@@ -20,19 +20,19 @@ _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRecord:
-    """One box of a tensor, and where its blob is."""
+    """One box of a tensor, and where its tensor file is."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     path: str
     offset_bytes: int
-    """Offset of the blob in the object."""
+    """Offset of the tensor file in the object."""
 
     length_bytes: int
-    """Length of the blob."""
+    """Length of the tensor file."""
 
     data_offset_bytes: int
-    """Offset of the raw elements in the blob."""
+    """Offset of the raw elements in the tensor file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class TensorRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRecord:
-    """One value, and where its blob is."""
+    """One value, and where its bytes are."""
 
     fqn: str
     path: str

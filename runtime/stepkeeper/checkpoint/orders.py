@@ -29,7 +29,7 @@ class TensorOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueOrder:
-    """A value to write: its blob, from byte `start` on in the rank's data."""
+    """A value to write: its torch.save bytes, from byte `start` on in the rank's data."""
 
     fqn: str
     start: int

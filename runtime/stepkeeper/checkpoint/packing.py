@@ -6,7 +6,7 @@ from math import ceil
 from typing import Final
 
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_blob
+from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_tensor_file
 from stepkeeper.checkpoint.orders import SaveOrder, TensorOrder, ValueOrder
 
 __all__ = ["File", "Item", "pack_order"]
@@ -20,25 +20,25 @@ _LEAST_PIECE_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A blob, and its place in an object."""
+    """A tensor file or a value, and its place in an object."""
 
     order: TensorOrder | ValueOrder
     offset_bytes: int
-    """Offset of the blob in the object."""
+    """Offset in the object."""
 
     length_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """An object to write: its name, and its blobs in order."""
+    """An object to write: its name, and its tensor files and values in order."""
 
     name: str
     items: tuple[Item, ...]
 
 
 def pack_order(order: SaveOrder, *, streams: int, least_bytes: int) -> tuple[File, ...]:
-    """Pack all of a rank's blobs into objects of one size; a multiple of `streams` of them if there is enough data.
+    """Pack all that a rank writes into objects of one size; a multiple of `streams` of them if there is enough data.
 
     A tensor that doesn't fit is cut along its first axes, and each piece is a chunk of its own. Values are never
     cut.
@@ -108,10 +108,10 @@ def _count_files(total_bytes: int, streams: int, least_bytes: int) -> int:
 
 
 def _length_bytes(order: TensorOrder | ValueOrder) -> int:
-    """Compute the length of the blob."""
+    """Compute the length of the tensor file or value."""
     if isinstance(order, ValueOrder):
         return order.length_bytes
-    return lay_out_blob(order.dtype, order.sizes).length_bytes
+    return lay_out_tensor_file(order.dtype, order.sizes).length_bytes
 
 
 def _cut_tensor(order: TensorOrder | ValueOrder, room_bytes: int) -> tuple[TensorOrder, ...]:

@@ -16,7 +16,7 @@ from stepkeeper.storage.crc import block_crcs, crc32c
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = [
-    "CheckpointReader",
+    "BlockReader",
     "fetch_manifest",
     "prove_manifests",
     "read_manifest",
@@ -122,8 +122,8 @@ def _refer_to_whole(folder: str, ref: ManifestRef) -> BadBytes:
 
 
 @final
-class CheckpointReader:
-    """Read the objects of one checkpoint, in many threads at once.
+class BlockReader:
+    """Read blocks of one checkpoint's objects and verify each, in many threads at once.
 
     The last few verified blocks, of 16 MiB each, are kept.
     """

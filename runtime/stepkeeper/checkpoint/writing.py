@@ -7,10 +7,10 @@ from typing import Final
 
 from stepkeeper.checkpoint.file_parts import FileParts, RankData
 from stepkeeper.checkpoint.inventory import Inventory
+from stepkeeper.checkpoint.layout_cache import LayoutCache, lay_out
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.checkpoint.orders import SaveOrder
 from stepkeeper.checkpoint.packing import File, pack_order
-from stepkeeper.checkpoint.structure_cache import StructureCache, lay_out
 from stepkeeper.storage.base import Buffer, Store, StreamedStore, joined_size_bytes
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
@@ -67,7 +67,7 @@ def write_checkpoint(
     order: SaveOrder,
     data: RankData,
     *,
-    cache: StructureCache | None = None,
+    cache: LayoutCache | None = None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> Manifest:
     """Make one rank's objects durable, and its manifest. Rank 0's manifest comes last, with `finish_checkpoint`.

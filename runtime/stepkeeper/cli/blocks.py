@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
 from stepkeeper.errors import ManifestError, TornCheckpointError
@@ -14,7 +14,7 @@ from stepkeeper.log import CommitRecord, ManifestRef
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
 
-__all__ = ["BadObject", "Verification", "verify_commit"]
+__all__ = ["BadObject", "CommitFindings", "verify_commit"]
 
 _THREADS: Final = 8
 
@@ -29,20 +29,20 @@ class BadObject:
     block: int | None
     """Number of the bad block; None: the whole object."""
 
-    says: str
+    fault: str
     """Description of the fault, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """Result of verifying a commit."""
+class CommitFindings:
+    """All that was found while a commit was verified."""
 
     n_objects: int
     size_bytes: int
     """Number of bytes that were read and compared."""
 
     bad: tuple[BadObject, ...]
-    alien: tuple[str, ...]
+    unlisted: tuple[str, ...]
     """Files in the folder that no manifest lists. They are no fault of the commit, but no collection removes them."""
 
 
@@ -52,7 +52,7 @@ def verify_commit(
     *,
     patience: Patience,
     on_bytes: Callable[[int], None] = lambda _: None,
-) -> Verification:
+) -> CommitFindings:
     """Find what isn't as it was written in `commit`. Each block is read up to three times.
 
     Args:
@@ -67,27 +67,27 @@ def verify_commit(
     """
     listed = patience.retry(lambda: store.list(f"{commit.folder}/"))
     sizes = {stat.path.removeprefix(f"{commit.folder}/"): stat.size_bytes for stat in listed}
-    manifests, bad = _manifests(store, commit, patience)
+    manifests, bad = _read_all_manifests(store, commit, patience)
     proven = {commit.manifest.path, *(manifest_name(manifest.rank) for manifest in manifests)}
     on_bytes(sum(sizes.get(name, 0) for name in proven))
     proven |= {each.name for each in bad}
     objects = [record for manifest in manifests for record in manifest.objects]
     to_read = [record for record in objects if record.path not in proven]
-    bad += _other_sizes(to_read, sizes)
-    bad += _bad_blocks(
+    bad += _find_other_sizes(to_read, sizes)
+    bad += _find_bad_blocks(
         store, manifests, [record for record in to_read if record.path in sizes], patience, on_bytes
     )
     expected = {record.path for record in objects} | proven
-    return Verification(
+    return CommitFindings(
         n_objects=len(expected),
         size_bytes=sum(sizes.get(name, 0) for name in expected),
         bad=tuple(bad),
         # A bad manifest may have listed any of these files.
-        alien=() if bad else tuple(sorted(set(sizes) - expected)),
+        unlisted=() if bad else tuple(sorted(set(sizes) - expected)),
     )
 
 
-def _manifests(
+def _read_all_manifests(
     store: Store, commit: CommitRecord, patience: Patience
 ) -> tuple[list[Manifest], list[BadObject]]:
     """Read the manifests and check them: rank 0's against the commit's entry, the others against rank 0's.
@@ -99,36 +99,36 @@ def _manifests(
     try:
         first = read_manifest(store, commit.folder, commit.manifest, patience=patience)
     except (TornCheckpointError, ManifestError) as error:
-        return [], [BadObject(name=commit.manifest.path, block=None, says=str(error))]
+        return [], [BadObject(name=commit.manifest.path, block=None, fault=str(error))]
     found, bad = [first], []
     listed = {record.path: record for record in first.objects}
     for rank in range(1, first.world_size):
         name = manifest_name(rank)
         if name not in listed:
-            bad.append(BadObject(name=name, block=None, says="rank 0's manifest doesn't list it"))
+            bad.append(BadObject(name=name, block=None, fault="rank 0's manifest doesn't list it"))
             continue
         record = listed[name]
         ref = ManifestRef(path=name, size_bytes=record.size_bytes, crc32c=record.crc32c)
         try:
             found.append(read_manifest(store, commit.folder, ref, patience=patience))
         except (TornCheckpointError, ManifestError) as error:
-            bad.append(BadObject(name=name, block=None, says=str(error)))
+            bad.append(BadObject(name=name, block=None, fault=str(error)))
     return found, bad
 
 
-def _other_sizes(objects: Sequence[ObjectRecord], sizes: dict[str, int]) -> list[BadObject]:
+def _find_other_sizes(objects: Sequence[ObjectRecord], sizes: dict[str, int]) -> list[BadObject]:
     bad = []
     for record in objects:
         size_bytes = sizes.get(record.path)
         if size_bytes is None:
-            bad.append(BadObject(name=record.path, block=None, says="is missing"))
+            bad.append(BadObject(name=record.path, block=None, fault="is missing"))
         elif size_bytes != record.size_bytes:
-            says = f"has {size_bytes} bytes instead of {record.size_bytes}"
-            bad.append(BadObject(name=record.path, block=None, says=says))
+            fault = f"has {size_bytes} bytes instead of {record.size_bytes}"
+            bad.append(BadObject(name=record.path, block=None, fault=fault))
     return bad
 
 
-def _bad_blocks(
+def _find_bad_blocks(
     store: Store,
     manifests: Sequence[Manifest],
     objects: Sequence[ObjectRecord],
@@ -137,7 +137,7 @@ def _bad_blocks(
 ) -> list[BadObject]:
     if not manifests:
         return []
-    reader = CheckpointReader(store, manifests, patience=patience)
+    reader = BlockReader(store, manifests, patience=patience)
 
     def check(record: ObjectRecord, block: int) -> BadObject | None:
         start = block * BLOCK_BYTES
@@ -145,7 +145,7 @@ def _bad_blocks(
         try:
             reader.read_verified(record.path, start, length)
         except TornCheckpointError as error:
-            return BadObject(name=record.path, block=block, says=str(error))
+            return BadObject(name=record.path, block=block, fault=str(error))
         on_bytes(length)
         return None
 

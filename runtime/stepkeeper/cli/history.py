@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from stepkeeper.cli.render import Leftover
+from stepkeeper.cli.render import UnnamedFolder
 from stepkeeper.cli.terminal import Root
 from stepkeeper.errors import LogFormatError
 from stepkeeper.log import BeginEntry, CommitEntry, LogState
 from stepkeeper.log.tail import LOG_PREFIX, slot_path
 from stepkeeper.storage import ObjectStat
 
-__all__ = ["find_leftovers", "read_begins", "read_slot_time", "read_slot_times"]
+__all__ = ["find_unnamed_folders", "read_begins", "read_slot_time", "read_slot_times"]
 
 _THREADS: Final = 16
 _FOLDER: Final = re.compile(r"((0|[1-9][0-9]*)/(0|[1-9][0-9]*)-[0-9a-f]{32})/[^/]+")
@@ -61,7 +61,7 @@ class _Folder:
     size_bytes: int = 0
 
 
-def find_leftovers(root: Root, state: LogState) -> list[Leftover]:
+def find_unnamed_folders(root: Root, state: LogState) -> list[UnnamedFolder]:
     """Find the folders that no commit of `state` names.
 
     They are of deleted commits, and of saves that are running or were given up.
@@ -74,10 +74,10 @@ def find_leftovers(root: Root, state: LogState) -> list[Leftover]:
             folder = folders.setdefault(match[1], _Folder(step=int(match[2]), claim=int(match[3])))
             folder.size_bytes += stat.size_bytes
     slots = _find_slots(root, folders, state) if folders else {}
-    # The listing is newer than the state: a folder that was committed since is no leftover.
+    # The listing is newer than the state: a folder that was committed since isn't one.
     since = {record.folder for record in root.log.refresh().commits.values()} if folders else set()
     return [
-        Leftover(
+        UnnamedFolder(
             folder=name,
             step=folder.step,
             claim=folder.claim,

@@ -11,7 +11,7 @@ from stepkeeper.checkpoint import read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors, merge_values
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.cli.foreign import legacy_document, legacy_rows, legacy_step, show_legacy
-from stepkeeper.cli.history import find_leftovers, read_begins, read_slot_times
+from stepkeeper.cli.history import find_unnamed_folders, read_begins, read_slot_times
 from stepkeeper.cli.render import (
     attempt_text,
     build_rows,
@@ -53,16 +53,16 @@ def ls(
     """List the commits of the latest line, newest first, and the steps of another writer that it goes on from."""
     with open_root(context, url) as root:
         state = root.log.open()
-        leftovers = find_leftovers(root, state) if every else []
+        unnamed_folders = find_unnamed_folders(root, state) if every else []
         shown = [*state.commits.values()] if every else state.line
         claims = {record.claim for record in shown} | ({state.claim} - {None})
         rows = build_rows(
             state,
             claims=read_begins(
-                root, {c for c in (*claims, *(each.claim for each in leftovers)) if c is not None}
+                root, {c for c in (*claims, *(each.claim for each in unnamed_folders)) if c is not None}
             ),
-            times=read_slot_times(root) if shown or leftovers else {},
-            leftovers=leftovers,
+            times=read_slot_times(root) if shown or unnamed_folders else {},
+            unnamed_folders=unnamed_folders,
             every=every,
         )
         rows += legacy_rows(root, state)

@@ -8,8 +8,8 @@ from stepkeeper.errors import RestoreError
 from stepkeeper.log import BeginEntry, CommitRecord, LogState, Owner
 
 __all__ = [
-    "Leftover",
     "Row",
+    "UnnamedFolder",
     "age_text",
     "attempt_text",
     "build_rows",
@@ -27,7 +27,7 @@ _DAY_S: Final = 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
+class UnnamedFolder:
     """A folder with data that no commit of the log's state names."""
 
     folder: str
@@ -68,7 +68,7 @@ def build_rows(
     *,
     claims: Mapping[int, BeginEntry],
     times: Mapping[int, float],
-    leftovers: Sequence[Leftover] = (),
+    unnamed_folders: Sequence[UnnamedFolder] = (),
     every: bool = False,
 ) -> list[Row]:
     """Build the rows of the line, newest first.
@@ -77,8 +77,8 @@ def build_rows(
         state: The state of the log.
         claims: The entries that made the claims, by slot.
         times: When slots were put, in seconds since 1970.
-        leftovers: Folders that no commit names.
-        every: Also build rows for other live and quarantined commits, and for `leftovers`.
+        unnamed_folders: Folders that no commit names.
+        every: Also build rows for other live and quarantined commits, and for `unnamed_folders`.
 
     """
     line = {record.slot for record in state.line}
@@ -110,7 +110,7 @@ def build_rows(
             owner=_owner(claims, each.claim),
             time_unix_s=None if each.slot is None else times.get(each.slot),
         )
-        for each in (leftovers if every else ())
+        for each in (unnamed_folders if every else ())
     ]
     return sorted(
         rows, key=lambda row: row.claim or 0 if row.sequence is None else row.sequence, reverse=True

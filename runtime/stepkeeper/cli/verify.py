@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepkeeper.cli.blocks import Verification, verify_commit
+from stepkeeper.cli.blocks import CommitFindings, verify_commit
 from stepkeeper.cli.render import select_commits, size_text
 from stepkeeper.cli.terminal import (
     AsJson,
@@ -65,20 +65,20 @@ def _verify_one(root: Root, record: CommitRecord, *, as_json: bool) -> dict[str,
         "n_objects": found.n_objects,
         "size_bytes": found.size_bytes,
         "deleted_meanwhile": deleted,
-        "bad": [] if deleted else [{"object": b.name, "block": b.block, "says": b.says} for b in found.bad],
-        "alien": list(found.alien),
+        "bad": [] if deleted else [{"object": b.name, "block": b.block, "says": b.fault} for b in found.bad],
+        "alien": list(found.unlisted),
     }
 
 
-def _show(record: CommitRecord, found: Verification, *, deleted: bool) -> None:
+def _show(record: CommitRecord, found: CommitFindings, *, deleted: bool) -> None:
     what = f"step {record.step} (sequence {record.slot})"
     if deleted:
         typer.echo(f"{what}: was deleted while it was read")
         return
     for bad in found.bad:
         block = "" if bad.block is None else f" block {bad.block}"
-        typer.echo(f"{what}: BAD {record.folder}/{bad.name}{block}: {bad.says}")
-    for name in found.alien:
+        typer.echo(f"{what}: BAD {record.folder}/{bad.name}{block}: {bad.fault}")
+    for name in found.unlisted:
         typer.echo(f"{what}: {record.folder}/{name} is no object of this commit")
     if not found.bad:
         typer.echo(f"{what}: {found.n_objects} objects, {size_text(found.size_bytes)}, every block is right")

@@ -157,7 +157,7 @@ def _check_proof(root: Root, state: LogState, slots: Collection[int]) -> None:
         found = verify_commit(root.store, latest, patience=root.patience, on_bytes=advance)
     if found.bad:
         raise RefusedError(
-            f"the latest commit, step {latest.step}, is bad ({found.bad[0].says}): nothing older was removed"
+            f"the latest commit, step {latest.step}, is bad ({found.bad[0].fault}): nothing older was removed"
         )
 
 

@@ -147,7 +147,7 @@ class Session:
             own,
             body.others,
             structure=order.structure,
-            cache=self.shares.structures,
+            cache=self.shares.layout_cache,
             patience=self._patience,
         )
         record = self._append_commit(own, finished, body.metrics)

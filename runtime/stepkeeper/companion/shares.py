@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stepkeeper.checkpoint import SaveOrder, Structure, StructureCache, write_checkpoint
+from stepkeeper.checkpoint import LayoutCache, SaveOrder, Structure, write_checkpoint
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.companion.messages import OpenRequest, Staged, UploadRequest, WriteRequest, Written
 from stepkeeper.errors import CompanionError
@@ -27,7 +27,7 @@ class ShareWriter:
         if opening.tier is not None:
             self._staging = LocalStaging(store, LocalTier(opening.tier, store.uri), patience=patience)
         self._staging_fails = False
-        self.structures = StructureCache()
+        self.layout_cache = LayoutCache()
         self._staged: dict[str, tuple[SaveOrder, Manifest]] = {}
         self._written: dict[str, tuple[SaveOrder, Manifest]] = {}
 
@@ -36,7 +36,7 @@ class ShareWriter:
         order = self.complete_order(body)
         with _map_region(region_fd) as data:
             manifest = write_checkpoint(
-                self._store, order, data, cache=self.structures, patience=self._patience
+                self._store, order, data, cache=self.layout_cache, patience=self._patience
             )
         self._written = {manifest.folder: (order, manifest)}
         return Written(size_bytes=manifest.size_bytes, manifest=manifest.make_ref())
@@ -52,7 +52,7 @@ class ShareWriter:
         order = self.complete_order(body)
         try:
             with _map_region(region_fd) as data:
-                manifest = self._staging.stage(order, data, cache=self.structures)
+                manifest = self._staging.stage(order, data, cache=self.layout_cache)
         except OSError as error:
             why_not = None if self._staging_fails else str(error)
             self._staging_fails = True
@@ -100,8 +100,8 @@ class ShareWriter:
 
         """
         if body.structure is not None:
-            self.structures.hold_structure(Structure.from_text(body.structure))
-        structure = self.structures.find_structure(body.structure_key)
+            self.layout_cache.hold_structure(Structure.from_text(body.structure))
+        structure = self.layout_cache.find_structure(body.structure_key)
         if structure is None:
             raise CompanionError(
                 f"{body.folder} is to be written by a structure that wasn't told: nothing was"

@@ -9,8 +9,8 @@ from stepkeeper.companion.background import BackgroundTask, run_in_thread
 from stepkeeper.errors import StepkeeperError, VerifyError
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.store_times import StoreTimes
-from stepkeeper.policy.keep import Keep
-from stepkeeper.retention.deletable import deletable
+from stepkeeper.policy.keep_message import Keep
+from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper.retention.garbage import Garbage, collect, sweep
 from stepkeeper.storage import Store
 from stepkeeper.storage.retry import Patience
@@ -73,7 +73,7 @@ class CommitUpkeep:
         try:
             yield from self._verify_commit(record, finished)
             yield from self._delete_unkept()
-            yield from self._collect_leftovers_once()
+            yield from self._collect_garbage_once()
             self._set_complaint(None)
         except Exception as error:  # the commit stands, and the next save needs this process
             self._report_failure(f"after the commit of step {record.step}", error)
@@ -83,7 +83,7 @@ class CommitUpkeep:
         """Delete all that may go, without a commit before it."""
         try:
             yield from self._delete_unkept()
-            yield from self._collect_leftovers()
+            yield from self._collect_garbage()
         except Exception as error:  # the save fails for lack of room, and its error says so
             self._report_failure("room could not be made", error)
 
@@ -119,7 +119,8 @@ class CommitUpkeep:
         if keep is not None:
             policy = keep.policy
             self._log.delete(
-                self._require_claim(), lambda state: deletable(state, policy, self._verified, times_unix_s)
+                self._require_claim(),
+                lambda state: choose_deletable(state, policy, self._verified, times_unix_s),
             )
         commits = self._log.state.commits
         deleted = [Garbage(folder=f, slot=slot) for slot, f in self._folders.items() if slot not in commits]
@@ -129,7 +130,7 @@ class CommitUpkeep:
             assert slot is not None
             del self._folders[slot]
 
-    def _collect_leftovers(self) -> BackgroundTask:
+    def _collect_garbage(self) -> BackgroundTask:
         """Delete what earlier claims left behind. Pinned data stays, and goes once it isn't pinned any more."""
         state = self._log.refresh()
         report = yield from run_in_thread(
@@ -138,10 +139,10 @@ class CommitUpkeep:
         self._folders |= {each.slot: each.folder for each in report.pinned if each.slot is not None}
         self._collected = True
 
-    def _collect_leftovers_once(self) -> BackgroundTask:
+    def _collect_garbage_once(self) -> BackgroundTask:
         """Delete what earlier claims left behind, unless that was done before."""
         if not self._collected:
-            yield from self._collect_leftovers()
+            yield from self._collect_garbage()
 
     def _report_failure(self, what: str, error: Exception) -> None:
         self._set_complaint(f"{what}: {error!r}")

@@ -48,56 +48,64 @@ class LoadTargets:
         """
         self.table = BlockTable.from_manifests(manifests)
         self.places = Places()
-        chunks = {
+        self._metadata = metadata
+        self._planner = planner
+        self._chunks = {
             (chunk.path, chunk.offset_bytes): chunk
             for manifest in manifests
             for tensor in manifest.tensors
             for chunk in tensor.chunks
         }
-        lock = threading.Lock()
+        self._lock = threading.Lock()
+        """Only one thread at a time calls the planner, as in torch's own readers."""
+
         for item in items:
-            info = metadata.storage_data[item.storage_index]
-            if info.relative_path not in self.table.first_numbers:
-                raise ManifestError(f"{item.storage_index.fqn}: no manifest lists {info.relative_path!r}")
+            path = metadata.storage_data[item.storage_index].relative_path
+            if path not in self.table.first_numbers:
+                raise ManifestError(f"{item.storage_index.fqn}: no manifest lists {path!r}")
             if item.type == LoadItemType.BYTE_IO:
-                if item.storage_index.fqn not in self.places.values and info.length:
-                    record = ValueRecord(
-                        fqn=item.storage_index.fqn,
-                        path=info.relative_path,
-                        offset_bytes=info.offset,
-                        length_bytes=info.length,
-                    )
-                    self.places.add_value(record, self.table)
-                continue
-            target = _Target(item, stored_dtype(metadata, item.storage_index), planner)
-            if not prod(item.lengths):
-                target.resolve()
-                target.commit()
-                continue
-            chunk = chunks.get((info.relative_path, info.offset))
-            if chunk is None:
-                raise ManifestError(
-                    f"{item.storage_index.fqn}: no manifest lists what is at byte {info.offset} of {info.relative_path}"
-                )
-            itemsize = target.dtype.itemsize
-            array = Array(
-                sizes=(*chunk.sizes, itemsize),
-                offsets=(*item.storage_offsets, 0),
-                lengths=(*item.lengths, itemsize),
-            )
-            piece = Piece(
-                path=chunk.path,
-                start=chunk.offset_bytes + chunk.data_offset_bytes,
-                array=array,
-                resolve=target.resolve,
-                commit=target.commit,
-                n_lacking=array.n_bytes,
-                # Only one thread at a time calls the planner, as in torch's own readers.
-                lock=lock,
-            )
-            self.places.add_piece(piece, self.table)
+                self._add_value(item)
+            else:
+                self._add_tensor(item)
         order = self.table.order_for_reading(manifests)
         self.reads: Mapping[int, Sequence[int]] = {n: () for n in order if n in self.places.by_block}
+
+    def _add_value(self, item: ReadItem) -> None:
+        info, fqn = self._metadata.storage_data[item.storage_index], item.storage_index.fqn
+        if fqn not in self.places.values and info.length:
+            record = ValueRecord(
+                fqn=fqn, path=info.relative_path, offset_bytes=info.offset, length_bytes=info.length
+            )
+            self.places.add_value(record, self.table)
+
+    def _add_tensor(self, item: ReadItem) -> None:
+        target = _Target(item, stored_dtype(self._metadata, item.storage_index), self._planner)
+        if not prod(item.lengths):
+            target.resolve()
+            target.commit()
+            return
+        info = self._metadata.storage_data[item.storage_index]
+        chunk = self._chunks.get((info.relative_path, info.offset))
+        if chunk is None:
+            raise ManifestError(
+                f"{item.storage_index.fqn}: no manifest lists what is at byte {info.offset} of {info.relative_path}"
+            )
+        itemsize = target.dtype.itemsize
+        array = Array(
+            sizes=(*chunk.sizes, itemsize),
+            offsets=(*item.storage_offsets, 0),
+            lengths=(*item.lengths, itemsize),
+        )
+        piece = Piece(
+            path=chunk.path,
+            start=chunk.offset_bytes + chunk.data_offset_bytes,
+            array=array,
+            resolve=target.resolve,
+            commit=target.commit,
+            n_lacking=array.n_bytes,
+            lock=self._lock,
+        )
+        self.places.add_piece(piece, self.table)
 
 
 def stored_dtype(metadata: Metadata, index: MetadataIndex) -> torch.dtype:

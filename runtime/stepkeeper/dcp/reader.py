@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 from typing_extensions import override
 
-from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.dcp_format.metadata import METADATA_NAME
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import read_manifest
@@ -154,9 +154,7 @@ class StorageReader(storage.StorageReader):
         with self._open() as folder:
             if self._manifests:
                 targets = LoadTargets(self._metadata, self._manifests, plan.items, planner)
-                reader = CheckpointReader(
-                    folder, self._manifests, patience=self._patience, folder=folder.name
-                )
+                reader = BlockReader(folder, self._manifests, patience=self._patience, folder=folder.name)
                 Filling(reader, targets.table, targets.places).run(targets.reads)
                 blobs = {name: value.data.tobytes() for name, value in targets.places.values.items()}
             else:

@@ -17,7 +17,7 @@ from stepkeeper.log.tail import find_tail, slot_path
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
-__all__ = ["Appender", "Build", "Order"]
+__all__ = ["Appender", "Build", "PendingAppend"]
 
 Build = Callable[[LogState], Body | None]
 """Returns what to append after a state; None if nothing is to be appended any more.
@@ -27,7 +27,7 @@ Raises if it is no longer allowed.
 
 
 @dataclass(slots=True, kw_only=True)
-class Order:
+class PendingAppend:
     """An append under way."""
 
     claim: Claim | None
@@ -38,7 +38,7 @@ class Order:
     """The nonce of the entry, if the caller has chosen it."""
 
     unknown: bool = False
-    """True if an entry of this order may be in the slot after the tail, or may come into it yet."""
+    """True if an entry of this append may be in the slot after the tail, or may come into it yet."""
 
     entry: Entry | None = None
     """The entry that was put at tail + 1 without an answer. The slot may be empty now and hold it later."""
@@ -52,7 +52,7 @@ class Appender:
         self._store = store
         self._patience = patience
         self._state = LogState()
-        self._pending: Order | None = None
+        self._pending: PendingAppend | None = None
 
     @property
     def state(self) -> LogState:
@@ -104,41 +104,41 @@ class Appender:
     def _append(self, claim: Claim | None, build: Build, nonce: str | None = None) -> Entry | None:
         """Append the entry that `build` returns, and return it. If `build` returns None, nothing is appended."""
         self.settle()
-        return self._run(Order(claim=claim, build=build, nonce=nonce))
+        return self._run(PendingAppend(claim=claim, build=build, nonce=nonce))
 
-    def _run(self, order: Order) -> Entry | None:
+    def _run(self, append: PendingAppend) -> Entry | None:
         while True:
-            if order.entry is None:
-                if order.claim is not None:
-                    check_claim(self._state, order.claim)
-                body = order.build(self._state)
+            if append.entry is None:
+                if append.claim is not None:
+                    check_claim(self._state, append.claim)
+                body = append.build(self._state)
                 if body is None:
                     return None
-                claim = None if order.claim is None else order.claim.slot
-                order.entry = entry_for(self._state, body, claim=claim, nonce=order.nonce or new_nonce())
-            winner, mine = self._place(order), order.entry.nonce
-            order.entry = None
+                claim = None if append.claim is None else append.claim.slot
+                append.entry = entry_for(self._state, body, claim=claim, nonce=append.nonce or new_nonce())
+            winner, mine = self._place(append), append.entry.nonce
+            append.entry = None
             self._state = apply(self._state, self._state.tail + 1, winner)
             if winner.nonce == mine:
                 return winner
 
-    def _place(self, order: Order) -> Entry:
-        """Put the order's entry into the slot after the tail, and return what the slot holds then."""
-        assert order.entry is not None
-        slot, data = self._state.tail + 1, order.entry.to_json()
-        self._pending = order
+    def _place(self, append: PendingAppend) -> Entry:
+        """Put the append's entry into the slot after the tail, and return what the slot holds then."""
+        assert append.entry is not None
+        slot, data = self._state.tail + 1, append.entry.to_json()
+        self._pending = append
         pauses_s = self._patience.pauses_s()
         while True:
             try:
                 won = self._store.put_if_absent(slot_path(slot), data)
-                winner = order.entry if won else self._read_once(slot)
-                order.unknown, self._pending = False, None
+                winner = append.entry if won else self._read_once(slot)
+                append.unknown, self._pending = False, None
                 return winner
             except (TransientStorageError, MissingObjectError) as error:
                 # Missing: it was there just now. An empty slot settles nothing: our put may still fill it.
-                order.unknown, cause = True, error
+                append.unknown, cause = True, error
             except StorageError as error:
-                if not order.unknown:
+                if not append.unknown:
                     self._pending = None
                     raise
                 raise self._unknown_outcome(slot) from error

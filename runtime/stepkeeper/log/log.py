@@ -5,7 +5,7 @@ from typing import final
 
 from stepkeeper.contract import Identity
 from stepkeeper.errors import FencedError
-from stepkeeper.log.appending import Appender, Order
+from stepkeeper.log.appending import Appender, PendingAppend
 from stepkeeper.log.claims import Claim, begin_body, check_claim, check_owner, owner_of, resolve_base
 from stepkeeper.log.entries import (
     BeginEntry,
@@ -171,14 +171,14 @@ class Log(Appender):
 
         The answer is certain also in a new process, whose predecessor's commit may still be on its way.
         """
-        order = Order(
+        append = PendingAppend(
             claim=claim,
             build=lambda state: None if state.commit_in(folder) else VoidEntry(reason=reason, folder=folder),
             unknown=self._pending is not None,
         )
         # The void goes to the slot of the entry that had no answer: only one of them gets it.
         self._pending = None
-        self._run(order)
+        self._run(append)
         return self._state.commit_in(folder)
 
     def _began_anew(self, state: LogState) -> bool:

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import BlockTable
 from stepkeeper.restore.placing import Bytes, Piece, Places, StoredValue
 
@@ -39,7 +39,7 @@ class Peers(Protocol):
 class Filling:
     """Fill tensors and collect values, once. Any thread may call `put_bytes` from the start until `run` has ended."""
 
-    def __init__(self, reader: CheckpointReader, table: BlockTable, places: Places) -> None:
+    def __init__(self, reader: BlockReader, table: BlockTable, places: Places) -> None:
         self._reader = reader
         self._table = table
         self._places = places

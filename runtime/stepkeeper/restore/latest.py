@@ -114,7 +114,7 @@ class LatestRestore:
     def _note_restored(self, commit: Restorable) -> Restorable:
         """Write into the log that all ranks have read the commit whole, unless part of it came from local disks."""
         # Copies on local disks prove nothing about what the root holds.
-        if isinstance(commit, CommitRecord) and not self._restorer.read_near:
+        if isinstance(commit, CommitRecord) and not self._restorer.used_cache:
             self._companion.ensure_process().send_request(
                 Kind.VERIFIED, encode(VerifiedNotice(commit=commit.slot))
             )

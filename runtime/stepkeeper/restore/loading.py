@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Contents
 from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
 from stepkeeper.errors import RestoreError
@@ -118,7 +118,7 @@ class Loading:
         if not differences.missing and not differences.mismatched:
             # Otherwise no rank goes on. Unexpected names are no reason: another rank may ask for them.
             self._places = Places.of(contents, self._reads, self._request, self._flat.tensors, self._ranks)
-            self._filling = Filling(CheckpointReader(self._store, manifests), contents.table, self._places)
+            self._filling = Filling(BlockReader(self._store, manifests), contents.table, self._places)
         if not differences:
             return {}
         findings = Findings.from_differences(differences, self.stored_names, short=self._ranks.rank != 0)

@@ -15,7 +15,7 @@ from stepkeeper.restore.peers.exchange import Exchange, exchange_among
 from stepkeeper.restore.second_read import Host, confirm_bad, this_host
 from stepkeeper.restore.votes import Votes
 from stepkeeper.storage import Store, open_store
-from stepkeeper.tier import NearStore
+from stepkeeper.tier import CachedStore
 from stepkeeper_planners.loading.selection import LoadRules
 
 __all__ = ["WHOLE", "Restorer", "TornLoad"]
@@ -43,7 +43,7 @@ class Restorer:
         *,
         host: Host | None = None,
         reopen: Callable[[], Store] | None = None,
-        near: NearStore | None = None,
+        cached_store: CachedStore | None = None,
     ) -> None:
         """Restore from `store`.
 
@@ -52,7 +52,7 @@ class Restorer:
             rank_group: The ranks that restore together.
             host: Where this rank runs; by default this host.
             reopen: Opens the same root over a connection of its own.
-            near: The same root with copies on a local disk, from which blocks are read where it has them.
+            cached_store: The same root with copies on a local disk, from which blocks are read where it has them.
 
         """
         self.store: Final = store
@@ -60,8 +60,8 @@ class Restorer:
         self.host: Final = host or this_host()
         self.reopen: Final = reopen or partial(open_store, store.uri)
         self.votes: Final = Votes(rank_group)
-        self._near = near
-        self.read_near = False
+        self._cached_store = cached_store
+        self.used_cache = False
         """True, in rank 0, if any rank read part of the last load from its local disk."""
 
     def restore(
@@ -119,7 +119,7 @@ class Restorer:
 
         """
         name, together = self.votes.new_name(), self.votes.act_together
-        self._take_near()
+        self._count_cached_bytes()
         with exchange_among(self.rank_group, name) as exchange:
             loading = self._loading(record, state, rules, exchange, half_filled)
             torn = together(f"{name}/fit", loading.compare_state, partial(judge_mismatch, loading))
@@ -132,7 +132,9 @@ class Restorer:
             if torn is None:
                 # Statefuls get nothing of a commit before all ranks have all of it.
                 given = together(
-                    f"{name}/given", lambda: loading.scatter_values() | self._take_near(), self._note_near
+                    f"{name}/given",
+                    lambda: loading.scatter_values() | self._count_cached_bytes(),
+                    self._note_cache_use,
                 )
                 if given is not None:
                     raise TornCheckpointError(given.reason)
@@ -162,7 +164,7 @@ class Restorer:
                 self.store, record.folder, state, ranks, rules=rules, half_filled=half_filled
             )
         return Loading(
-            self.store if self._near is None else self._near,
+            self.store if self._cached_store is None else self._cached_store,
             record,
             state,
             ranks,
@@ -171,9 +173,9 @@ class Restorer:
             half_filled=half_filled,
         )
 
-    def _take_near(self) -> dict[str, Any]:
+    def _count_cached_bytes(self) -> dict[str, Any]:
         """Tell how many bytes this rank has read from its local disk since the last call."""
-        return {} if self._near is None else {"near_bytes": self._near.take_read_bytes()}
+        return {} if self._cached_store is None else {"cached_bytes": self._cached_store.take_read_bytes()}
 
-    def _note_near(self, said: Sequence[dict[str, Any]]) -> None:
-        self.read_near = any(each.get("near_bytes") for each in said)
+    def _note_cache_use(self, said: Sequence[dict[str, Any]]) -> None:
+        self.used_cache = any(each.get("cached_bytes") for each in said)

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
-from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Block, BlockTable
 from stepkeeper.checkpoint.manifest import Manifest, manifest_name
 from stepkeeper.checkpoint.reading import prove_manifests, read_manifest_bytes
@@ -104,7 +104,7 @@ class _Verifying:
         table = BlockTable.from_objects(others)
         self.n_objects = len(proven) + len(others)
         self.size_bytes = sum(sizes) + sum(record.size_bytes for record in others)
-        bad = list(self._bad(CheckpointReader(self._store, manifests), table))
+        bad = list(self._bad(BlockReader(self._store, manifests), table))
         if bad:
             more = f"; {len(bad)} blocks of this rank's share are bad" if len(bad) > 1 else ""
             # A deletion removes objects, it doesn't change them: an error about bytes that are there says more.
@@ -112,7 +112,7 @@ class _Verifying:
             raise TornCheckpointError(f"{first}{more}", first.bad, missing=first.missing) from first
         return {}
 
-    def _bad(self, reader: CheckpointReader, table: BlockTable) -> Iterator[TornCheckpointError]:
+    def _bad(self, reader: BlockReader, table: BlockTable) -> Iterator[TornCheckpointError]:
         failed = threading.Event()
 
         def check(block: Block) -> TornCheckpointError | None:

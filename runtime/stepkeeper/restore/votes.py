@@ -14,14 +14,14 @@ from stepkeeper.restore.peers.links import PeerStoppedError
 from stepkeeper_planners import errors as planners_errors
 from stepkeeper_planners.errors import LoadMismatchError, PlannerError
 
-__all__ = ["Torn", "Votes", "decode_rank_error", "encode_rank_error", "find_first_error"]
+__all__ = ["TornVote", "Votes", "decode_rank_error", "encode_rank_error", "find_first_error"]
 
 _TIMEOUT_S: Final = 3600.0
 _MISMATCH: Final = ("missing", "unexpected", "mismatched", "ranks", "advice", "loaded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Torn:
+class TornVote:
     """A vote in which at least one rank had read bad bytes."""
 
     reason: str
@@ -77,7 +77,7 @@ class Votes:
         name: str,
         act: Callable[[], dict[str, Any]],
         judge: Callable[[Sequence[dict[str, Any]]], Exception | None] = lambda _: None,
-    ) -> Torn | None:
+    ) -> TornVote | None:
         """Call `act` in every rank, and raise in all of them what one of them failed with.
 
         Args:
@@ -121,7 +121,7 @@ class Votes:
             raise failure
         if "error" in answer:
             raise decode_rank_error(answer["error"])
-        return Torn(reason=str(answer["torn"]), own_error=own) if "torn" in answer else None
+        return TornVote(reason=str(answer["torn"]), own_error=own) if "torn" in answer else None
 
 
 def _encode_choice(choice: Restorable | None) -> dict[str, Any]:

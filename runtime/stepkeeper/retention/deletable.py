@@ -7,10 +7,10 @@ from stepkeeper.log.records import CommitRecord
 from stepkeeper.log.state import LogState
 from stepkeeper.policy.keep import Committed, KeepPolicy
 
-__all__ = ["deletable", "metrics_of"]
+__all__ = ["choose_deletable", "metrics_of"]
 
 
-def deletable(
+def choose_deletable(
     state: LogState,
     policy: KeepPolicy,
     verified: Collection[int] = (),

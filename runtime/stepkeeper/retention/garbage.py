@@ -15,11 +15,11 @@ from stepkeeper.retention.pins import PIN_PREFIX, pinned_slots
 from stepkeeper.storage.base import (
     LOG_PREFIX,
     PROBE_PREFIX,
-    Leftover,
-    LeftoverStore,
     ObjectStat,
     Store,
     StreamedStore,
+    UnfinishedPut,
+    UnfinishedPutStore,
 )
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
@@ -122,15 +122,15 @@ def collect(
     )
     collected = tuple(each for each in found if each.folder not in slots)
     proofs = _proofs(state.claim, listed)
-    leftovers = _leftovers(store, state, patience)
+    cut_off = _list_cut_off_puts(store, state, patience)
     if not dry_run:
         for each in collected:
             _delete_folder(store, each.folder, patience)
         for path in proofs:
             patience.retry(partial(store.delete, path))
-        for leftover, remove in leftovers:
-            patience.retry(partial(remove, leftover))
-    remnants = (*proofs, *(leftover.path for leftover, _ in leftovers))
+        for put, remove in cut_off:
+            patience.retry(partial(remove, put))
+    remnants = (*proofs, *(put.path for put, _ in cut_off))
     return GcReport(collected=collected, pinned=pinned, remnants=remnants)
 
 
@@ -160,18 +160,18 @@ def _proofs(claim: int, listed: Collection[ObjectStat]) -> tuple[str, ...]:
     return tuple(path for path, match in found if match and int(match[1]) <= claim)
 
 
-def _leftovers(
+def _list_cut_off_puts(
     store: Store, state: LogState, patience: Patience
-) -> tuple[tuple[Leftover, Callable[[Leftover], None]], ...]:
-    """List leftovers of puts that would fail if they were still going on, and how each is removed."""
-    if not isinstance(store, LeftoverStore):
+) -> tuple[tuple[UnfinishedPut, Callable[[UnfinishedPut], None]], ...]:
+    """List unfinished puts that would fail if they were still going on, and how each is removed."""
+    if not isinstance(store, UnfinishedPutStore):
         return ()
     found = [
-        leftover
+        put
         for prefix in (LOG_PREFIX, PIN_PREFIX, PROBE_PREFIX)
-        for leftover in patience.retry(partial(store.leftovers, prefix))
+        for put in patience.retry(partial(store.list_unfinished_puts, prefix))
     ]
-    return tuple((each, store.remove_leftover) for each in found if _is_over(each.target, state))
+    return tuple((each, store.remove_unfinished_put) for each in found if _is_over(each.target, state))
 
 
 def _is_over(target: str, state: LogState) -> bool:

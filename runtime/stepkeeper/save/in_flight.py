@@ -35,21 +35,21 @@ class InFlight:
 
         self.clock: Final = clock or SaveClock()
         self._began_s = time.monotonic()
-        self._size_bytes = 0
+        self._durable_bytes = 0
 
     def set_state(self, state: SaveState) -> None:
         """Note that the save has come as far as `state`."""
         self.clock.mark_state(state)
         self.state = state
 
-    def set_size(self, size_bytes: int) -> None:
-        """Set the size of this rank's share for the report, once the share is durable.
+    def mark_share_durable(self, size_bytes: int) -> None:
+        """Note that this rank's share is durable, and count its bytes in the report.
 
         Args:
             size_bytes: Size of the share.
 
         """
-        self._size_bytes = size_bytes
+        self._durable_bytes = size_bytes
 
     def end_save(self, committed: Committed | None, error: BaseException | None) -> SaveReport:
         """End the save, and make its report.
@@ -62,7 +62,7 @@ class InFlight:
         record = None if committed is None else committed.record
         self.report = self.clock.build_report(
             self.step,
-            size_bytes=self._size_bytes,
+            size_bytes=self._durable_bytes,
             sequence=None if record is None else record.slot,
             uri=None if committed is None else committed.uri,
             total_bytes=None if record is None else record.size_bytes,

@@ -106,7 +106,7 @@ def persist_save(job: SaveJob, companion: Companion, rank_group: RankGroup) -> C
             raise lost
         process = companion.ensure_process()
         written = _write_share(job, process, place, staged=companion.has_tier and not job.is_last)
-        job.in_flight.set_size(written.size_bytes)
+        job.in_flight.mark_share_durable(written.size_bytes)
         job.in_flight.set_state(SaveState.COMMITTING)
         vote = {"written": encode(written)}
     except Exception as error:  # raised below, after the other ranks have received it

@@ -4,7 +4,6 @@ One thread moves copies from the devices, so that these get their memory back wh
 a store or for another rank. The other thread does everything else.
 """
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +19,11 @@ from stepkeeper.companion.messages import Committed
 from stepkeeper.companion.progress import numeric_metrics
 from stepkeeper.companion.supervisor import Companion, Origin
 from stepkeeper.coordination.rank_group import RankGroup
-from stepkeeper.errors import CompanionLostError, FencedError, PeerLostError, SaveError, StepkeeperError
+from stepkeeper.errors import PeerLostError, SaveError, StepkeeperError
 from stepkeeper.log import CommitRecord
 from stepkeeper.loggers import logger
 from stepkeeper.save.consistency import check_same_state
+from stepkeeper.save.failures import SaveFailures
 from stepkeeper.save.in_flight import InFlight
 from stepkeeper.save.persist import SaveJob, persist_save
 from stepkeeper.save.report import SaveClock, SaveReport, SaveState
@@ -33,7 +33,6 @@ from stepkeeper.save.snapshot import Region, Snapshot, SnapshotTaker
 __all__ = ["SaveEnd", "SavePipeline"]
 
 _log: Final = logger(__name__)
-_MAX_LOST_IN_A_ROW: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +73,7 @@ class SavePipeline:
         self._prepared = False
         self._pending: list[InFlight] = []
         self._number = 0
-        self._lost_in_a_row = 0
-        self._failure: BaseException | None = None
-        self._unrecovered: BaseException | None = None
-        self._failure_lock = threading.Lock()
+        self.failures: Final = SaveFailures()
         # The interpreter waits for their threads when it ends, so a save that was started is finished.
         self._transfers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save-transfer")
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="save")
@@ -128,7 +124,7 @@ class SavePipeline:
         self._number += 1
         if self._rank_group.world_size == 1:
             # With several ranks, one alone may ask for the result, and still all must go on alike.
-            in_flight.on_raised = _hold_weakly(self.forget_failure)
+            in_flight.on_raised = _hold_weakly(self.failures.forget_failure)
         left_s = None if ends_s is None else max(0.0, ends_s - time.monotonic())
         snapshot: Snapshot | None = None
         try:
@@ -182,30 +178,6 @@ class SavePipeline:
         """
         return not wait_for([pending.future for pending in self._pending], timeout_s).not_done
 
-    def pop_failure(self, *, newest: bool = False) -> BaseException | None:
-        """Return the failure of a save in the background since the last call, if there was one, and forget it.
-
-        A later save makes good the loss of one companion. It makes good full devices too, because each save copies
-        less there. Such a failure isn't returned unless `newest` says that no later save comes.
-        """
-        with self._failure_lock:
-            failure = self._failure or (self._unrecovered if newest else None)
-            self._failure = None
-            if newest or failure is self._unrecovered:
-                self._unrecovered = None
-            return failure
-
-    def forget_failure(self, error: BaseException) -> None:
-        """Forget the failure: the caller of `result` has seen `error`. The loss of the root or of a rank stays.
-
-        Ranks: all ranks call this, or none.
-        """
-        if isinstance(error, FencedError | PeerLostError):
-            return
-        with self._failure_lock:
-            self._failure = None if self._failure is error else self._failure
-            self._unrecovered = None if self._unrecovered is error else self._unrecovered
-
     def close(self) -> None:
         """Wait until the saves in flight have ended, and give back the memory."""
         self._executor.shutdown(wait=True)
@@ -224,7 +196,7 @@ class SavePipeline:
             committed = persist_save(job, self._companion, self._rank_group)
         except BaseException as error:  # `InFlight.result` raises it
             failure = error
-        self._record_outcome(failure)
+        self.failures.record_outcome(failure)
         report = in_flight.end_save(committed, failure)
         in_flight.set_state(SaveState.COMMITTED if failure is None else SaveState.FAILED)
         try:
@@ -263,18 +235,6 @@ class SavePipeline:
         """Tell the other ranks that this one has no snapshot for the save, so that they don't wait for its share."""
         with suppress(SaveError, PeerLostError):  # the train thread has raised the reason
             check_same_state(name, step, None, self._rank_group, refusal=refusal)
-
-    def _record_outcome(self, failure: BaseException | None) -> None:
-        with self._failure_lock:
-            if failure is None:
-                self._unrecovered = None
-                self._lost_in_a_row = 0
-                return
-            self._unrecovered = failure
-            self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
-            mends = isinstance(failure, StepkeeperError) and failure.next_save_mends
-            if not mends or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
-                self._failure = failure
 
 
 def _hold_weakly(call: Callable[[BaseException], None]) -> Callable[[BaseException], None]:

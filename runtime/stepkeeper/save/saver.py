@@ -226,7 +226,7 @@ class Saver:
         try:
             self._newest_save.result()
         except Exception as error:
-            self._pipeline.forget_failure(error)
+            self._pipeline.failures.forget_failure(error)
             raise
 
     def await_save_for_notice(self, timeout_s: float | None) -> None:
@@ -245,7 +245,7 @@ class Saver:
             _log.exception("the save for the notice failed", extra={"step": last.step})
             self._error = f"the save of step {last.step} for the notice failed: {error!r}"
             self._progress.set_error(self._error)
-        self._pipeline.pop_failure(newest=True)
+        self._pipeline.failures.pop_failure(newest=True)
 
     def await_saves_and_prove_root(self) -> None:
         """Wait until no save is in flight, and prove that all ranks have the same root. Raises StorageError."""
@@ -274,7 +274,7 @@ class Saver:
                 a row, or with `newest`; full devices count only with `newest`.
 
         """
-        failure = self._pipeline.pop_failure(newest=newest)
+        failure = self._pipeline.failures.pop_failure(newest=newest)
         if isinstance(failure, FencedError | PeerLostError):
             raise failure
         if failure is not None:

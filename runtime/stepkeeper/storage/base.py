@@ -10,12 +10,12 @@ __all__ = [
     "PROBE_PREFIX",
     "Buffer",
     "CopiedStore",
-    "Leftover",
-    "LeftoverStore",
     "ObjectStat",
     "PagedStore",
     "Store",
     "StreamedStore",
+    "UnfinishedPut",
+    "UnfinishedPutStore",
     "check_path",
     "joined_size_bytes",
 ]
@@ -106,8 +106,8 @@ class PagedStore(Store, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
-    """The remains of a put whose process was killed. They are no object, and listed nowhere."""
+class UnfinishedPut:
+    """The temporary file of a put that is going on or was cut off. It is no object, and `list` omits it."""
 
     path: str
     target: str
@@ -115,15 +115,15 @@ class Leftover:
 
 
 @runtime_checkable
-class LeftoverStore(Store, Protocol):
+class UnfinishedPutStore(Store, Protocol):
     """A store in which a put that is cut off leaves something behind."""
 
-    def leftovers(self, prefix: str) -> Sequence[Leftover]:
-        """List what puts have left below `prefix`, a folder, including what belongs to puts that are going on."""
+    def list_unfinished_puts(self, prefix: str) -> Sequence[UnfinishedPut]:
+        """List the unfinished puts below `prefix`, a folder: those that were cut off, and those that are going on."""
         ...
 
-    def remove_leftover(self, leftover: Leftover) -> None:
-        """Remove a leftover. If its put is going on all the same, it loses, or raises TransientStorageError."""
+    def remove_unfinished_put(self, put: UnfinishedPut) -> None:
+        """Remove the file. If its put is going on all the same, it loses, or raises TransientStorageError."""
         ...
 
 

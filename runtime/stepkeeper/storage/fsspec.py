@@ -2,11 +2,8 @@
 
 import contextlib
 import errno
-import re
-import secrets
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, final
 
 import fsspec
@@ -15,26 +12,21 @@ from fsspec.spec import AbstractFileSystem
 from stepkeeper.errors import (
     BadUriError,
     MissingObjectError,
-    NotExclusiveError,
     ObjectExistsError,
     StorageError,
     TransientStorageError,
 )
 from stepkeeper.storage.base import (
-    LOG_PREFIX,
-    PROBE_PREFIX,
     Buffer,
     ObjectStat,
     check_path,
     joined_size_bytes,
 )
+from stepkeeper.storage.exclusive_create import make_refusal, prove_exclusive_create
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
 
 __all__ = ["FsspecStore", "open_fsspec"]
 
-_RACERS: Final = 8
-_ROUNDS: Final = 3
-_SLOT: Final = re.compile(r"([0-9]{8,})\.json")
 _COMPARED_BYTES: Final = 16 * 1024 * 1024
 _TRANSIENT: Final = frozenset(
     {errno.EIO, errno.EREMOTEIO, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT}
@@ -151,6 +143,10 @@ class FsspecStore:
     def _at(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}"
 
+    def _create_once(self, path: str, data: bytes) -> bool:
+        with self._translated(path):
+            return self._create(self._at(path), data)
+
     def _create(self, where: str, data: bytes) -> bool:
         try:
             self._pipe(where, data, "create")
@@ -198,76 +194,9 @@ class FsspecStore:
             filesystem = self._filesystem
             inherited = type(filesystem).pipe_file is AbstractFileSystem.pipe_file
             if inherited and not filesystem.async_impl:
-                raise self._refusal("its create looks first and writes then")
-            next_slot = self._next_slot()
-            while True:
-                try:
-                    for _ in range(_ROUNDS):
-                        self._race(f"{PROBE_PREFIX}create-{next_slot:08d}-{secrets.token_hex(16)}")
-                except (NotExclusiveError, MissingObjectError):
-                    # If somebody has begun at that slot, a collection may have deleted the objects of this proof.
-                    before, next_slot = next_slot, self._next_slot()
-                    if next_slot == before:
-                        raise
-                else:
-                    self._proven = True
-                    return
-
-    def _next_slot(self) -> int:
-        """Find the slot behind the last one of the log that there may be here."""
-        listed = self._patience.retry(lambda: self.list(LOG_PREFIX))
-        slots = [_SLOT.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in listed]
-        return max((int(slot[1]) + 1 for slot in slots if slot), default=0)
-
-    def _race(self, path: str) -> None:
-        """Check that one of many creates of `path` at once has won, and that a later one has lost.
-
-        Raises NotExclusiveError.
-        """
-        start = threading.Barrier(_RACERS)
-
-        def race(number: int) -> bool:
-            start.wait()
-            return self._proof_put(path, str(number).encode())
-
-        try:
-            with ThreadPoolExecutor(_RACERS, thread_name_prefix="stepkeeper-proof") as pool:
-                won = [number for number, first in enumerate(pool.map(race, range(_RACERS))) if first]
-            if self._proof_put(path, b"late"):
-                raise self._refusal("a create of a name that was taken went through")
-            if len(won) != 1:
-                raise self._refusal(f"of {_RACERS} creates of one name at the same time {len(won)} won")
-            there = self._patience.retry(lambda: self.read(path))
-            if there != str(won[0]).encode():
-                raise self._refusal(f"it holds {there!r} where the create of {won[0]!r} had won")
-        finally:
-            self._patience.retry(lambda: self.delete(path))
-
-    def _proof_put(self, path: str, data: bytes) -> bool:
-        """Put once, and tell whether this put won.
-
-        If the first try got no answer, what is there tells whose it is.
-        """
-        asked_again = False
-
-        def put() -> bool:
-            nonlocal asked_again
-            with self._translated(path):
-                try:
-                    won = self._create(self._at(path), data)
-                except BaseException:
-                    asked_again = True
-                    raise
-            return won or (asked_again and self.read(path) == data)
-
-        return self._patience.retry(put)
-
-    def _refusal(self, why: str) -> NotExclusiveError:
-        return NotExclusiveError(
-            f"{self._uri}: of two writers of one name both could win ({why}), so two jobs, or two starts of one, could "
-            "overwrite each other's commits. Use gs://, an s3:// with conditional writes, or file:// on a file system "
-            "that all hosts share; or say unsafe_single_writer=True if nothing else ever writes there"
-        )
+                raise make_refusal(self._uri, "its create looks first and writes then")
+            prove_exclusive_create(self, self._create_once, self._patience)
+            self._proven = True
 
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:

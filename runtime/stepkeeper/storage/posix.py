@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, final
 
 from stepkeeper.errors import MissingObjectError, ObjectExistsError, StorageError, TransientStorageError
-from stepkeeper.storage.base import Buffer, Leftover, ObjectStat, check_path, joined_size_bytes
+from stepkeeper.storage.base import Buffer, ObjectStat, UnfinishedPut, check_path, joined_size_bytes
 from stepkeeper.storage.posix_files import (
     NO_LINK,
     TEMPORARY,
@@ -108,20 +108,20 @@ class PosixStore:
                         raise
                     break
 
-    def leftovers(self, prefix: str) -> Sequence[Leftover]:
+    def list_unfinished_puts(self, prefix: str) -> Sequence[UnfinishedPut]:
         with self._translated(self._root / prefix):
             try:
                 names = sorted(path.name for path in (self._root / prefix).iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 return ()
         found = [(name, _TEMPORARY_OF.fullmatch(name)) for name in names]
-        return tuple(Leftover(path=prefix + name, target=prefix + of[1]) for name, of in found if of)
+        return tuple(UnfinishedPut(path=prefix + name, target=prefix + of[1]) for name, of in found if of)
 
-    def remove_leftover(self, leftover: Leftover) -> None:
-        folder, _, name = leftover.path.rpartition("/")
+    def remove_unfinished_put(self, put: UnfinishedPut) -> None:
+        folder, _, name = put.path.rpartition("/")
         if not _TEMPORARY_OF.fullmatch(name):
-            raise ValueError(f"{leftover.path!r} is no name of a temporary file")
-        with self._translated(self._root / leftover.path):
+            raise ValueError(f"{put.path!r} is no name of a temporary file")
+        with self._translated(self._root / put.path):
             (self._root / check_path(folder) / name).unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -4,8 +4,8 @@ Only a root decides what is committed. Whatever is on the disk may be missing, h
 verified, or read at the root.
 """
 
-from stepkeeper.tier.cached_store import NearStore
+from stepkeeper.tier.cached_store import CachedStore
 from stepkeeper.tier.disk import LocalTier, TierPlace
 from stepkeeper.tier.staging import LocalStaging
 
-__all__ = ["LocalStaging", "LocalTier", "NearStore", "TierPlace"]
+__all__ = ["CachedStore", "LocalStaging", "LocalTier", "TierPlace"]

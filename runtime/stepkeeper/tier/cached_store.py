@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from stepkeeper.storage.base import Buffer, ObjectStat, Store
 from stepkeeper.tier.disk import LocalTier
 
-__all__ = ["NearStore"]
+__all__ = ["CachedStore"]
 
 
-class NearStore:
+class CachedStore:
     """A root with copies on a local disk.
 
     Only the root tells what is there. It isn't asked for bytes that the local disk can give.

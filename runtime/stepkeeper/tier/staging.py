@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, final
 
-from stepkeeper.checkpoint import SaveOrder, StructureCache, write_checkpoint
+from stepkeeper.checkpoint import LayoutCache, SaveOrder, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest, ObjectRecord, manifest_name
 from stepkeeper.errors import SaveError
 from stepkeeper.storage.base import Buffer, Store, StreamedStore
 from stepkeeper.storage.crc import block_crcs
 from stepkeeper.storage.retry import DEFAULT_PATIENCE, Patience
-from stepkeeper.tier.cached_store import NearStore
+from stepkeeper.tier.cached_store import CachedStore
 from stepkeeper.tier.disk import LocalTier
 
 __all__ = ["LocalStaging"]
@@ -37,7 +37,7 @@ class LocalStaging:
         self._unfinished: str | None = None
         """The folder of a save that was staged and isn't at the root."""
 
-    def stage(self, order: SaveOrder, data: memoryview, *, cache: StructureCache | None = None) -> Manifest:
+    def stage(self, order: SaveOrder, data: memoryview, *, cache: LayoutCache | None = None) -> Manifest:
         """Write all that is ordered to the local disk, so that `data` is needed no more. Nothing is durable.
 
         Raises OSError if that fails; then nothing of it is left there.
@@ -93,7 +93,7 @@ class LocalStaging:
         self._patience.retry(lambda: self._root.write(path, [data]))
 
 
-class _StagingStore(NearStore):
+class _StagingStore(CachedStore):
     """Write objects to the local disk, not to the root.
 
     Write no manifests: they prove that objects are at the root, where these aren't yet.

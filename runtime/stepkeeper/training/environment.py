@@ -21,7 +21,8 @@ from stepkeeper.contract import (
 )
 from stepkeeper.coordination.rank_group import RankGroup, world_size_of
 from stepkeeper.errors import NotInPodError, ProcessGroupError
-from stepkeeper.policy.keep import Keep, KeepPolicy
+from stepkeeper.policy.keep import KeepPolicy
+from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage import check_slashes
 from stepkeeper.storage.mounts import is_mount_point, read_mountinfo
 from stepkeeper.tier import TierPlace

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, final
 
-from stepkeeper.checkpoint import CheckpointReader, SaveOrder, Structure, TensorOrder, read_manifests
+from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, TensorOrder, read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
 from stepkeeper.companion.messages import ClaimRequest, CommitRequest, OpenRequest, VoidRequest, Written
 from stepkeeper.companion.session import Session
 from stepkeeper.log import Claim, CommitRecord, Log
 from stepkeeper.log.entries import new_nonce
-from stepkeeper.policy.keep import Keep, LastN
+from stepkeeper.policy.keep import LastN
+from stepkeeper.policy.keep_message import Keep
 from stepkeeper.storage.base import Store
 from stepkeeper.storage.retry import Patience
 from stepkeeper.testing.background import done
@@ -119,7 +120,7 @@ def contents(store: Store, record: CommitRecord) -> bytes:
     Raises TornCheckpointError.
     """
     manifests = read_manifests(store, record, patience=IMPATIENT)
-    reader = CheckpointReader(store, manifests, patience=IMPATIENT)
+    reader = BlockReader(store, manifests, patience=IMPATIENT)
     for manifest in manifests:
         for each in manifest.objects:
             reader.read_verified(each.path, 0, each.size_bytes)

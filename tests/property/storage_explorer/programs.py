@@ -6,7 +6,7 @@ from typing import TypeVar, final
 
 from storage_explorer.replay import IMPATIENT, Process, Program
 
-from stepkeeper.checkpoint import CheckpointReader, SaveOrder, Structure, ValueOrder, read_manifests
+from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, ValueOrder, read_manifests
 from stepkeeper.cli.blocks import verify_commit
 from stepkeeper.cli.removal import check_removable, commit_to_verify, select_removed
 from stepkeeper.cli.terminal import Root
@@ -30,7 +30,8 @@ from stepkeeper.errors import (
     UnknownOutcomeError,
 )
 from stepkeeper.log import Claim, CommitRecord, Log, LogState
-from stepkeeper.policy.keep import Keep, LastN
+from stepkeeper.policy.keep import LastN
+from stepkeeper.policy.keep_message import Keep
 from stepkeeper.retention.garbage import gc
 from stepkeeper.retention.pins import pin_commit, remove_pin
 from stepkeeper.testing.background import jobs
@@ -312,6 +313,6 @@ def _learn(process: Process, session: Session, folder: str) -> None:
 def _read(process: Process, record: CommitRecord) -> None:
     """All of the commit, verified as any reader does. Raises TornCheckpointError."""
     manifests = read_manifests(process, record, patience=IMPATIENT)
-    objects = CheckpointReader(process, manifests, patience=IMPATIENT)
+    objects = BlockReader(process, manifests, patience=IMPATIENT)
     for each in manifests[0].objects:
         objects.read_verified(each.path, 0, each.size_bytes)

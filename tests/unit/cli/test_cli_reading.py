@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from stepkeeper.cli.blocks import Verification, verify_commit
-from stepkeeper.cli.history import find_leftovers
+from stepkeeper.cli.blocks import CommitFindings, verify_commit
+from stepkeeper.cli.history import find_unnamed_folders
 from stepkeeper.cli.terminal import Root
 from stepkeeper.log import CommitRecord, Log
 from stepkeeper.storage import Store
@@ -184,7 +184,7 @@ def test_verify_goes_on_to_the_other_commits(run: Run, root: SmallRoot) -> None:
 def test_what_was_deleted_while_it_was_verified_is_not_bad(
     run: Run, root: SmallRoot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def overtaken(store: Store, commit: CommitRecord, **options: Any) -> Verification:
+    def overtaken(store: Store, commit: CommitRecord, **options: Any) -> CommitFindings:
         root.log.delete(root.claim, lambda state: [commit.slot])
         for stat in store.list(commit.folder):
             store.delete(stat.path)
@@ -270,10 +270,10 @@ def test_without_its_extra_the_command_says_what_to_install(tmp_path: Path) -> N
     )
 
 
-def test_what_was_committed_while_it_was_listed_is_no_leftover(root: SmallRoot) -> None:
+def test_what_was_committed_while_it_was_listed_is_no_unnamed_folder(root: SmallRoot) -> None:
     log = Log(root.store)
     state = log.open()
     root.save(30)
     left = root.give_up(40)
     asked = Root(store=root.store, log=log, patience=Patience(total_s=0))
-    assert [each.folder for each in find_leftovers(asked, state)] == [left]
+    assert [each.folder for each in find_unnamed_folders(asked, state)] == [left]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from stepkeeper.checkpoint import (
-    CheckpointReader,
+    BlockReader,
     FinishedCheckpoint,
     SaveOrder,
     Structure,
@@ -88,7 +88,7 @@ class Saved:
 
     def read_all(self) -> None:
         manifests = read_manifests(self.store, self.commit, patience=IMPATIENT)
-        reader = CheckpointReader(self.store, manifests, patience=IMPATIENT)
+        reader = BlockReader(self.store, manifests, patience=IMPATIENT)
         for manifest in manifests:
             for record in manifest.objects:
                 reader.read_verified(record.path, 0, record.size_bytes)
@@ -114,7 +114,7 @@ def flip(place: int) -> Callable[[bytes], bytes]:
 def test_what_was_written_is_read(saved: Saved) -> None:
     manifests = read_manifests(saved.store, saved.commit)
     assert tuple(each for m in manifests for each in m.objects) == saved.finished.objects
-    reader = CheckpointReader(saved.store, manifests)
+    reader = BlockReader(saved.store, manifests)
     chunks = [chunk for m in manifests for t in m.tensors if t.fqn == "w" for chunk in t.chunks]
     found = [
         reader.read_verified(chunk.path, chunk.offset_bytes + chunk.data_offset_bytes, chunk.sizes[0] * 32)
@@ -242,7 +242,7 @@ def test_many_threads_read_each_block_once(monkeypatch: pytest.MonkeyPatch) -> N
     )
     own = write_checkpoint(store, save, data)
     finish_checkpoint(store, own, [])
-    reader = CheckpointReader(store, [own])
+    reader = BlockReader(store, [own])
     ((chunk,),) = (t.chunks for t in own.tensors)
     reads: list[str] = []
     store.hook = lambda moment, operation, path: reads.append(path) if moment == "before" else None

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from stepkeeper.checkpoint import (
-    CheckpointReader,
+    BlockReader,
     SaveOrder,
     Structure,
     TensorOrder,
@@ -21,7 +21,7 @@ from stepkeeper.checkpoint import (
 from stepkeeper.checkpoint.manifest import BLOCK_BYTES, Manifest
 from stepkeeper.errors import SaveError, StorageError, TornCheckpointError
 from stepkeeper.storage.memory import MemoryStore
-from stepkeeper.tier import LocalStaging, LocalTier, NearStore, TierPlace
+from stepkeeper.tier import CachedStore, LocalStaging, LocalTier, TierPlace
 
 N_BYTES = BLOCK_BYTES + 4096
 """Two blocks."""
@@ -91,8 +91,8 @@ def saves(folder: Path) -> list[str]:
     return sorted({path.parent.parent.name for path in copies(folder)})
 
 
-def all_bytes(store: NearStore | MemoryStore, manifest: Manifest) -> bytes:
-    reader = CheckpointReader(store, [manifest])
+def all_bytes(store: CachedStore | MemoryStore, manifest: Manifest) -> bytes:
+    reader = BlockReader(store, [manifest])
     return b"".join(
         reader.read_block(record.path, block)
         for record in manifest.objects
@@ -127,7 +127,7 @@ def test_once_staged_the_memory_is_not_needed_and_the_root_has_nothing(
 
 
 def test_objects_are_as_many_as_the_root_wants(tmp_path: Path) -> None:
-    class Streamed(NearStore):
+    class Streamed(CachedStore):
         streams = 16
 
     root = Root()
@@ -141,9 +141,9 @@ def test_objects_are_as_many_as_the_root_wants(tmp_path: Path) -> None:
 def test_what_is_there_is_read_there(root: Root, tier: LocalTier, staging: LocalStaging) -> None:
     manifest = staging.stage(order(), memoryview(DATA))
     staging.upload(manifest)
-    near = NearStore(root.store, tier)
-    assert all_bytes(near, manifest) == all_bytes(near, manifest)
-    assert near.take_read_bytes() == 2 * manifest.size_bytes
+    cached_store = CachedStore(root.store, tier)
+    assert all_bytes(cached_store, manifest) == all_bytes(cached_store, manifest)
+    assert cached_store.take_read_bytes() == 2 * manifest.size_bytes
     assert not root.n["read"]
 
 
@@ -164,8 +164,8 @@ def test_what_is_wrong_there_is_read_at_the_root_and_there_no_more(
         copy.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     elif how == "a folder":
         copy.mkdir()
-    near = NearStore(root.store, tier)
-    assert all_bytes(near, manifest) == expected
+    cached_store = CachedStore(root.store, tier)
+    assert all_bytes(cached_store, manifest) == expected
     assert root.n["read"] > n_reads
     assert not copy.is_file()
 
@@ -178,10 +178,10 @@ def test_a_bad_copy_that_cannot_be_deleted_is_read_no_more(
     for copy in copies(tmp_path):
         copy.write_bytes(bytes(copy.stat().st_size))
     monkeypatch.setattr(tier, "forget", lambda path: None)
-    near = NearStore(root.store, tier)
-    assert near.list_copied(f"{manifest.folder}/")
-    assert all_bytes(near, manifest) == all_bytes(root.store, manifest)
-    assert not near.list_copied(f"{manifest.folder}/")
+    cached_store = CachedStore(root.store, tier)
+    assert cached_store.list_copied(f"{manifest.folder}/")
+    assert all_bytes(cached_store, manifest) == all_bytes(root.store, manifest)
+    assert not cached_store.list_copied(f"{manifest.folder}/")
 
 
 def test_only_what_is_bad_at_the_root_is_torn(
@@ -192,12 +192,12 @@ def test_only_what_is_bad_at_the_root_is_torn(
     path = f"{manifest.folder}/{manifest.objects[0].path}"
     bad = bytes(len(root.store.bucket.objects[path]))
     root.store.bucket.objects[path] = bad
-    all_bytes(NearStore(root.store, tier), manifest)
+    all_bytes(CachedStore(root.store, tier), manifest)
     for copy in copies(tmp_path):
         copy.write_bytes(bad)
     n_reads = root.n["read"]
     with pytest.raises(TornCheckpointError, match="read 3 times"):
-        all_bytes(NearStore(root.store, tier), manifest)
+        all_bytes(CachedStore(root.store, tier), manifest)
     assert root.n["read"] - n_reads == 3
 
 
@@ -290,7 +290,7 @@ def test_of_other_saves_the_one_used_last_stays(
     LocalStaging(root.store, tier).stage(order(2), memoryview(DATA))
     ages(tmp_path, "2", 50)
     staging.upload(restored)
-    all_bytes(NearStore(root.store, tier), restored)
+    all_bytes(CachedStore(root.store, tier), restored)
     staging.stage(order(3), memoryview(DATA))
     assert saves(tmp_path) == ["1", "3"]
 

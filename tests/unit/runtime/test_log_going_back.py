@@ -7,7 +7,7 @@ import pytest
 from stepkeeper.errors import FencedError, RestoreError, TransientStorageError, UnknownOutcomeError
 from stepkeeper.log import BeginEntry, Claim, ForeignBase, Log
 from stepkeeper.policy.keep import LastN
-from stepkeeper.retention.deletable import deletable
+from stepkeeper.retention.deletable import choose_deletable
 from stepkeeper.storage.memory import MemoryBucket, MemoryStore
 from stepkeeper.storage.retry import Patience
 
@@ -30,8 +30,8 @@ def test_what_is_committed_next_descends_from_the_older_one(
     with pytest.raises(FencedError, match="claim 0 is stale"):
         commit(log, claim, 5)
     # Kept until the line has a verified commit of their steps.
-    assert deletable(state, LastN(9), {first}) == ()
-    assert deletable(state, LastN(9), {fourth}) == (second, third)
+    assert choose_deletable(state, LastN(9), {first}) == ()
+    assert choose_deletable(state, LastN(9), {fourth}) == (second, third)
 
 
 def test_on_what_head_is_nothing_is_begun(log: Log, commit: CommitStep) -> None:

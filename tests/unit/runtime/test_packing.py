@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from stepkeeper.checkpoint import SaveOrder, Structure, TensorOrder, ValueOrder, write_checkpoint
 from stepkeeper.checkpoint.dcp_format.dtypes import size_in_bytes
-from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_blob
+from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_tensor_file
 from stepkeeper.checkpoint.packing import File, pack_order
 from stepkeeper.storage.base import Buffer
 from stepkeeper.storage.memory import MemoryStore
@@ -64,7 +64,7 @@ def check_whole(order: SaveOrder, files: tuple[File, ...]) -> None:
             position += item.order.length_bytes
             continue
         piece = item.order
-        assert item.length_bytes == lay_out_blob(piece.dtype, piece.sizes).length_bytes
+        assert item.length_bytes == lay_out_tensor_file(piece.dtype, piece.sizes).length_bytes
         whole = order.tensors[int(piece.fqn)]
         before = (piece.start - whole.start) // 4
         for axis in reversed(range(len(whole.sizes))):

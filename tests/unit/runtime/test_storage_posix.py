@@ -10,7 +10,7 @@ import pytest
 
 from stepkeeper.errors import StorageError, TransientStorageError
 from stepkeeper.storage import posix_files
-from stepkeeper.storage.base import Leftover
+from stepkeeper.storage.base import UnfinishedPut
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.storage.retry import Patience
 
@@ -121,9 +121,9 @@ def test_a_put_whose_temporary_file_was_taken_away_has_lost_or_is_put_again(
     def take_away(source: Path, target: Path) -> None:
         if taken:
             target.write_bytes(b"theirs")
-        (leftover,) = store.leftovers("log/")
-        assert (leftover.path, leftover.target) == (f"log/{source.name}", "log/0.json")
-        store.remove_leftover(leftover)
+        (put,) = store.list_unfinished_puts("log/")
+        assert (put.path, put.target) == (f"log/{source.name}", "log/0.json")
+        store.remove_unfinished_put(put)
         if not linked:
             raise OSError(errno.EPERM, "no links here")
         link(source, target)
@@ -135,17 +135,17 @@ def test_a_put_whose_temporary_file_was_taken_away_has_lost_or_is_put_again(
     else:
         with pytest.raises(TransientStorageError, match="was taken away before it became"):
             store.put_if_absent("log/0.json", b"mine")
-    assert store.leftovers("log/") == ()
+    assert store.list_unfinished_puts("log/") == ()
 
 
-def test_only_temporary_files_of_puts_are_leftovers(store: PosixStore, root: Path) -> None:
+def test_only_temporary_files_of_puts_are_unfinished_puts(store: PosixStore, root: Path) -> None:
     store.put_if_absent("log/0.json", b"x")
     for name in (".tmp-", ".tmp-0.json", f".tmp--{32 * 'a'}", "0.json~", f"tmp-0.json-{32 * 'a'}"):
         (root / "log" / name).write_bytes(b"not ours")
-    assert store.leftovers("log/") == ()
-    assert store.leftovers("nothing/") == ()
+    assert store.list_unfinished_puts("log/") == ()
+    assert store.list_unfinished_puts("nothing/") == ()
     with pytest.raises(ValueError, match="is no name of a temporary file"):
-        store.remove_leftover(Leftover(path="log/0.json", target="log/1.json"))
+        store.remove_unfinished_put(UnfinishedPut(path="log/0.json", target="log/1.json"))
     assert store.read("log/0.json") == b"x"
 
 

@@ -20,7 +20,8 @@ from stepkeeper.companion.session import Session
 from stepkeeper.contract import Directive, Report, ReportedCommit, ReportPhase
 from stepkeeper.errors import FencedError, TransientStorageError
 from stepkeeper.log import Claim, Log
-from stepkeeper.policy.keep import Keep, LastN
+from stepkeeper.policy.keep import LastN
+from stepkeeper.policy.keep_message import Keep
 from stepkeeper.retention.pins import Pin, put_pin, remove_pin
 from stepkeeper.storage.memory import MemoryStore, Operation, named_bucket
 from stepkeeper.storage.retry import Patience

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from stepkeeper.checkpoint import CheckpointReader, SaveOrder, Structure, TensorOrder, read_manifests
+from stepkeeper.checkpoint import BlockReader, SaveOrder, Structure, TensorOrder, read_manifests
 from stepkeeper.checkpoint.dcp_format.metadata import merge_tensors
 from stepkeeper.companion.messages import (
     ClaimRequest,
@@ -202,7 +202,7 @@ class Trainer:
     def contents(self, committed: Committed) -> dict[str, bytes]:
         store = MemoryStore(named_bucket(self.name))
         manifests = read_manifests(store, committed.record)
-        reader = CheckpointReader(store, manifests)
+        reader = BlockReader(store, manifests)
         return {
             fqn: b"".join(
                 reader.read_verified(

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from stepkeeper.checkpoint import SaveOrder, Structure
 from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, ValueRecord
+from stepkeeper.checkpoint.layout_cache import build_inventory
 from stepkeeper.checkpoint.manifest import Manifest, ObjectRecord
 from stepkeeper.checkpoint.packing import pack_order
-from stepkeeper.checkpoint.structure_cache import build_inventory
 from stepkeeper.checkpoint.writing import build_manifest
 from stepkeeper.dcp.shares import Share, WrittenItem, add_storage_places, join_manifests
 from stepkeeper.errors import SaveError

@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from stepkeeper.checkpoint import CheckpointReader
+from stepkeeper.checkpoint import BlockReader
 from stepkeeper.checkpoint.blocks import Block, BlockTable
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.coordination.rank_group import RankGroup
@@ -34,7 +34,7 @@ def test_what_comes_after_the_end_changes_nothing() -> None:
     place = Place()
     places = Places(pieces=cast(Any, (place,)), values={}, by_block=cast(Any, {0: (place,)}))
     table = BlockTable(blocks=(Block(number=0, path="a", index=0, size_bytes=4),), first_numbers={"a": 0})
-    filling = Filling(cast(CheckpointReader, None), table, places)
+    filling = Filling(cast(BlockReader, None), table, places)
     filling.put_bytes(0, 0, np.array([7, 7], dtype=np.uint8))
     filling.fail(PeerLostError("another rank has read it bad"))
     with pytest.raises(PeerLostError):

@@ -1,5 +1,6 @@
-"""Lay out one tensor as torch.save writes it: a zip file, whose size and data offset follow from dtype and shape.
+"""Lay out a tensor file: one tensor as torch.save writes it, in a zip archive.
 
+The size of the file and the offset of its data follow from dtype and shape.
 A ranged read of the data gives the tensor's bytes, row-major and little-endian, without unzipping.
 """
 
@@ -13,7 +14,7 @@ from isal import isal_zlib
 from stepkeeper.checkpoint.dcp_format.dtypes import find_dtype, size_in_bytes
 from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Persistent, encode_pickle
 
-__all__ = ["BlobLayout", "frame_blob", "lay_out_blob"]
+__all__ = ["TensorFileLayout", "frame_tensor_file", "lay_out_tensor_file"]
 
 _ALIGNMENT: Final = 64
 """The alignment that torch uses, so that a mapped file can be used in place."""
@@ -27,13 +28,13 @@ _CRC_IN_ENTRY: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlobLayout:
-    """Sizes and offsets in a tensor's blob."""
+class TensorFileLayout:
+    """Sizes and offsets in a tensor file."""
 
     data_offset_bytes: int
     data_bytes: int
     length_bytes: int
-    """Length of the whole blob."""
+    """Length of the whole tensor file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +47,20 @@ class _Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """A blob without its data, and without the data's checksum, which stands both before and after the data."""
+    """A tensor file without its data, and without the data's checksum, which stands both before and after the data."""
 
-    layout: BlobLayout
+    layout: TensorFileLayout
     before: tuple[bytes, bytes]
     behind: tuple[bytes, bytes]
 
 
-def lay_out_blob(dtype: str, sizes: tuple[int, ...]) -> BlobLayout:
-    """Compute the sizes and offsets of the blob (the tensor's zip file)."""
+def lay_out_tensor_file(dtype: str, sizes: tuple[int, ...]) -> TensorFileLayout:
+    """Compute the sizes and offsets of the file of such a tensor."""
     return _build_frame(dtype, sizes).layout
 
 
-def frame_blob(dtype: str, sizes: tuple[int, ...], crc32: int) -> tuple[bytes, bytes]:
-    """Return the bytes of the blob before and after its data, which has this crc-32."""
+def frame_tensor_file(dtype: str, sizes: tuple[int, ...], crc32: int) -> tuple[bytes, bytes]:
+    """Return the bytes of the tensor file before and after its data, which has this crc-32."""
     frame, crc = _build_frame(dtype, sizes), struct.pack("<I", crc32)
     return crc.join(frame.before), crc.join(frame.behind)
 
@@ -73,7 +74,7 @@ def _build_frame(dtype: str, sizes: tuple[int, ...]) -> _Frame:
     header = _build_header(record, padded_to=_count_header_bytes(len(head)))
     offset = len(head) + len(header)
     tail = _build_tail([*records, record], offset + data_bytes)
-    layout = BlobLayout(
+    layout = TensorFileLayout(
         data_offset_bytes=offset, data_bytes=data_bytes, length_bytes=offset + data_bytes + len(tail)
     )
     in_tail = sum(len(_build_directory_entry(each)) for each in records) + _CRC_IN_ENTRY

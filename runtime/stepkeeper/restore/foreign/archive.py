@@ -65,10 +65,10 @@ class HeldArchive(SeekableArchive):
         )
 
 
-def find_broken_record(blob: bytes) -> str | None:
+def find_broken_record(archive_bytes: bytes) -> str | None:
     """Find what is wrong with an archive of torch.save by the checksums of its records; None if nothing is."""
     try:
-        with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+        with zipfile.ZipFile(io.BytesIO(archive_bytes)) as archive:
             bad = archive.testzip()
     except _BROKEN_ZIP as error:
         return f"it is no archive ({error})"

@@ -43,7 +43,7 @@ _Key = tuple[str, tuple[int, ...] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """The place of one blob."""
+    """The place of one tensor file or value."""
 
     path: str
     offset_bytes: int
@@ -89,8 +89,8 @@ class ForeignContent:
         """Read a stored chunk of a tensor into CPU memory.
 
         Raises:
-            TornCheckpointError: Its bytes aren't what was written, by the checksums in the blob or by its
-                form.
+            TornCheckpointError: Its bytes aren't what was written, by the checksums in the tensor file or by
+                its form.
             RestoreError: They are, and the chunk is of a kind that isn't read here.
 
         """
@@ -121,7 +121,7 @@ class ForeignContent:
         Raises TornCheckpointError as `read_chunk` does, and ValueDecodeError if its type isn't one that is
         read.
         """
-        data = self._blob(self._places[name, None], BadItem(folder=self._folder, name=name))
+        data = self._read_archive(self._places[name, None], BadItem(folder=self._folder, name=name))
         try:
             return decode_value(name, data)
         except ValueDecodeError as error:
@@ -133,7 +133,7 @@ class ForeignContent:
             f"checkpoint: leave it out with exclude=[{name!r}], or {_INSTEAD}"
         )
 
-    def _blob(self, place: _Place, item: BadItem) -> bytes:
+    def _read_archive(self, place: _Place, item: BadItem) -> bytes:
         data = self._bytes(place, item)
         if (broken := find_broken_record(data)) is not None:
             raise self._torn(item, f"at byte {place.offset_bytes} of {place.path}: {broken}")
@@ -213,7 +213,7 @@ def _sizes(metadata: Metadata) -> Iterator[tuple[_Key, int]]:
 
 
 def _kind_unread(info: Any, n_bytes: int | None) -> str | None:
-    """Describe a blob that is not a plain one of torch.save; None if it is.
+    """Describe a stored tensor or value that is not as torch.save writes it; None if it is.
 
     `n_bytes` is the size of a tensor's elements.
     """

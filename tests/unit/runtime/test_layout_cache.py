@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from stepkeeper.checkpoint import (
+    LayoutCache,
     SaveOrder,
     Structure,
-    StructureCache,
     TensorOrder,
     ValueOrder,
     finish_checkpoint,
@@ -83,7 +83,7 @@ class State:
 
 
 def stored(
-    state: State, step: int, world_size: int, caches: list[StructureCache] | None = None
+    state: State, step: int, world_size: int, caches: list[LayoutCache] | None = None
 ) -> dict[str, bytes]:
     """All objects of a save; where there are caches, as companions save that were told the structures."""
     store = MemoryStore()
@@ -132,7 +132,7 @@ CHANGED = {
 def test_what_an_earlier_save_has_left_changes_nothing_that_is_stored(
     changed: State, world_size: int
 ) -> None:
-    caches = [StructureCache() for _ in range(world_size)]
+    caches = [LayoutCache() for _ in range(world_size)]
     tied = replace(FIRST, aliases={"tied": "w"})
     for step, state in enumerate((FIRST, tied, changed, changed, FIRST), 1):
         assert stored(state, step, world_size, caches) == stored(state, step, world_size)
@@ -146,7 +146,7 @@ def test_what_is_the_same_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return encode_metadata(*args, **options)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr("stepkeeper.checkpoint.finishing.encode_metadata", counted)
-    caches = [StructureCache(), StructureCache()]
+    caches = [LayoutCache(), LayoutCache()]
     for step in (1, 2, 3):
         stored(FIRST, step, 2, caches)
     assert len(made) == 1
@@ -158,7 +158,7 @@ def test_what_is_the_same_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metadata_of_parts_that_dont_fit_is_not_kept() -> None:
-    cache = StructureCache()
+    cache = LayoutCache()
     store = MemoryStore()
     data = memoryview(bytes(4096))
     for step, state in ((1, State(rows={"w": 4})), (2, State(rows={"w": 4, "b": 2}))):

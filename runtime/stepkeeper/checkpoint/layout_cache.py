@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_blob
+from stepkeeper.checkpoint.dcp_format.tensor_file import lay_out_tensor_file
 from stepkeeper.checkpoint.inventory import ChunkRecord, Inventory, TensorRecord, ValueRecord
 from stepkeeper.checkpoint.orders import SaveOrder, Structure, TensorOrder, ValueOrder
 from stepkeeper.checkpoint.packing import File, Item, pack_order
 
-__all__ = ["Layout", "Part", "StructureCache", "build_inventory", "lay_out"]
+__all__ = ["Layout", "LayoutCache", "Part", "build_inventory", "lay_out"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Part:
 
 
 @final
-class StructureCache:
+class LayoutCache:
     """Hold a state's structure, and what follows from it, from save to save.
 
     Only the newest structure is held, and it is known by its key. Each result is kept with everything else that it
@@ -107,7 +107,7 @@ def _build_record(path: str, item: Item) -> ChunkRecord | ValueRecord:
         return ValueRecord(
             fqn=order.fqn, path=path, offset_bytes=offset_bytes, length_bytes=order.length_bytes
         )
-    layout = lay_out_blob(order.dtype, order.sizes)
+    layout = lay_out_tensor_file(order.dtype, order.sizes)
     return ChunkRecord(
         offsets=order.offsets,
         sizes=order.sizes,

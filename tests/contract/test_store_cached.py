@@ -9,10 +9,10 @@ from stepkeeper.storage import Store
 from stepkeeper.storage.base import Buffer
 from stepkeeper.storage.posix import PosixStore
 from stepkeeper.testing.store import StoreContract
-from stepkeeper.tier import LocalTier, NearStore, TierPlace
+from stepkeeper.tier import CachedStore, LocalTier, TierPlace
 
 
-class Copying(NearStore):
+class Copying(CachedStore):
     """Puts a copy of each object there too."""
 
     def write(self, path: str, parts: Sequence[Buffer]) -> None:  # type: ignore[explicit-override]  # Python 3.12's
@@ -20,14 +20,14 @@ class Copying(NearStore):
         self._tier.put(path, parts)
 
 
-class TestNearStore(StoreContract):
+class TestCachedStore(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Copying:
-        return near(tmp_path)
+        return cached_store(tmp_path)
 
     @pytest.fixture
     def another(self, tmp_path: Path) -> Copying:
-        return near(tmp_path)
+        return cached_store(tmp_path)
 
     def test_a_large_object(self, store: Store, another: Store) -> None:  # type: ignore[explicit-override, override]  # and more
         assert isinstance(store, Copying)
@@ -36,7 +36,7 @@ class TestNearStore(StoreContract):
         assert store.take_read_bytes() == 0
 
 
-def near(folder: Path) -> Copying:
+def cached_store(folder: Path) -> Copying:
     root = PosixStore(folder / "root")
     tier = LocalTier(TierPlace(folder=str(folder / "disk")), root.uri)
     tier.make_room("1/0-" + "0" * 32, 0, 0)

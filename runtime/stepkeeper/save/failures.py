@@ -1,0 +1,64 @@
+"""Remember how saves in the background failed until the train thread asks."""
+
+import threading
+from typing import Final
+
+from stepkeeper.errors import CompanionLostError, FencedError, PeerLostError, StepkeeperError
+
+__all__ = ["SaveFailures"]
+
+_MAX_LOST_IN_A_ROW: Final = 2
+
+
+class SaveFailures:
+    """Remember failures of saves, and judge which of them a later save makes good. Any thread may call it.
+
+    A later save makes good the loss of one companion. It makes good full devices too, because each save copies less
+    there.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        """The failure to raise, whatever comes after it."""
+
+        self._unrecovered: BaseException | None = None
+        """The failure of the newest save that has ended."""
+
+        self._lost_in_a_row = 0
+
+    def record_outcome(self, failure: BaseException | None) -> None:
+        """Note how the next save has ended: with `failure`, or with a commit."""
+        with self._lock:
+            if failure is None:
+                self._unrecovered = None
+                self._lost_in_a_row = 0
+                return
+            self._unrecovered = failure
+            self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(failure, CompanionLostError) else 0
+            mends = isinstance(failure, StepkeeperError) and failure.next_save_mends
+            if not mends or self._lost_in_a_row >= _MAX_LOST_IN_A_ROW:
+                self._failure = failure
+
+    def pop_failure(self, *, newest: bool = False) -> BaseException | None:
+        """Return the failure of a save since the last call, if there was one, and forget it.
+
+        A failure that a later save makes good isn't returned unless `newest` says that no later save comes.
+        """
+        with self._lock:
+            failure = self._failure or (self._unrecovered if newest else None)
+            self._failure = None
+            if newest or failure is self._unrecovered:
+                self._unrecovered = None
+            return failure
+
+    def forget_failure(self, error: BaseException) -> None:
+        """Forget the failure: the caller of `result` has seen `error`. The loss of the root or of a rank stays.
+
+        Ranks: all ranks call this, or none.
+        """
+        if isinstance(error, FencedError | PeerLostError):
+            return
+        with self._lock:
+            self._failure = None if self._failure is error else self._failure
+            self._unrecovered = None if self._unrecovered is error else self._unrecovered

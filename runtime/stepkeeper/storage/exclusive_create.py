@@ -1,0 +1,109 @@
+"""Prove of a store that only one of two creates of a name wins."""
+
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from stepkeeper.errors import MissingObjectError, NotExclusiveError
+from stepkeeper.storage.base import LOG_PREFIX, PROBE_PREFIX, Store
+from stepkeeper.storage.retry import Patience
+
+__all__ = ["RACERS", "Create", "make_refusal", "prove_exclusive_create"]
+
+RACERS: Final = 8
+_ROUNDS: Final = 3
+_SLOT: Final = re.compile(r"([0-9]{8,})\.json")
+
+Create = Callable[[str, bytes], bool]
+"""Tries once to create the object at a path, and tells whether it wasn't there. Raises StorageError."""
+
+
+def prove_exclusive_create(store: Store, create: Create, patience: Patience) -> None:
+    """Race creates of names that nobody uses, in several rounds.
+
+    Args:
+        store: The store. The objects of the proof are deleted again.
+        create: The store's own create, without retries.
+        patience: How long to retry requests to the store.
+
+    Raises:
+        NotExclusiveError: More than one create of a name has won, or none.
+        StorageError: The store gave no answer, or refused.
+
+    """
+    next_slot = _find_next_slot(store, patience)
+    while True:
+        try:
+            for _ in range(_ROUNDS):
+                path = f"{PROBE_PREFIX}create-{next_slot:08d}-{secrets.token_hex(16)}"
+                _race_creates(store, create, path, patience)
+        except (NotExclusiveError, MissingObjectError):
+            # If somebody has begun at that slot, a collection may have deleted the objects of this proof.
+            before, next_slot = next_slot, _find_next_slot(store, patience)
+            if next_slot == before:
+                raise
+        else:
+            return
+
+
+def make_refusal(uri: str, why: str) -> NotExclusiveError:
+    """Make the error that refuses the store at `uri`."""
+    return NotExclusiveError(
+        f"{uri}: of two writers of one name both could win ({why}), so two jobs, or two starts of one, could "
+        "overwrite each other's commits. Use gs://, an s3:// with conditional writes, or file:// on a file system "
+        "that all hosts share; or say unsafe_single_writer=True if nothing else ever writes there"
+    )
+
+
+def _find_next_slot(store: Store, patience: Patience) -> int:
+    """Find the slot behind the last one of the log that there may be here."""
+    listed = patience.retry(lambda: store.list(LOG_PREFIX))
+    slots = [_SLOT.fullmatch(stat.path.removeprefix(LOG_PREFIX)) for stat in listed]
+    return max((int(slot[1]) + 1 for slot in slots if slot), default=0)
+
+
+def _race_creates(store: Store, create: Create, path: str, patience: Patience) -> None:
+    """Check that one of many creates of `path` at once has won, and that a later one has lost.
+
+    Raises NotExclusiveError.
+    """
+    start = threading.Barrier(RACERS)
+
+    def race(number: int) -> bool:
+        start.wait()
+        return _put_once(store, create, path, str(number).encode(), patience)
+
+    try:
+        with ThreadPoolExecutor(RACERS, thread_name_prefix="stepkeeper-proof") as pool:
+            won = [number for number, first in enumerate(pool.map(race, range(RACERS))) if first]
+        if _put_once(store, create, path, b"late", patience):
+            raise make_refusal(store.uri, "a create of a name that was taken went through")
+        if len(won) != 1:
+            raise make_refusal(store.uri, f"of {RACERS} creates of one name at the same time {len(won)} won")
+        there = patience.retry(lambda: store.read(path))
+        if there != str(won[0]).encode():
+            raise make_refusal(store.uri, f"it holds {there!r} where the create of {won[0]!r} had won")
+    finally:
+        patience.retry(lambda: store.delete(path))
+
+
+def _put_once(store: Store, create: Create, path: str, data: bytes, patience: Patience) -> bool:
+    """Put once, and tell whether this put won.
+
+    If the first try got no answer, what is there tells whose it is.
+    """
+    asked_again = False
+
+    def put() -> bool:
+        nonlocal asked_again
+        try:
+            won = create(path, data)
+        except BaseException:
+            asked_again = True
+            raise
+        return won or (asked_again and store.read(path) == data)
+
+    return patience.retry(put)
