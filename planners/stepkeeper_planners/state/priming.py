@@ -49,9 +49,10 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     there before, random numbers, hooks or schedules. A wrapper that has the optimizer that it wraps as `.optimizer`
     is primed with it.
 
-    On XLA, state of a parameter's shape has that parameter's sharding. Where a parameter has none yet, its state has
-    none either: XLA chooses both in the first step, as without priming. A parameter that is marked as replicated gets
-    replicated state, which XLA may shard in an unprimed first step.
+    On XLA, state that the optimizer's step marks with a sharding keeps it, as in ZeRO. Other state of a parameter's
+    shape has that parameter's sharding. Where a parameter has none yet, its state has none either: XLA chooses both in
+    the first step, as without priming. A parameter that is marked as replicated gets replicated state, which XLA may
+    shard in an unprimed first step. Hooks that mark state do so in the first step, over what priming gave it.
 
     Without a load, training goes on as if this hadn't been called, with two exceptions:
 
@@ -82,10 +83,10 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
             )
         prime_optimizer(wrapped)
         return optimizer
-    parameters = [
-        p for each in _with_those_inside(optimizer) for group in each.param_groups for p in group["params"]
-    ]
-    kept = shardings_left_open(parameters)
+    optimizers = _with_those_inside(optimizer)
+    there = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    there += [tensor for each in optimizers for entry in each.state.values() for tensor in _tensors(entry)]
+    kept = shardings_left_open(there)
     with _keep_random_state(), global_hooks_off(), torch.no_grad(), kept as left_open:
         pairs, stand_ins = _copied_with_stand_ins(optimizer)
         for _, stand_in in pairs:
@@ -102,11 +103,12 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
         originals = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
         made = [each for pair in pairs for each in _collect_made_state(pair, originals)]
         _check_made(made, pairs)
-        adapters.start_pending([tensor for _, _, entry in made for tensor in _tensors(entry)])
-        _check_copies(made)
-        adapters.clear_sharding(
-            [tensor for _, owner, entry in made if id(owner) in left_open for tensor in _tensors(entry)]
-        )
+        unmarked = [
+            tensor for _, owner, entry in made if id(owner) in left_open for tensor in _tensors(entry)
+        ]
+        with shardings_left_open(unmarked):
+            adapters.start_pending([tensor for _, _, entry in made for tensor in _tensors(entry)])
+            _check_copies(made)
     for real, owner, entry in made:
         real.state[owner] = entry
     return optimizer
@@ -215,7 +217,7 @@ def _take_step(stand_in: Optimizer) -> None:
 def _collect_made_state(pair: _Pair, parameters: dict[int, torch.Tensor]) -> list[_Made]:
     """Return the state that the copy made, for the parameters of the real optimizer that have none.
 
-    Tensors of a parameter's shape get the parameter's sharding.
+    Tensors of a parameter's shape get the parameter's sharding, unless the optimizer gave them one.
     """
     real, stand_in = pair
     found: list[_Made] = []
@@ -227,7 +229,7 @@ def _collect_made_state(pair: _Pair, parameters: dict[int, torch.Tensor]) -> lis
         if isinstance(entry, dict):
             entry |= _compute_first_numbers(real, owner, entry)
         for tensor in _tensors(entry):
-            if tensor.shape == getattr(owner, "shape", None):
+            if tensor.shape == getattr(owner, "shape", None) and not adapters.has_sharding(tensor):
                 adapters.copy_sharding(tensor, owner)
         found.append((real, owner, entry))
     return found
@@ -306,6 +308,7 @@ def _compute_first_numbers(real: Optimizer, owner: Any, entry: dict[Any, Any]) -
         value = entry[name]
         if isinstance(value, torch.Tensor):
             numbers[name] = torch.full_like(value, first[name])
+            adapters.copy_sharding(numbers[name], value)
         elif isinstance(value, int | float):
             numbers[name] = type(value)(first[name])
     return numbers
