@@ -310,7 +310,7 @@ def the_optimizers_own_shardings_are_kept(marks: dict[str, tuple[Any, ...] | Non
         layers = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in marks)).to("xla")
         for layer, spec in zip(layers, marks.values(), strict=True):
             if spec is not None:
-                xs.mark_sharding(layer.weight, xs.Mesh(np.arange(4), (2, 2)), spec)  # type: ignore[arg-type]
+                xs.mark_sharding(layer.weight, xs.Mesh(np.arange(4), (2, 2)), spec)
         torch_xla.sync()
         trainings.append((layers, OwnShardings(layers.parameters())))
     plain, primed = trainings
@@ -348,7 +348,7 @@ def a_step_hook_divides_primed_state(mark: tuple[Any, ...] | None) -> None:
     """Priming runs no hooks: in the first step, the hook divides state that has its parameter's sharding or none."""
     model: Any = torch.nn.Linear(8, 8, bias=False).to("xla")
     if mark is not None:
-        xs.mark_sharding(model.weight, xs.Mesh(np.arange(4), (2, 2)), mark)  # type: ignore[arg-type]
+        xs.mark_sharding(model.weight, xs.Mesh(np.arange(4), (2, 2)), mark)
     optimizer = ADAMW(model.parameters())
     divided: list[str] = []
 
