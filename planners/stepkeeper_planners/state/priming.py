@@ -104,21 +104,21 @@ def _make_state(optimizer: Optimizer) -> list[MadeState]:
     kept = shardings_left_open(there)
     with keep_random_state(), global_hooks_off(), torch.no_grad(), kept as left_open:
         pairs, stand_ins = copy_with_stand_ins(optimizer)
-        _take_guarded_step(pairs, stand_ins)
-        originals = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
-        made = [each for pair in pairs for each in collect_made_state(pair, originals)]
+        made, unmarked = _take_guarded_step(pairs, stand_ins, left_open)
         check_made(made, pairs)
-        unmarked = [
-            tensor for each in made if id(each.owner) in left_open for tensor in list_tensors(each.entry)
-        ]
-        with shardings_left_open(unmarked):
-            adapters.start_pending([tensor for each in made for tensor in list_tensors(each.entry)])
-            check_copies(made)
+        adapters.start_pending([tensor for each in made for tensor in list_tensors(each.entry)])
+        check_copies(made)
+        adapters.clear_sharding(unmarked)
     return made
 
 
-def _take_guarded_step(pairs: list[Pair], stand_ins: dict[torch.Tensor, torch.Tensor]) -> None:
+def _take_guarded_step(
+    pairs: list[Pair], stand_ins: dict[torch.Tensor, torch.Tensor], left_open: set[int]
+) -> tuple[list[MadeState], list[torch.Tensor]]:
     """Take the step of the outermost optimizer's copy, without weight decay.
+
+    Returns:
+        The state that it made, and the tensors of it whose sharding is left to XLA, as the parameters' in `left_open`.
 
     Raises:
         PrimeError: the step failed, or reached the parameters past the copy.
@@ -127,10 +127,18 @@ def _take_guarded_step(pairs: list[Pair], stand_ins: dict[torch.Tensor, torch.Te
         check_unreachable(stand_in, [*stand_ins, *(real for real, _ in pairs)])
         zero_weight_decay(vars(stand_in), *stand_in.param_groups)
     before = versions([*stand_ins])
+    originals = {id(stand_in): parameter for parameter, stand_in in stand_ins.items()}
     try:
         take_step(pairs[0][1])
+        made = [each for pair in pairs for each in collect_made_state(pair, originals, left_open)]
+        # Before any program ran, only what the optimizer itself marked has a sharding.
+        tensors = [
+            tensor for each in made if id(each.owner) in left_open for tensor in list_tensors(each.entry)
+        ]
+        unmarked = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
     finally:
         if not all(is_of_torch(real) for real, _ in pairs):
             check_unchanged(stand_ins, before)
             # What is left pending on copies of the parameters would get into the training's next program.
             adapters.start_pending([*stand_ins.values()])
+    return made, unmarked

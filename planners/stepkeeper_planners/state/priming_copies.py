@@ -102,7 +102,11 @@ def take_step(stand_in: Optimizer) -> None:
 
 
 def _stand_in_for(parameter: torch.Tensor, *, has_values: bool) -> torch.Tensor:
+    is_left_open = not adapters.has_sharding(parameter)
     values = parameter.detach().clone() if has_values else torch.zeros_like(parameter.detach())
+    if is_left_open:
+        # Reading the parameter pinned it, and what is copied from it.
+        adapters.clear_sharding([parameter, values])
     adapters.copy_sharding(values, parameter)
     stand_in = torch.nn.Parameter(values, requires_grad=False)
     vars(stand_in).update(vars(parameter))

@@ -1,6 +1,7 @@
 """Collect the state that an optimizer's copy made in its step, and check that any first step would have made it."""
 
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,17 @@ class MadeState:
     entry: Any
 
 
-def collect_made_state(pair: Pair, parameters: dict[int, torch.Tensor]) -> list[MadeState]:
+def collect_made_state(
+    pair: Pair, parameters: Mapping[int, torch.Tensor], left_open: Collection[int]
+) -> list[MadeState]:
     """Return the state that the copy made, for the parameters of the real optimizer that have none.
 
     Tensors of a parameter's shape get the parameter's sharding, unless the optimizer gave them one.
+
+    Args:
+        pair: the real optimizer and its copy.
+        parameters: the parameters, by the ids of their stand-ins.
+        left_open: the ids of the parameters that have no sharding of their own, whatever programs did to them since.
     """
     real, stand_in = pair
     found: list[MadeState] = []
@@ -42,7 +50,7 @@ def collect_made_state(pair: Pair, parameters: dict[int, torch.Tensor]) -> list[
         entry = tree_map(lambda leaf: parameters.get(id(leaf), leaf), made)
         if isinstance(entry, dict):
             entry |= _compute_first_numbers(real, owner, entry)
-        for tensor in list_tensors(entry):
+        for tensor in () if id(owner) in left_open else list_tensors(entry):
             if tensor.shape == getattr(owner, "shape", None) and not adapters.has_sharding(tensor):
                 adapters.copy_sharding(tensor, owner)
         found.append(MadeState(optimizer=real, owner=owner, entry=entry))
