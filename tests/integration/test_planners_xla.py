@@ -10,7 +10,9 @@ import pytest
 SCRIPTS = Path(__file__).parent / "planners_xla"
 
 
-@pytest.mark.parametrize("name", ["placements", "dcp_both_ways", "kinds", "moves", "staging"])
+@pytest.mark.parametrize(
+    "name", ["placements", "dcp_both_ways", "kinds", "moves", "staging", "priming_marked_state"]
+)
 def test_script(run_on_devices: Callable[..., str], name: str, tmp_path: Path) -> None:
     run_on_devices(SCRIPTS / f"{name}.py", tmp_path)
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepkeeper_planners.errors import LayoutError
-from stepkeeper_planners.geometry import disjoint
+from stepkeeper_planners.geometry import overlapping_pair
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_cover
-from stepkeeper_planners.geometry.disjoint import BoxLike, Search, find_overlap, sweep
-from stepkeeper_planners.geometry.overlaps import OverlapSearch
+from stepkeeper_planners.geometry.overlapping_pair import BoxLike, Search, find_overlap, sweep
+from stepkeeper_planners.geometry.segment_tree import OverlapSearch
 
 
 def box(*spans: tuple[int, int]) -> Box:
@@ -182,7 +182,7 @@ def test_parting_alone_is_no_more_work_than_that(
         n_sorted.append(len(held))
         return sorted(held, **options)
 
-    monkeypatch.setattr(disjoint, "sorted", count, raising=False)
+    monkeypatch.setattr(overlapping_pair, "sorted", count, raising=False)
     boxes = tiling(4_000)[1]
     assert find_overlap(boxes, search_tree) is None
     assert sum(n_sorted) < 30 * len(boxes)

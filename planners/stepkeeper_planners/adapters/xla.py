@@ -51,7 +51,7 @@ def local_shards(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tiling is None:
         return [plain.to_plain_cpu(bare)]
     boxes = tiling.device_boxes(tuple(bare.shape))
-    by_device = {device: data for data, device in _transfer_shards(bare)}
+    by_device = {device: data for data, device in transfer_shards([bare])[0]}
     return [remove_padding(by_device[name], boxes[ordinal(name)], bare.dtype) for name in local_devices()]
 
 
@@ -154,16 +154,22 @@ def wrap_sharded(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
     return sharded
 
 
-def _transfer_shards(bare: torch.Tensor) -> list[tuple[torch.Tensor, str]]:
-    """Return the data of the local shards, each with its device."""
-    shards: list[tuple[torch.Tensor, str]]
+def transfer_shards(tensors: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, str]]]:
+    """Return the data of each unwrapped tensor's local shards, each with its device. The GIL is held meanwhile.
+
+    Raises:
+        RuntimeError: the program that makes the tensors failed.
+    """
+    if not tensors:
+        return []
+    shards: list[list[tuple[torch.Tensor, str]]]
     try:
-        shards = _C._get_local_shards([bare])[0]
+        shards = _C._get_local_shards(tensors)
     except RuntimeError:
-        # Between a sync and the start of its program the tensor has no buffers, and torch_xla doesn't wait for them.
+        # Between a sync and the start of its program a tensor has no buffers, and torch_xla doesn't wait for them.
         # Wait only in that case: it waits for the whole device, so a transfer during training would wait for each step.
         xm.wait_device_ops()
-        shards = _C._get_local_shards([bare])[0]
+        shards = _C._get_local_shards(tensors)
     return shards
 
 

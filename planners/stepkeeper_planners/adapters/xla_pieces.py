@@ -19,7 +19,7 @@ import torch_xla.core.xla_model as xm
 import torch_xla.runtime as xr
 
 from stepkeeper_planners.adapters.op_sharding import Tiling
-from stepkeeper_planners.adapters.xla import remove_padding
+from stepkeeper_planners.adapters.xla import remove_padding, transfer_shards
 from stepkeeper_planners.adapters.xla_sharding import (
     annotate_tiles,
     deduplicated_tiling,
@@ -227,7 +227,7 @@ def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, l
         piece = pieces[index]
         box = Box.whole(tuple(piece.tensor.shape))
         yield piece, list(_parts(piece, [(box, remove_padding(data, box, piece.tensor.dtype))]))
-    for index, shards in zip(tiled, _moved_shards([pieces[index].tensor for index in tiled]), strict=True):
+    for index, shards in zip(tiled, transfer_shards([pieces[index].tensor for index in tiled]), strict=True):
         piece, tiling = pieces[index], tilings[index]
         assert tiling is not None
         boxes = tiling.device_boxes(tuple(piece.tensor.shape))
@@ -242,19 +242,6 @@ def move_to_host(pieces: Sequence[DevicePiece]) -> Iterator[tuple[DevicePiece, l
 def _moved_whole(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     moved: list[torch.Tensor] = _C._xla_get_cpu_tensors(tensors) if tensors else []
     return moved
-
-
-def _moved_shards(tensors: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, str]]]:
-    if not tensors:
-        return []
-    shards: list[list[tuple[torch.Tensor, str]]]
-    try:
-        shards = _C._get_local_shards(tensors)
-    except RuntimeError:
-        # Between a sync and the start of its program a tensor has no buffers.
-        xm.wait_device_ops()
-        shards = _C._get_local_shards(tensors)
-    return shards
 
 
 def _parts(piece: DevicePiece, held: Iterable[HostPart]) -> Iterator[HostPart]:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from stepkeeper_planners.errors import LayoutError, format_ranks
 from stepkeeper_planners.geometry.boxes import Box
-from stepkeeper_planners.geometry.disjoint import BoxLike, find_overlap
 from stepkeeper_planners.geometry.layout import Owner, TensorLayout
-from stepkeeper_planners.geometry.overlaps import OverlapSearch
+from stepkeeper_planners.geometry.overlapping_pair import BoxLike, find_overlap
+from stepkeeper_planners.geometry.segment_tree import OverlapSearch
 
 __all__ = ["check_cover", "check_disjoint", "check_layout"]
 

@@ -7,7 +7,7 @@ from stepkeeper_planners.errors import LayoutError
 from stepkeeper_planners.geometry.boxes import Box
 from stepkeeper_planners.geometry.cover import check_disjoint
 from stepkeeper_planners.geometry.layout import Ranks, TensorLayout
-from stepkeeper_planners.geometry.overlaps import find_intersections
+from stepkeeper_planners.geometry.segment_tree import find_intersections
 from stepkeeper_planners.loading.stored_state import StoredTensor
 
 

@@ -1,6 +1,8 @@
 """Keep the step of an optimizer's copy away from the training's own objects."""
 
 import gc
+import random
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
@@ -18,6 +20,7 @@ __all__ = [
     "check_unchanged",
     "check_unreachable",
     "global_hooks_off",
+    "keep_random_state",
     "shardings_left_open",
     "versions",
 ]
@@ -42,15 +45,36 @@ def global_hooks_off() -> Iterator[None]:
 
 
 @contextmanager
-def shardings_left_open(parameters: Sequence[torch.Tensor]) -> Iterator[set[int]]:
-    """Yield the ids of the parameters that have no sharding, and see to it that they have none afterwards.
+def keep_random_state() -> Iterator[None]:
+    """Restore the states of all random number generators afterwards."""
+    python = random.getstate()
+    # Another module's random numbers may be in use only if it was imported.
+    numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+    xla = sys.modules["torch_xla"].core.xla_model if "torch_xla" in sys.modules else None
+    seed = xla.get_rng_state() if xla is not None else None
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call] # has no types in torch
+    devices = range(torch.cuda.device_count()) if in_use else ()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                sys.modules["numpy"].random.set_state(numpy)
+            if xla is not None:
+                xla.set_rng_state(seed)
+
+
+@contextmanager
+def shardings_left_open(tensors: Sequence[torch.Tensor]) -> Iterator[set[int]]:
+    """Yield the ids of the tensors that have no sharding, and see to it that they have none afterwards.
 
     A program that reads such an XLA tensor, as one that copies it does, pins it to how it lies: replicated on all
     devices. XLA could no longer shard it, and what is computed from it, in the first step of the training.
     """
-    left_open = [parameter for parameter in parameters if not adapters.has_sharding(parameter)]
+    left_open = [tensor for tensor in tensors if not adapters.has_sharding(tensor)]
     try:
-        yield {id(parameter) for parameter in left_open}
+        yield {id(tensor) for tensor in left_open}
     finally:
         adapters.clear_sharding(left_open)
 

@@ -48,6 +48,39 @@ class MasterWeights(Optimizer):
                 p.copy_(state["master"])
 
 
+class OwnShardings(Optimizer):
+    """An optimizer that divides its state among all devices, as ZeRO does, however its parameters are marked."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.zeros_like(p)
+                    state["sums"] = torch.zeros(p.shape[-1:], device=p.device)
+                    state["step"] = torch.zeros((4,), device=p.device)
+                    for name in OWN:
+                        divide(state[name])
+                state["momentum"].mul_(0.9).add_(p.grad)
+                state["sums"].add_(p.grad.square().sum(tuple(range(p.dim() - 1))))
+                state["step"].add_(1)
+                p.sub_(group["lr"] * state["momentum"])
+
+
+OWN = ("momentum", "sums", "step")
+"""The state that OwnShardings divides: of the parameter's shape, of another one, and a number that steps change."""
+
+
+def divide(tensor: torch.Tensor) -> None:
+    """Divide the last dimension among all devices."""
+    xs.mark_sharding(tensor, xs.Mesh(np.arange(4), (4,)), (*(None,) * (tensor.dim() - 1), 0))
+
+
 KINDS: dict[str, Make] = {
     "sgd": lambda p: SGD(p, lr=0.1),
     "sgd-momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
@@ -59,6 +92,7 @@ KINDS: dict[str, Make] = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": lambda p: RMSPROP(p, centered=True, momentum=0.9),
     "adafactor": torch.optim.Adafactor,
+    "own-shardings": OwnShardings,
 }
 
 
@@ -311,7 +345,7 @@ def main(folder: Path, kinds: list[str]) -> None:
     if not kinds:
         state_stays_replicated_with_a_parameter_that_is_marked_so()
         parameters_that_are_copied_are_left_to_xla_too()
-        for kind in ("adam", "sgd-momentum", "adafactor"):
+        for kind in ("adam", "sgd-momentum", "adafactor", "own-shardings"):
             a_load_fills_it(folder / kind, kind)
         theirs_changes_what_it_should_not()
 

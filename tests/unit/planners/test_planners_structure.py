@@ -246,3 +246,18 @@ def test_what_was_refused_when_it_was_derived_is_not_held() -> None:
     with pytest.raises(ValueError, match="no"):
         cache.look_up({"v": torch.ones(1)})
     assert refusals == []
+
+
+def test_a_dict_of_scalars_that_gets_another_value_is_planned_anew_and_alike() -> None:
+    cache = StructureCache(derive)
+    plain: dict[str, Any] = {"group": {"w": torch.ones(2), "best": 1}}
+    mixed: dict[str, Any] = {"group": {"w": torch.ones(2), "best": (1, 2)}}
+    derived = cache.look_up(plain).derived
+    for state in (mixed, plain):
+        again = cache.look_up(state)
+        assert again.derived is not derived
+        assert again.derived == derived
+        derived = again.derived
+    # A dict that holds such a value in any case is compared entry by entry.
+    derived = cache.look_up({"group": {"best": 1, "betas": (0.9, 0.999)}}).derived
+    assert cache.look_up({"group": {"best": (1, 2), "betas": (0.9, 0.999)}}).derived is derived

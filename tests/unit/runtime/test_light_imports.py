@@ -12,7 +12,7 @@ MODULES = (
     "stepkeeper.dcp.folder",
     "stepkeeper.checkpoint.dcp_format.metadata",
     "stepkeeper.companion",
-    "stepkeeper_planners.geometry.disjoint",
+    "stepkeeper_planners.geometry.overlapping_pair",
     "stepkeeper.cli",
     "stepkeeper.cli.app",
 )

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, Final, Literal
 
 from stepkeeper_planners.errors import (
     DuplicateNameError,
@@ -14,17 +14,9 @@ from stepkeeper_planners.errors import (
 from stepkeeper_planners.formats.checkpoint_files import CheckpointFiles, as_checkpoint_files
 from stepkeeper_planners.formats.checkpoint_reader import CheckpointReader, open_checkpoint
 from stepkeeper_planners.formats.checkpoint_writer import write_checkpoint
-from stepkeeper_planners.formats.destination import new_file, new_folder
 from stepkeeper_planners.formats.reporting import Conversion, Progress, ProgressMeter, join_names, printable
-from stepkeeper_planners.formats.safetensors.shard_files import (
-    INDEX_NAME,
-    INDEX_SUFFIX,
-    SUFFIX,
-    ShardFile,
-    build_index,
-    make_entry,
-    plan_shard_files,
-)
+from stepkeeper_planners.formats.safetensors.shard_files import make_entry, plan_shard_files
+from stepkeeper_planners.formats.safetensors.shard_writer import write_shards
 from stepkeeper_planners.formats.safetensors.source import open_safetensors
 
 __all__ = ["RenameFunction", "checkpoint_to_safetensors", "safetensors_to_checkpoint"]
@@ -34,7 +26,6 @@ RenameFunction = Callable[[str], str | None]
 
 _MOST_NAMES: Final = 64
 """Most names that a tied tensor may have; layers that share weights have fewer."""
-_METADATA: Final = {"format": "pt"}
 
 
 def safetensors_to_checkpoint(
@@ -128,6 +119,32 @@ def checkpoint_to_safetensors(
     Ranks: one process.
     """
     checkpoint, target = open_checkpoint(as_checkpoint_files(src)), Path(dst)
+    names = _select_names(checkpoint, prefix, rename, values)
+    entries = [
+        make_entry(fqn, name, checkpoint.tensors[fqn].dtype, checkpoint.tensors[fqn].shape)
+        for fqn, name in sorted(names.items(), key=lambda pair: checkpoint.tensors[pair[0]].first_location)
+    ]
+    total_bytes = sum(entry.n_bytes for entry in entries)
+    meter = ProgressMeter(total_bytes=total_bytes, callback=progress)
+    shards = plan_shard_files(entries, max_shard_bytes)
+    files = write_shards(target, shards, checkpoint, meter, overwrite=overwrite)
+    rest = [fqn for fqn in (*checkpoint.tensors, *checkpoint.values) if fqn not in names]
+    return Conversion(files=files, tensors=tuple(names), left_out=tuple(rest), tensor_bytes=total_bytes)
+
+
+def _select_names(
+    checkpoint: CheckpointReader,
+    prefix: str,
+    rename: RenameFunction | None,
+    values: Literal["refuse", "leave_out"],
+) -> dict[str, str]:
+    """Return the new name of each tensor that is converted.
+
+    Raises:
+        SourceError: there are none, or a tied tensor has too many.
+        UnsupportedValueError: there are values that are no tensors, and `values` refuses them.
+        DuplicateNameError: two tensors get the same name.
+    """
     names = _rename_all(checkpoint.tensors, lambda fqn: _select_name(fqn, prefix, rename))
     if not names:
         raise SourceError(
@@ -136,22 +153,7 @@ def checkpoint_to_safetensors(
     if values == "refuse":
         _refuse_values(checkpoint, prefix)
     _refuse_too_many_names(checkpoint, names)
-    entries = [
-        make_entry(fqn, name, checkpoint.tensors[fqn].dtype, checkpoint.tensors[fqn].shape)
-        for fqn, name in sorted(names.items(), key=lambda pair: checkpoint.tensors[pair[0]].first_location)
-    ]
-    total_bytes = sum(entry.n_bytes for entry in entries)
-    meter = ProgressMeter(total_bytes=total_bytes, callback=progress)
-    if target.suffix == SUFFIX:
-        (shard,) = _require_single(target, plan_shard_files(entries, max_shard_bytes))
-        with new_file(target, source=checkpoint.files.path, overwrite=overwrite) as file:
-            _write(file, shard, checkpoint, meter)
-        files: tuple[Path, ...] = (target,)
-    else:
-        shards = plan_shard_files(entries, max_shard_bytes)
-        files = tuple(target / name for name in _write_folder(target, shards, checkpoint, meter, overwrite))
-    rest = [fqn for fqn in (*checkpoint.tensors, *checkpoint.values) if fqn not in names]
-    return Conversion(files=files, tensors=tuple(names), left_out=tuple(rest), tensor_bytes=total_bytes)
+    return names
 
 
 def _select_name(fqn: str, prefix: str, rename: RenameFunction | None) -> str | None:
@@ -197,41 +199,3 @@ def _refuse_too_many_names(checkpoint: CheckpointReader, names: Iterable[str]) -
                 f"{checkpoint.files.name}: {printable(first)} has {n_names} names, and would be written once for each; "
                 f"leave out all but {_MOST_NAMES} of them by rename=, or write a torch.save file, which keeps it once"
             )
-
-
-def _require_single(target: Path, shards: tuple[ShardFile, ...]) -> tuple[ShardFile, ...]:
-    if len(shards) > 1:
-        raise ValueError(
-            f"{target} names one file, max_shard_bytes asks for {len(shards)}; name a folder, or leave it out"
-        )
-    return shards
-
-
-def _write_folder(
-    target: Path,
-    shards: tuple[ShardFile, ...],
-    checkpoint: CheckpointReader,
-    meter: ProgressMeter,
-    overwrite: bool,
-) -> list[str]:
-    with new_folder(
-        target, source=checkpoint.files.path, overwrite=overwrite, replaceable=_is_of_safetensors
-    ) as new:
-        for shard in shards:
-            with (new / shard.file_name).open("xb") as file:
-                _write(file, shard, checkpoint, meter)
-        if len(shards) > 1:
-            (new / INDEX_NAME).write_bytes(build_index(shards))
-        return sorted(path.name for path in new.iterdir())
-
-
-def _write(file: BinaryIO, shard: ShardFile, checkpoint: CheckpointReader, meter: ProgressMeter) -> None:
-    file.write(shard.header(_METADATA))
-    for entry in shard.entries:
-        for piece in checkpoint.read_elements(entry.source):
-            file.write(piece)
-            meter.add(len(piece))
-
-
-def _is_of_safetensors(path: Path) -> bool:
-    return path.name.endswith((SUFFIX, INDEX_SUFFIX))

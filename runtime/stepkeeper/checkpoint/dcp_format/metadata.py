@@ -10,7 +10,7 @@ from stepkeeper.checkpoint.dcp_format.pickle_writer import Call, Global, Instanc
 from stepkeeper.checkpoint.inventory import ChunkRecord, TensorRecord, ValueRecord
 from stepkeeper.checkpoint.manifest import Manifest
 from stepkeeper.errors import ManifestError
-from stepkeeper_planners.geometry.disjoint import find_overlap
+from stepkeeper_planners.geometry.overlapping_pair import find_overlap
 
 __all__ = ["METADATA_NAME", "KeyPath", "encode_metadata", "merge_tensors", "merge_values"]
 

@@ -1,4 +1,6 @@
-"""Find two boxes that overlap. The search is exact for all boxes, and fast for those that shardings make.
+"""Find one pair of boxes that overlap, by cutting along straight lines that cross no box.
+
+The search is exact for all boxes, and fast for those that shardings make; `segment_tree` is fast for all.
 
 Only the standard library is imported: the process that commits a checkpoint, and the command line, run without torch
 and numpy.

@@ -1,0 +1,131 @@
+"""Copy an optimizer and the parameters that it steps, and take a step of the copy."""
+
+import copy
+import inspect
+from collections import OrderedDict, defaultdict
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from stepkeeper_planners import adapters
+from stepkeeper_planners.errors import PrimeError
+
+__all__ = [
+    "Pair",
+    "copy_with_stand_ins",
+    "is_of_torch",
+    "take_step",
+    "with_those_inside",
+    "zero_weight_decay",
+]
+
+Pair = tuple[Optimizer, Optimizer]
+"""An optimizer of the training, and its copy."""
+
+
+def copy_with_stand_ins(optimizer: Optimizer) -> tuple[list[Pair], dict[torch.Tensor, torch.Tensor]]:
+    """Pair the optimizer and those inside it with copies; map every parameter to the stand-in that the copies have."""
+    inside = with_those_inside(optimizer)
+    has_values = not all(is_of_torch(each) for each in inside)
+    stand_ins: dict[torch.Tensor, torch.Tensor] = {}
+    for each in inside:
+        for group in each.param_groups:
+            for parameter in group["params"]:
+                if parameter not in stand_ins:
+                    stand_ins[parameter] = _stand_in_for(parameter, has_values=has_values)
+    pairs = [(each, object.__new__(type(each))) for each in inside]
+    memo: dict[int, Any] = {id(parameter): stand_in for parameter, stand_in in stand_ins.items()}
+    memo |= {id(real): stand_in for real, stand_in in pairs}
+    for real, stand_in in pairs:
+        for name, value in vars(real).items():
+            if name == "state":
+                vars(stand_in)[name] = _copy_state(value, memo)
+            elif name.startswith("_optimizer_") and name.endswith("_hooks"):
+                vars(stand_in)[name] = OrderedDict()
+            elif name != "step":
+                # A schedule puts a step of its own before the class's one, bound to the real optimizer.
+                vars(stand_in)[name] = _copy_value(value, memo)
+    return pairs, stand_ins
+
+
+def with_those_inside(optimizer: Optimizer) -> list[Optimizer]:
+    """Return the optimizer, and those that it holds in its attributes, at any depth."""
+    found = [optimizer]
+    for each in found:
+        leaves = [leaf for value in vars(each).values() for leaf in tree_leaves(value)]
+        found += [
+            leaf for leaf in leaves if isinstance(leaf, Optimizer) and all(leaf is not f for f in found)
+        ]
+    return found
+
+
+def zero_weight_decay(*settings: MutableMapping[str, Any]) -> None:
+    """Set weight decay to 0, which would bring parameters' values into gradients, or back into parameters.
+
+    The learning rate is kept: gradients are zeros in any case, and some optimizers keep the rate in their state.
+    """
+    for each in settings:
+        for name, value in each.items():
+            is_number = isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
+            if "weight_decay" in name and is_number:
+                each[name] = value * 0
+
+
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """Tell whether the optimizer is one of torch's own.
+
+    Those keep nothing of the parameters' values that a step doesn't overwrite.
+    """
+    # Some have the module that they are defined in, others, as Adafactor, the package.
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
+
+
+def take_step(stand_in: Optimizer) -> None:
+    """Take the copy's step, with the class's own function, without the profiling and hooks that torch wraps it in."""
+    step = type(stand_in).step
+    step = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+    name = type(stand_in).__name__
+    needed = [p.name for p in list(inspect.signature(step).parameters.values())[1:] if p.default is p.empty]
+    if set(needed) - {"args", "kwargs"}:
+        raise PrimeError(
+            f"prime_optimizer: {name}.step() needs {', '.join(needed)}: what state it makes depends on what that "
+            "gives. Load into the state that a real step leaves"
+        )
+    try:
+        step(stand_in)
+    except Exception as error:
+        # Whatever kind of error the optimizer has for what it doesn't take.
+        raise PrimeError(f"prime_optimizer: {name}.step() failed with gradients of zeros: {error}") from error
+
+
+def _stand_in_for(parameter: torch.Tensor, *, has_values: bool) -> torch.Tensor:
+    is_left_open = not adapters.has_sharding(parameter)
+    values = parameter.detach().clone() if has_values else torch.zeros_like(parameter.detach())
+    if is_left_open:
+        # Reading the parameter pinned it, and what is copied from it.
+        adapters.clear_sharding([parameter, values])
+    adapters.copy_sharding(values, parameter)
+    stand_in = torch.nn.Parameter(values, requires_grad=False)
+    vars(stand_in).update(vars(parameter))
+    if parameter.requires_grad:
+        stand_in.grad = adapters.zeros_sharded_as(parameter)
+    return stand_in
+
+
+def _copy_value(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:
+        # Process groups, locks and the like can't be copied in many ways, each with its own error; a step uses them.
+        return value
+
+
+def _copy_state(state: MutableMapping[Any, Any], memo: dict[int, Any]) -> Any:
+    """Copy a state, keyed by stand-ins. A wrapper may share a state with what it wraps; their copies share one too."""
+    if id(state) not in memo:
+        entries = {memo.get(id(key), key): _copy_value(entry, memo) for key, entry in state.items()}
+        memo[id(state)] = defaultdict(dict, entries)
+    return memo[id(state)]
