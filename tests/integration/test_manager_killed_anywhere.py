@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,10 @@ N_SAMPLED: Final = 30
 AT_ONCE: Final = 2
 PATIENCE_S: Final = 120.0
 FORKS: Final = multiprocessing.get_context("forkserver")
+CHILDREN: Final = threading.Lock()
+"""Held while a process is started or its end is read: a start reads the ends of the other threads' processes too, and
+of two threads that read the same end one would be told 255."""
+
 _GARBAGE: Final = "e" * 32
 
 
@@ -90,24 +95,35 @@ def start(order: Order, world_size: int) -> Start:
         for rank in range(world_size)
     ]
     for each in ranks:
-        each.start()
+        with CHILDREN:
+            each.start()
     try:
         await_end(ranks)
     finally:
         codes = []
         for each in ranks:
             each.kill()
-            each.join()
-            codes.append(each.exitcode)
-            each.close()
+            codes.append(await_exit_code(each))
     await_companions(order.folder, world_size)
     return Start(folder=order.folder, codes=tuple(codes), world_size=world_size)
 
 
+def exit_code(process: ForkServerProcess) -> int | None:
+    with CHILDREN:
+        return process.exitcode
+
+
+def await_exit_code(killed: ForkServerProcess) -> int:
+    while (code := exit_code(killed)) is None:
+        time.sleep(0.001)
+    killed.close()
+    return code
+
+
 def await_end(ranks: Sequence[ForkServerProcess]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while any(each.is_alive() for each in ranks):
-        if any(each.exitcode not in (None, 0) for each in ranks):
+    while None in (codes := [exit_code(each) for each in ranks]):
+        if any(code not in (None, 0) for code in codes):
             return
         assert time.monotonic() < deadline, "the ranks don't come to an end"
         time.sleep(0.005)
