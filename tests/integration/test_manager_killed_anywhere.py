@@ -114,8 +114,10 @@ def exit_code(process: ForkServerProcess) -> int | None:
 
 
 def await_exit_code(killed: ForkServerProcess) -> int:
+    deadline = time.monotonic() + PATIENCE_S
     while (code := exit_code(killed)) is None:
-        time.sleep(0.001)
+        assert time.monotonic() < deadline, "a killed rank doesn't come to an end"
+        time.sleep(0.005)
     killed.close()
     return code
 

@@ -16,7 +16,7 @@ def test_each_rank_writes_its_share_and_any_number_reads(
     launch(RANK, world_size, "save", tmp_path)
     sizes = [path.stat().st_size for path in (tmp_path / "checkpoint").glob("*.distcp")]
     assert len(sizes) == world_size
-    # Each blob has a frame of about 1.2 kB around its elements.
+    # Each tensor file has a frame of about 1.2 kB around its elements.
     assert MODEL_BYTES <= sum(sizes) < MODEL_BYTES + 15 * 2000
     assert max(sizes) - min(sizes) < 8000 + 3 * 2000
     launch(RANK, 2, "load-ours", tmp_path)

@@ -112,16 +112,16 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
 def test_a_tensor_file_is_what_torch_load_reads(name: str, shape: tuple[int, ...]) -> None:
     tensor = filled(name, shape)
     before, behind = frame_tensor_file(name, shape, zlib.crc32(raw_bytes(tensor)))
-    blob = before + raw_bytes(tensor) + behind
+    file = before + raw_bytes(tensor) + behind
     layout = lay_out_tensor_file(name, shape)
     end = layout.data_offset_bytes + layout.data_bytes
-    assert layout.length_bytes == len(blob)
+    assert layout.length_bytes == len(file)
     assert layout.data_offset_bytes % 64 == 0
-    assert blob[layout.data_offset_bytes : end] == raw_bytes(tensor)
-    loaded = torch.load(io.BytesIO(blob), weights_only=True)
+    assert file[layout.data_offset_bytes : end] == raw_bytes(tensor)
+    loaded = torch.load(io.BytesIO(file), weights_only=True)
     assert same_bytes(loaded, tensor)
     assert loaded.is_contiguous()
-    with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
         assert archive.testzip() is None
 
 

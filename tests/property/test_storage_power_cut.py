@@ -266,8 +266,8 @@ def test_nor_where_files_cannot_be_linked(
     ("synced", "scenario"),
     [
         pytest.param(f"{ROOT}/.stepkeeper/log/.tmp-*", saving, id="an entry"),
-        pytest.param(f"{ROOT}/*.distcp", saving, id="blobs"),
-        pytest.param(f"{ROOT}/20/*.distcp", passing_the_cache, id="blobs past the cache"),
+        pytest.param(f"{ROOT}/*.distcp", saving, id="tensors"),
+        pytest.param(f"{ROOT}/20/*.distcp", passing_the_cache, id="tensors past the cache"),
         pytest.param(f"{ROOT}/*/manifest.0.json", saving, id="a manifest"),
         pytest.param(f"{ROOT}/*/.metadata", saving, id="what stock torch reads"),
         pytest.param(

@@ -155,7 +155,9 @@ def wrap_sharded(fqn: str, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def transfer_shards(tensors: list[torch.Tensor]) -> list[list[tuple[torch.Tensor, str]]]:
-    """Return the data of each unwrapped tensor's local shards, each with its device. The GIL is held meanwhile.
+    """Return, for each of several unwrapped tensors, the data of its local shards, each with its device.
+
+    Nothing else of the process runs meanwhile: torch_xla holds the GIL.
 
     Raises:
         RuntimeError: the program that makes the tensors failed.

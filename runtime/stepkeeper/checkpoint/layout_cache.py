@@ -1,4 +1,4 @@
-"""Hold the structure of a rank's last save, and what was made from it: the objects' layout, and encoded parts."""
+"""Hold the structure of a rank's last save, and what was made from it: the layout of its objects, and `.metadata`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Part:
 
 @final
 class LayoutCache:
-    """Hold a state's structure, and what follows from it, from save to save.
+    """Hold the layout of a rank's objects and the whole `.metadata` from save to save, with the state's structure.
 
     Only the newest structure is held, and it is known by its key. Each result is kept with everything else that it
     was made from. For the layout, that is the lengths of this save's values, and the number and least size of

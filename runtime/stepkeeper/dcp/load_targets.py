@@ -67,6 +67,8 @@ class LoadTargets:
                 self._add_value(item)
             else:
                 self._add_tensor(item)
+        # Of all ranks: too many to keep while the blocks are read.
+        del self._chunks
         order = self.table.order_for_reading(manifests)
         self.reads: Mapping[int, Sequence[int]] = {n: () for n in order if n in self.places.by_block}
 

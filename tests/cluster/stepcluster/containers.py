@@ -28,10 +28,12 @@ with open(procs, "w") as file:
     file.write("0")
 while f"oom_kill {n_before}" in os.pread(counts, 4096, 0).decode().splitlines():
     os.write(held, piece)
+os.write(1, b"killed")
+os._exit(0)
 """
-"""Joins a group and takes memory until a process of the group is killed. None of it is mapped, so the kernel finds
-this process small. It takes a page at a time: whatever the killed process held makes room for the page that was
-missing, and this process isn't the next to be killed before it has seen that one was."""
+"""Joins a group, takes memory until a process of the group is killed, and says so. None of it is mapped, so the kernel
+finds this process small. It takes a page at a time: whatever the killed process held makes room for the page that was
+missing. So the kernel has no reason to kill this process as well, unless it kills the group as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +118,16 @@ def exhaust_memory(target: Container) -> None:
     held = sum(_number(group / "memory.stat", key) for key in version.held)
     limit_file.write_text(str(held + HEADROOM_BYTES), encoding="utf-8")
     arguments = [str(group / "cgroup.procs"), str(group / version.events), str(n_before)]
-    with subprocess.Popen([sys.executable, "-I", "-S", "-c", HOG, *arguments]) as hog:
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", HOG, *arguments], stdout=subprocess.PIPE) as hog:
         try:
-            code = hog.wait(OOM_TIMEOUT_S)
-            n_killed = _number(group / version.events, "oom_kill") - n_before
+            said, _ = hog.communicate(timeout=OOM_TIMEOUT_S)
+            code, n_killed = hog.returncode, _number(group / version.events, "oom_kill") - n_before
+            if said == b"killed":
+                # Whatever ends it from here on, the container runtime's kill of the whole group among it.
+                return
             if code == -signal.SIGKILL and group.exists() and n_killed < 2:
                 raise FaultError(f"the kernel killed our own process and none of pod {target.pod}: try again")
-            if code not in (0, -signal.SIGKILL):
+            if code != -signal.SIGKILL:
                 raise FaultError(
                     f"the process that takes the memory of pod {target.pod} ended with code {code}"
                 )

@@ -73,7 +73,7 @@ KINDS = ("checkpointedtrainingjobs", "jobsets", "jobs", "pods")
 async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(order: tuple[str, ...]) -> None:
     world = await running()
     cache = Cache()
-    see = dict(
+    record = dict(
         zip(
             KINDS,
             (cache.record_training_job, cache.record_jobset, cache.record_batch_job, cache.record_pod),
@@ -82,7 +82,7 @@ async def test_what_is_the_jobs_own_is_known_in_whatever_order_it_is_listed(orde
     )
     for plural in order:
         for raw in world.cluster.list_objects(plural):
-            see[plural](raw)
+            record[plural](raw)
     uid = world.job.metadata.uid
     assert len(cache.list_pods(uid)) == 2
     assert [len(record.pods) for record in cache.evidence.list_attempts(uid)] == [2]

@@ -36,14 +36,14 @@ def write_shards(
         shards: the files and the tensors in each.
         checkpoint: holds the tensors.
         meter: counts the bytes that are written.
-        overwrite: replace existing safetensors files at `target`.
+        overwrite: replace an existing file, or a folder that holds nothing but safetensors files.
 
     Returns:
         The files that were written.
 
     Raises:
         ValueError: one file is named, and there are several shards.
-        DestinationExistsError: there is something at `target`.
+        DestinationExistsError: there is something at `target`, and it isn't to be replaced, or it is the source.
     """
     write = _write_file if target.suffix == SUFFIX else _write_folder
     return write(target, shards, checkpoint, meter, overwrite)
