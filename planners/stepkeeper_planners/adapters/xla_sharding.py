@@ -104,9 +104,10 @@ def annotate_tiles(
 
 def copy_sharding(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Give the tensor the sharding of `other`, if that has one, from the next program on."""
-    bare, wanted = unwrap(tensor), _C._get_xla_op_sharding(unwrap(other))
-    if wanted and _C._get_xla_sharding_spec(bare) != _C._get_xla_sharding_spec(unwrap(other)):
-        _C._xla_annotate_custom_sharding(bare, wanted)
+    bare, source = unwrap(tensor), unwrap(other)
+    wanted = _up_to_date_sharding(source)
+    if wanted and _up_to_date_sharding(bare) != wanted:
+        _C._xla_annotate_custom_sharding(bare, _C._get_xla_op_sharding(source))
 
 
 def ordinal(name: str) -> int:
@@ -129,7 +130,7 @@ def _owners(ranks: Ranks) -> dict[int, tuple[Owner, ...]]:
 
 def has_sharding(tensor: torch.Tensor) -> bool:
     """Tell whether the tensor has a sharding, `{replicated}` included: a program that writes it must keep that."""
-    return bool(_C._get_xla_sharding_spec(unwrap(tensor)))
+    return bool(_up_to_date_sharding(unwrap(tensor)))
 
 
 def clear_sharding(tensors: Iterable[torch.Tensor]) -> None:
@@ -137,3 +138,9 @@ def clear_sharding(tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         if tensor.device.type == "xla":
             _C._xla_clear_sharding(unwrap(tensor))
+
+
+def _up_to_date_sharding(bare: torch.Tensor) -> str:
+    # A read returns what the tensor knew, and only then takes over the sharding of what is pending on it.
+    _C._get_xla_sharding_spec(bare)
+    return str(_C._get_xla_sharding_spec(bare))

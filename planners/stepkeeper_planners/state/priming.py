@@ -3,6 +3,7 @@
 Optimizers make their state in their first step, and a load fills only what is there.
 """
 
+from collections.abc import Collection
 from typing import TypeVar
 
 import torch
@@ -51,10 +52,13 @@ def prime_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
     there before, random numbers, hooks or schedules. A wrapper that has the optimizer that it wraps as `.optimizer`
     is primed with it.
 
-    On XLA, state that the optimizer's step marks with a sharding keeps it, as in ZeRO. Other state of a parameter's
-    shape has that parameter's sharding. Where a parameter has none yet, its state has none either: XLA chooses both in
-    the first step, as without priming. A parameter that is marked as replicated gets replicated state, which XLA may
-    shard in an unprimed first step. Hooks that mark state do so in the first step, over what priming gave it.
+    On XLA, state that the optimizer's step marks with a sharding keeps it, as in ZeRO. State that the step itself
+    replicates stays so, as without priming: torch_xla does that to data from the host that the step only reads or
+    copies, and to all that a program makes that the step runs by itself (`.cpu()`, `torch_xla.sync()`). Other state of
+    a parameter's shape has that parameter's sharding. Where a parameter has none yet, its state has none either: XLA
+    chooses both in the first step, as without priming. A parameter that is marked as replicated gets replicated state,
+    which XLA may shard in an unprimed first step. Hooks that mark state do so in the first step, over what priming
+    gave it.
 
     Without a load, training goes on as if this hadn't been called, with two exceptions:
 
@@ -99,11 +103,14 @@ def _make_state(optimizer: Optimizer) -> list[MadeState]:
     optimizers = with_those_inside(optimizer)
     there = [p for each in optimizers for group in each.param_groups for p in group["params"]]
     there += [
-        tensor for each in optimizers for entry in each.state.values() for tensor in list_tensors(entry)
+        tensor
+        for each in optimizers
+        for values in (*each.state.values(), vars(each))
+        for tensor in list_tensors(values)
     ]
     kept = shardings_left_open(there)
     with keep_random_state(), global_hooks_off(), torch.no_grad(), kept as left_open:
-        pairs, stand_ins = copy_with_stand_ins(optimizer)
+        pairs, stand_ins = copy_with_stand_ins(optimizer, left_open)
         made, unmarked = _take_guarded_step(pairs, stand_ins, left_open)
         check_made(made, pairs)
         adapters.start_pending([tensor for each in made for tensor in list_tensors(each.entry)])
@@ -113,7 +120,7 @@ def _make_state(optimizer: Optimizer) -> list[MadeState]:
 
 
 def _take_guarded_step(
-    pairs: list[Pair], stand_ins: dict[torch.Tensor, torch.Tensor], left_open: set[int]
+    pairs: list[Pair], stand_ins: dict[torch.Tensor, torch.Tensor], left_open: Collection[int]
 ) -> tuple[list[MadeState], list[torch.Tensor]]:
     """Take the step of the outermost optimizer's copy, without weight decay.
 
@@ -131,7 +138,8 @@ def _take_guarded_step(
     try:
         take_step(pairs[0][1])
         made = [each for pair in pairs for each in collect_made_state(pair, originals, left_open)]
-        # Before any program ran, only what the optimizer itself marked has a sharding.
+        # What has a sharding by now gets it in an unprimed first step too. The optimizer marked it, got it from the
+        # host, or ran a program that made it.
         tensors = [
             tensor for each in made if id(each.owner) in left_open for tensor in list_tensors(each.entry)
         ]

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import MutableMapping
+from collections.abc import Collection, MutableMapping
 from typing import Any
 
 import torch
@@ -26,8 +26,15 @@ Pair = tuple[Optimizer, Optimizer]
 """An optimizer of the training, and its copy."""
 
 
-def copy_with_stand_ins(optimizer: Optimizer) -> tuple[list[Pair], dict[torch.Tensor, torch.Tensor]]:
-    """Pair the optimizer and those inside it with copies; map every parameter to the stand-in that the copies have."""
+def copy_with_stand_ins(
+    optimizer: Optimizer, left_open: Collection[int]
+) -> tuple[list[Pair], dict[torch.Tensor, torch.Tensor]]:
+    """Pair the optimizer and those inside it with copies; map every parameter to the stand-in that the copies have.
+
+    Args:
+        optimizer: the outermost optimizer.
+        left_open: the ids of the parameters, and of other tensors, that have no sharding. Their stand-ins get none.
+    """
     inside = with_those_inside(optimizer)
     has_values = not all(is_of_torch(each) for each in inside)
     stand_ins: dict[torch.Tensor, torch.Tensor] = {}
@@ -35,7 +42,9 @@ def copy_with_stand_ins(optimizer: Optimizer) -> tuple[list[Pair], dict[torch.Te
         for group in each.param_groups:
             for parameter in group["params"]:
                 if parameter not in stand_ins:
-                    stand_ins[parameter] = _stand_in_for(parameter, has_values=has_values)
+                    stand_ins[parameter] = _stand_in_for(
+                        parameter, has_values=has_values, is_left_open=id(parameter) in left_open
+                    )
     pairs = [(each, object.__new__(type(each))) for each in inside]
     memo: dict[int, Any] = {id(parameter): stand_in for parameter, stand_in in stand_ins.items()}
     memo |= {id(real): stand_in for real, stand_in in pairs}
@@ -101,11 +110,10 @@ def take_step(stand_in: Optimizer) -> None:
         raise PrimeError(f"prime_optimizer: {name}.step() failed with gradients of zeros: {error}") from error
 
 
-def _stand_in_for(parameter: torch.Tensor, *, has_values: bool) -> torch.Tensor:
-    is_left_open = not adapters.has_sharding(parameter)
+def _stand_in_for(parameter: torch.Tensor, *, has_values: bool, is_left_open: bool) -> torch.Tensor:
     values = parameter.detach().clone() if has_values else torch.zeros_like(parameter.detach())
     if is_left_open:
-        # Reading the parameter pinned it, and what is copied from it.
+        # Reading the parameter pinned it, and what is copied from it. The gradient must not get that sharding.
         adapters.clear_sharding([parameter, values])
     adapters.copy_sharding(values, parameter)
     stand_in = torch.nn.Parameter(values, requires_grad=False)

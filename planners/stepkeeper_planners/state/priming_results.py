@@ -34,12 +34,12 @@ def collect_made_state(
 ) -> list[MadeState]:
     """Return the state that the copy made, for the parameters of the real optimizer that have none.
 
-    Tensors of a parameter's shape get the parameter's sharding, unless the optimizer gave them one.
+    Tensors of a parameter's shape get the parameter's sharding, unless the step gave them one.
 
     Args:
         pair: the real optimizer and its copy.
         parameters: the parameters, by the ids of their stand-ins.
-        left_open: the ids of the parameters that have no sharding of their own, whatever programs did to them since.
+        left_open: the ids of the parameters, and of other tensors, that had no sharding before they were copied.
     """
     real, stand_in = pair
     found: list[MadeState] = []
@@ -101,7 +101,7 @@ def check_copies(made: list[MadeState]) -> None:
 
 
 def list_tensors(entry: Any) -> list[torch.Tensor]:
-    """Return the tensors of one parameter's state."""
+    """Return the tensors of one parameter's state, or of all of an optimizer's attributes."""
     return [leaf for leaf in tree_leaves(entry) if isinstance(leaf, torch.Tensor)]
 
 
