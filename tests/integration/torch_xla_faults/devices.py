@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 import torch_xla
+import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
 import torch_xla.distributed.spmd as xs
 import torch_xla.experimental.distributed_checkpoint as theirs
@@ -175,6 +176,8 @@ def documented_loop(xc: ModuleType, folder: Path) -> str:
             model(torch.ones(2, 8).to("xla")).sum().backward()
             optimizer.step()
             torch_xla.sync()
+        # Their planner fails now and then if the step hasn't begun; what is to be seen comes after that.
+        xm.wait_device_ops()
         saved(xc, folder, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
         want = model.state_dict()["0.bias"].cpu()
     return str(torch.equal(model.state_dict()["0.bias"].cpu(), want))
